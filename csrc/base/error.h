@@ -1,0 +1,58 @@
+// Errors of the core. Every failure is one `Error`: a code that callers may branch on and a sentence
+// for people that says who, what, why and what to do.
+#pragma once
+
+#include <cerrno>
+#include <cstring>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace occl {
+
+enum class Errc : unsigned char {
+  invalid_argument,  // the caller's arguments; nothing was sent, the group stays usable
+  not_implemented,   // a real operation that this version does not offer
+  mismatch,          // ranks called different operations; the group stays usable
+  out_of_memory,     // shared memory could not be had
+  timeout,           // a deadline passed
+  peer_exited,       // a rank's process is gone
+  peer_left,         // a rank destroyed the group
+  aborted,           // this or another rank aborted the group
+  closed,            // used after destroy, or in a forked child
+  protocol,          // a peer broke the protocol: wrong version, missing seals, bad length
+  system,            // a system call failed
+};
+
+class Error : public std::runtime_error {
+ public:
+  Error(Errc code, const std::string& what) : std::runtime_error(what), code_(code) {}
+  Errc code() const { return code_; }
+
+ private:
+  Errc code_;
+};
+
+/// All parts, written one after the other.
+template <class... Parts>
+std::string concat(const Parts&... parts) {
+  std::ostringstream out;
+  (out << ... << parts);
+  return std::move(out).str();
+}
+
+template <class... Parts>
+[[noreturn]] void fail(Errc code, const Parts&... parts) {
+  throw Error(code, concat(parts...));
+}
+
+/// Reports the system call that just failed, with errno in words.
+template <class... Parts>
+[[noreturn]] void fail_errno(const Parts&... parts) {
+  const int error = errno;
+  const bool memory = error == ENOMEM || error == ENOSPC;
+  throw Error(memory ? Errc::out_of_memory : Errc::system, concat(parts..., ": ", std::strerror(error)));
+}
+
+}  // namespace occl

@@ -1,0 +1,42 @@
+// The only code that touches the bytes of tensors: combine k inputs into m outputs, or copy one into m.
+//
+// I2: every contribution goes into one call, in rank order; fp16, bf16 and fp8 are combined in fp32 and
+// rounded once at the end. So the bits depend neither on the algorithm, nor on alignment, nor on where a
+// buffer was cut, nor on the instruction set that runs here.
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "base/dtype.h"
+
+namespace occl::kernels {
+
+enum class Store : unsigned char {
+  cached,     // ordinary stores
+  streaming,  // past the caches: for results larger than they are
+};
+
+/// Whether `op` has a meaning for `dtype` (the table in docs/reductions.md is made from this function).
+bool supported(DType dtype, ReduceOp op);
+
+/// dsts[j][i] = combine over k of srcs[k][i], for all j and 0 <= i < count (in elements).
+///
+/// - A dst may be exactly one of the srcs; any other overlap is undefined.
+/// - No alignment is assumed beyond the element's own size (not even that for float16 and smaller).
+/// - AVG divides the sum by srcs.size(); integers give the mean truncated toward zero (uint64 and int64 sums
+///   wrap first, all narrower ones do not).
+/// - PREMUL_SUM multiplies the k-th input by factors[k] first; `factors` is empty for every other op.
+/// - Requires supported(dtype, op), and 1 <= srcs.size(), 1 <= dsts.size().
+/// - The floating-point environment of the calling thread (rounding mode, flush-to-zero) does not matter:
+///   it is set to the default for the call and restored.
+void reduce(DType dtype, ReduceOp op, std::span<void* const> dsts, std::span<const void* const> srcs,
+            std::size_t count, Store store, std::span<const double> factors = {});
+
+/// dsts[j][0..bytes) = src[0..bytes) for all j. A dst may be exactly src.
+void copy(std::span<void* const> dsts, const void* src, std::size_t bytes, Store store);
+
+/// "avx512", "avx2" or "baseline": what runs here. Chosen once; OCCL_ISA can lower it, for tests.
+const char* isa();
+
+}  // namespace occl::kernels

@@ -1,0 +1,138 @@
+#include "shm/region.h"
+
+#include <fcntl.h>
+#include <linux/memfd.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <utility>
+
+#include "base/error.h"
+
+namespace occl::shm {
+namespace {
+
+#ifndef F_SEAL_FUTURE_WRITE
+constexpr int F_SEAL_FUTURE_WRITE = 0x0010;
+#endif
+#ifndef MFD_NOEXEC_SEAL
+constexpr unsigned MFD_NOEXEC_SEAL = 0x0008U;
+#endif
+
+constexpr int kSizeSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+
+int new_memfd(const char* name) {
+  // MFD_NOEXEC_SEAL came with Linux 6.3; older kernels answer EINVAL to a flag they do not know.
+  int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
+  if (fd < 0 && errno == EINVAL) fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  return fd;
+}
+
+std::byte* map(int fd, std::size_t bytes, bool writable) {
+  void* p = mmap(nullptr, bytes, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED | MAP_NORESERVE, fd, 0);
+  return p == MAP_FAILED ? nullptr : static_cast<std::byte*>(p);
+}
+
+}  // namespace
+
+UniqueFd& UniqueFd::operator=(UniqueFd&& other) noexcept {
+  if (this != &other) {
+    reset();
+    fd_ = other.release();
+  }
+  return *this;
+}
+
+int UniqueFd::release() { return std::exchange(fd_, -1); }
+
+void UniqueFd::reset() {
+  if (fd_ >= 0) close(std::exchange(fd_, -1));
+}
+
+std::size_t page_size() {
+  static const auto size = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  return size;
+}
+
+std::size_t round_up_to_pages(std::size_t bytes) {
+  const std::size_t mask = page_size() - 1;
+  return (bytes + mask) & ~mask;
+}
+
+Region Region::create(const char* name, std::size_t bytes, Access peers) {
+  Region region;
+  region.size_ = round_up_to_pages(bytes);
+  region.fd_ = UniqueFd(new_memfd(name));
+  if (!region.fd_) fail_errno("memfd_create(\"", name, "\") failed");
+  if (ftruncate(region.fd(), static_cast<off_t>(region.size_)) != 0)
+    fail_errno("cannot make the shared memory region \"", name, "\" ", region.size_, " bytes large");
+  region.base_ = map(region.fd(), region.size_, true);
+  if (!region.base_)
+    fail_errno("cannot map the shared memory region \"", name, "\" of ", region.size_,
+               " bytes (ulimit -v may be too low)");
+  // After our own writable mapping: FUTURE_WRITE refuses every later one.
+  const int seals = kSizeSeals | (peers == Access::read ? F_SEAL_FUTURE_WRITE : 0);
+  if (fcntl(region.fd(), F_ADD_SEALS, seals) != 0)
+    fail_errno("cannot seal the shared memory region \"", name, "\"");
+  return region;
+}
+
+Region Region::attach(UniqueFd fd, Access access) {
+  const int seals = fcntl(fd.get(), F_GET_SEALS);
+  if (seals < 0 || (seals & kSizeSeals) != kSizeSeals)
+    fail(Errc::protocol, "a peer sent a descriptor that is not a sealed shared memory region");
+  struct stat status {};
+  if (fstat(fd.get(), &status) != 0) fail_errno("fstat on a peer's region failed");
+  if (status.st_size <= 0 || static_cast<std::size_t>(status.st_size) % page_size() != 0)
+    fail(Errc::protocol, "a peer sent a shared memory region of ", status.st_size, " bytes");
+  Region region;
+  region.size_ = static_cast<std::size_t>(status.st_size);
+  region.base_ = map(fd.get(), region.size_, access == Access::read_write);
+  if (!region.base_)
+    fail_errno("cannot map a peer's shared memory region of ", region.size_, " bytes (ulimit -v may be too low)");
+  return region;  // the mapping keeps the memory; the descriptor is not needed any more
+}
+
+Region::Region(Region&& other) noexcept
+    : fd_(std::move(other.fd_)),
+      base_(std::exchange(other.base_, nullptr)),
+      size_(std::exchange(other.size_, 0)) {}
+
+Region& Region::operator=(Region&& other) noexcept {
+  if (this != &other) {
+    this->~Region();
+    new (this) Region(std::move(other));
+  }
+  return *this;
+}
+
+Region::~Region() {
+  if (base_) munmap(base_, size_);
+}
+
+bool Region::contains(const void* p, std::size_t bytes) const {
+  const auto* b = static_cast<const std::byte*>(p);
+  return b >= base_ && bytes <= size_ && static_cast<std::size_t>(b - base_) <= size_ - bytes;
+}
+
+void Region::commit(std::size_t offset, std::size_t bytes) {
+  const std::size_t first = offset & ~(page_size() - 1);
+  const std::size_t last = round_up_to_pages(offset + bytes);
+  int rc = 0;
+  do {
+    rc = fallocate(fd(), 0, static_cast<off_t>(first), static_cast<off_t>(last - first));
+  } while (rc != 0 && errno == EINTR);
+  if (rc != 0) fail_errno("cannot reserve ", last - first, " bytes of shared memory");
+}
+
+void Region::decommit(std::size_t offset, std::size_t bytes) {
+  const std::size_t first = round_up_to_pages(offset);
+  const std::size_t last = (offset + bytes) & ~(page_size() - 1);
+  if (last <= first) return;
+  if (fallocate(fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(first),
+                static_cast<off_t>(last - first)) != 0)
+    fail_errno("cannot give back ", last - first, " bytes of shared memory");
+}
+
+}  // namespace occl::shm

@@ -1,0 +1,48 @@
+// The regions that this process shows to its peers, by number. A peer is told (number, offset), asks our
+// endpoint for the descriptor of a number it does not know yet, and maps it once.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <shared_mutex>
+#include <vector>
+
+#include "shm/region.h"
+
+namespace occl::shm {
+
+/// An address that means the same in every process: a region's number and an offset, in one word.
+struct Ref {
+  std::uint16_t region = 0;
+  std::uint64_t offset = 0;
+
+  static constexpr int kOffsetBits = 48;
+  std::uint64_t pack() const { return std::uint64_t{region} << kOffsetBits | offset; }
+  static Ref unpack(std::uint64_t word) {
+    return {static_cast<std::uint16_t>(word >> kOffsetBits), word & ((std::uint64_t{1} << kOffsetBits) - 1)};
+  }
+};
+
+/// Thread safe. Regions are never removed: their pages are given back with Region::decommit.
+class RegionTable {
+ public:
+  static constexpr std::size_t kMaxRegions = 1024;
+
+  /// Returns the number of the region. Throws Error(out_of_memory) when the table is full.
+  std::uint16_t add(std::shared_ptr<Region> region);
+
+  /// Where [p, p + bytes) lies, if it lies whole in one region.
+  std::optional<Ref> find(const void* p, std::size_t bytes) const;
+
+  /// Null for a number that was never given out.
+  std::shared_ptr<Region> get(std::uint16_t region) const;
+
+  std::size_t size() const;
+
+ private:
+  mutable std::shared_mutex mutex_;
+  std::vector<std::shared_ptr<Region>> regions_;
+};
+
+}  // namespace occl::shm
