@@ -1,0 +1,63 @@
+#include "shm/arena.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.h"
+
+namespace occl::shm {
+namespace {
+
+/// Address space may be limited (ulimit -v): take what there is, down to a size that is still useful.
+Region create_largest(std::size_t bytes) {
+  constexpr std::size_t kLeast = std::size_t{16} << 20;
+  for (;; bytes /= 2) {
+    try {
+      return Region::create("occl-control", bytes, Access::read);
+    } catch (const Error&) {
+      if (bytes / 2 < kLeast) throw;
+    }
+  }
+}
+
+}  // namespace
+
+Arena::Arena(std::size_t bytes, std::size_t header)
+    : region_(create_largest(bytes)), top_(round_up_to_pages(header)) {
+  region_.commit(0, top_);
+}
+
+Arena::Block Arena::allocate(std::size_t bytes) {
+  bytes = round_up_to_pages(bytes);
+  std::lock_guard lock(mutex_);
+  collect();
+  // Exact sizes only: the blocks of groups come in few sizes, and so nothing is ever split or joined.
+  if (auto it = free_.find(bytes); it != free_.end()) {
+    const Block block{it->second, bytes};
+    free_.erase(it);
+    std::memset(at(block.offset), 0, bytes);
+    return block;
+  }
+  if (bytes > region_.size() - top_)
+    fail(Errc::out_of_memory, "the control region of ", region_.size(), " bytes is used up (", top_,
+         " bytes): destroy process groups that are no longer needed");
+  region_.commit(top_, bytes);
+  const Block block{top_, bytes};
+  top_ += bytes;
+  return block;
+}
+
+void Arena::retire(std::vector<Block> blocks, std::function<bool()> unread) {
+  std::lock_guard lock(mutex_);
+  retired_.push_back({std::move(blocks), std::move(unread)});
+}
+
+void Arena::collect() {
+  std::erase_if(retired_, [&](const Retired& retired) {
+    if (!retired.unread()) return false;
+    for (const Block& block : retired.blocks) free_.emplace(block.bytes, block.offset);
+    return true;
+  });
+}
+
+}  // namespace occl::shm

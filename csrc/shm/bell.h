@@ -1,0 +1,57 @@
+// A process's doorbell: the one word that all its threads sleep on, and that every peer may ring.
+//
+// The forbidden interleaving, and why it cannot happen:
+//
+//     sleeper                                   publisher
+//     sleepers += 1            (seq_cst)        stamp = q                (seq_cst)
+//     seen = bell              (seq_cst)        if sleepers != 0         (seq_cst)
+//     look at the stamps       (seq_cst)            bell += 1, futex_wake
+//     futex_wait(bell == seen)
+//
+// Both sides write before they read, all of it sequentially consistent: either the publisher sees the
+// sleeper and changes `bell` (then futex_wait returns at once, or is woken), or the sleeper sees the stamp.
+#pragma once
+
+#include "shm/futex.h"
+#include "shm/wire.h"
+
+namespace occl::shm {
+
+class Bell {
+ public:
+  Bell() = default;
+  Bell(FutexWord* word, std::atomic<std::uint32_t>* sleepers) : word_(word), sleepers_(sleepers) {}
+
+  /// After publishing with seq_cst: wakes the owner's sleeping threads, if there are any.
+  void ring() const {
+    // seq_cst: pairs with Sleep's increment.
+    if (sleepers_->load(std::memory_order_seq_cst) == 0) return;
+    word_->fetch_add(1, std::memory_order_seq_cst);
+    futex_wake_all(*word_);
+  }
+
+  /// The owner's side. Construct, look once more at everything that is waited for, then `wait` if there was
+  /// nothing: a ring in between makes `wait` return at once.
+  class Sleep {
+   public:
+    explicit Sleep(const Bell& bell) : bell_(bell) {
+      bell_.sleepers_->fetch_add(1, std::memory_order_seq_cst);  // pairs with ring's load
+      seen_ = bell_.word_->load(std::memory_order_seq_cst);      // pairs with ring's fetch_add
+    }
+    ~Sleep() { bell_.sleepers_->fetch_sub(1, std::memory_order_seq_cst); }
+    Sleep(const Sleep&) = delete;
+    Sleep& operator=(const Sleep&) = delete;
+
+    void wait(std::chrono::nanoseconds span) const { futex_wait(*bell_.word_, seen_, span); }
+
+   private:
+    const Bell& bell_;
+    std::uint32_t seen_;
+  };
+
+ private:
+  FutexWord* word_ = nullptr;                        // in the bell page: peers write it
+  std::atomic<std::uint32_t>* sleepers_ = nullptr;   // in the control region: only the owner writes it
+};
+
+}  // namespace occl::shm

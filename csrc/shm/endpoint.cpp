@@ -1,0 +1,178 @@
+#include "shm/endpoint.h"
+
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+
+#include "base/error.h"
+#include "shm/socket.h"
+
+namespace occl::shm {
+namespace {
+
+constexpr std::size_t kMaxClients = 256;  // connected and not yet heard; the oldest makes room
+constexpr std::chrono::seconds kClientPatience{5};
+
+enum Source : std::uint32_t { kListener, kWake, kClient, kPidfd };
+
+std::uint64_t tag(Source source, int fd) { return std::uint64_t{source} << 32 | static_cast<std::uint32_t>(fd); }
+
+void add_to_epoll(int epoll, Source source, int fd) {
+  epoll_event event{};
+  event.events = EPOLLIN | (source == kPidfd ? EPOLLONESHOT : 0);
+  event.data.u64 = tag(source, fd);
+  if (epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) != 0) fail_errno("epoll_ctl failed");
+}
+
+}  // namespace
+
+Endpoint::Endpoint(std::shared_ptr<RegionTable> regions, const Config& config)
+    : regions_(std::move(regions)),
+      arena_(config.control_bytes, sizeof(ProcessHeader)),
+      bell_region_(Region::create("occl-bell", page_size(), Access::read_write)) {
+  bell_region_.commit(0, page_size());
+  address_.pid = getpid();
+  address_.node = config.node;
+  address_.socket = random_token();
+  address_.secret = random_token();
+  const Token nonce = random_token();
+  std::memcpy(&address_.nonce, nonce.data(), sizeof(address_.nonce));
+  if (gethostname(address_.host.data(), address_.host.size() - 1) != 0) address_.host = {"?"};
+
+  auto* header = new (arena_.at(0)) ProcessHeader;
+  header->nonce = address_.nonce;
+  bell_ = Bell(new (bell_region_.base()) FutexWord(0), &header->sleepers);
+
+  // A descriptor of ourselves, to give away: it tells of our death whoever else still holds our sockets.
+  pidfd_ = UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0)));
+  if (!pidfd_) fail_errno("pidfd_open failed (Linux 5.3 or newer is needed)");
+  epoll_ = UniqueFd(epoll_create1(EPOLL_CLOEXEC));
+  wake_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!epoll_ || !wake_) fail_errno("cannot create an epoll or eventfd descriptor");
+  listener_ = listen_on(address_.socket);
+  add_to_epoll(epoll_.get(), kListener, listener_.get());
+  add_to_epoll(epoll_.get(), kWake, wake_.get());
+  thread_ = std::thread([this] { serve(); });
+}
+
+Endpoint::~Endpoint() {
+  stop_.store(true, std::memory_order_release);  // pairs with serve's load
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const auto written = write(wake_.get(), &one, sizeof(one));
+  thread_.join();
+  for (const auto& [fd, deadline] : clients_) close(fd);
+}
+
+std::shared_ptr<Peer> Endpoint::as_local_peer() {
+  return Peer::local(address_, arena_.region().base(), arena_.region().size(), bell_, regions_);
+}
+
+std::shared_ptr<Peer> Endpoint::peer(const Address& address, Deadline deadline) {
+  std::lock_guard lock(mutex_);
+  // Forget the dead that no group holds any more, and with them the mappings of their memory.
+  std::erase_if(peers_, [](const auto& entry) { return entry.second->exited() && entry.second.use_count() == 1; });
+  auto& known = peers_[address.nonce];
+  if (!known) {
+    if (address.nonce == address_.nonce) {
+      known = as_local_peer();
+    } else {
+      std::shared_ptr<Peer> connected;
+      try {
+        connected = Peer::connect(address, deadline);
+        add_to_epoll(epoll_.get(), kPidfd, connected->pidfd());
+      } catch (...) {
+        peers_.erase(address.nonce);
+        throw;
+      }
+      known = std::move(connected);
+    }
+  }
+  return known;
+}
+
+void Endpoint::serve() {
+  while (!stop_.load(std::memory_order_acquire)) {  // pairs with the destructor's store
+    epoll_event events[16];
+    const int count = epoll_wait(epoll_.get(), events, 16, clients_.empty() ? -1 : 1000);
+    for (int i = 0; i < count; ++i) {
+      const auto source = static_cast<Source>(events[i].data.u64 >> 32);
+      const int fd = static_cast<int>(static_cast<std::uint32_t>(events[i].data.u64));
+      if (source == kListener) accept_clients();
+      if (source == kClient && clients_.contains(fd)) {
+        answer(fd);
+        clients_.erase(fd);
+        close(fd);
+      }
+      if (source == kPidfd) {
+        std::lock_guard lock(mutex_);
+        for (const auto& [nonce, peer] : peers_)
+          if (peer && peer->pidfd() == fd) peer->set_exited();
+        bell_.ring();
+      }
+    }
+    std::erase_if(clients_, [](const auto& client) {
+      if (client.second.passed()) close(client.first);
+      return client.second.passed();
+    });
+  }
+}
+
+void Endpoint::accept_clients() {
+  for (;;) {
+    UniqueFd client(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!client) return;
+    if (!same_user(client.get())) {
+      refuse("another user");
+      continue;
+    }
+    if (clients_.size() == kMaxClients) {
+      const auto oldest = std::min_element(clients_.begin(), clients_.end(),
+                                           [](const auto& a, const auto& b) { return a.second < b.second; });
+      close(oldest->first);
+      clients_.erase(oldest);
+    }
+    try {
+      add_to_epoll(epoll_.get(), kClient, client.get());
+    } catch (const Error&) {
+      continue;  // out of kernel memory: the client sees a hang-up and says so
+    }
+    clients_.emplace(client.release(), Deadline::after(kClientPatience));
+  }
+}
+
+void Endpoint::answer(int client) try {
+  Request request;
+  std::vector<UniqueFd> unwanted;
+  if (!receive_packet(client, writable_bytes_of(request), unwanted, Deadline::after({}))) return;
+  if (request.magic != kMagic || request.secret != address_.secret) return refuse("a process without the secret");
+  Reply reply;
+  if (request.version != kProtocolVersion) return send_packet(client, bytes_of(reply), {});
+  if (request.kind == RequestKind::hello) {
+    const int descriptors[] = {arena_.region().fd(), bell_region_.fd(), pidfd_.get()};
+    return send_packet(client, bytes_of(reply), descriptors);
+  }
+  const auto region =
+      request.region < RegionTable::kMaxRegions ? regions_->get(static_cast<std::uint16_t>(request.region)) : nullptr;
+  if (!region) {
+    reply.status = ReplyStatus::unknown_region;
+    return send_packet(client, bytes_of(reply), {});
+  }
+  const int descriptors[] = {region->fd()};
+  send_packet(client, bytes_of(reply), descriptors);
+} catch (const Error&) {
+  // The client is gone or was too slow; whatever it was, it is its own error.
+}
+
+void Endpoint::refuse(const char* why) {
+  if (!std::exchange(refusal_logged_, true))
+    std::fprintf(stderr, "torch_occl: pid %d refused a connection to its socket by %s (further ones are not logged)\n",
+                 address_.pid, why);
+}
+
+}  // namespace occl::shm

@@ -1,0 +1,67 @@
+// This process as its peers see it: an address, a control region, a bell, and a thread that answers them and
+// watches whether they live.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "base/deadline.h"
+#include "shm/arena.h"
+#include "shm/bell.h"
+#include "shm/peer.h"
+#include "shm/region_table.h"
+#include "shm/wire.h"
+
+namespace occl::shm {
+
+class Endpoint {
+ public:
+  struct Config {
+    std::size_t control_bytes = std::size_t{4} << 30;  // address space, not memory
+    std::uint32_t node = 0;
+  };
+
+  /// Opens the socket and starts the thread. Throws Error(system | out_of_memory).
+  Endpoint(std::shared_ptr<RegionTable> regions, const Config& config);
+  ~Endpoint();
+  Endpoint(const Endpoint&) = delete;
+  Endpoint& operator=(const Endpoint&) = delete;
+
+  const Address& address() const { return address_; }
+  Arena& arena() { return arena_; }
+  const Bell& bell() const { return bell_; }
+  RegionTable& regions() { return *regions_; }
+
+  /// The process with this address: connected once, then from a cache. Its death will be noticed.
+  /// Throws what Peer::connect throws.
+  std::shared_ptr<Peer> peer(const Address& address, Deadline deadline);
+
+  /// This process as a peer of itself. (Tests make peers of other endpoints in the same process this way.)
+  std::shared_ptr<Peer> as_local_peer();
+
+ private:
+  void serve();                              // the thread
+  void accept_clients();
+  void answer(int client);                   // one packet, one answer
+  void watch(const std::shared_ptr<Peer>& peer);
+  void refuse(const char* why);
+
+  std::shared_ptr<RegionTable> regions_;
+  Arena arena_;
+  Region bell_region_;
+  Address address_;
+  Bell bell_;
+  UniqueFd pidfd_, listener_, epoll_, wake_;
+
+  std::mutex mutex_;                                      // guards peers_
+  std::map<std::uint64_t, std::shared_ptr<Peer>> peers_;  // by nonce
+  std::map<int, Deadline> clients_;                       // serve() only: connected, not yet heard
+  bool refusal_logged_ = false;                           // serve() only
+  std::atomic<bool> stop_ = false;
+  std::thread thread_;
+};
+
+}  // namespace occl::shm

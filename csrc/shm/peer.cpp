@@ -1,0 +1,98 @@
+#include "shm/peer.h"
+
+#include "base/error.h"
+#include "shm/socket.h"
+
+namespace occl::shm {
+namespace {
+
+/// Sends one request to the peer's endpoint and returns the descriptors that it answers with.
+std::vector<UniqueFd> ask(const Peer& peer, RequestKind kind, std::uint32_t region, std::size_t expected,
+                          Deadline deadline) {
+  int error = 0;
+  const UniqueFd socket = connect_to(peer.address().socket, deadline, error);
+  if (!socket)
+    fail(error == ECONNREFUSED ? Errc::peer_exited : Errc::system, "cannot connect to the process (",
+         peer.describe(), "): ", std::strerror(error),
+         ". It has exited, or it runs on another host or in another network namespace");
+  if (!same_user(socket.get()))
+    fail(Errc::protocol, "the process (", peer.describe(), ") belongs to another user");
+  Request request;
+  request.kind = kind;
+  request.secret = peer.address().secret;
+  request.region = region;
+  send_packet(socket.get(), bytes_of(request), {});
+
+  Reply reply;
+  std::vector<UniqueFd> descriptors;
+  if (!receive_packet(socket.get(), writable_bytes_of(reply), descriptors, deadline))
+    fail(Errc::peer_exited, "the process (", peer.describe(), ") hung up while connecting");
+  if (reply.magic != kMagic || reply.version != kProtocolVersion)
+    fail(Errc::protocol, "the process (", peer.describe(), ") speaks another protocol version (", reply.version,
+         ", ours is ", kProtocolVersion, "): use the same torch_occl on all ranks");
+  if (reply.status != ReplyStatus::ok || descriptors.size() != expected)
+    fail(Errc::protocol, "the process (", peer.describe(), ") refused to share memory region ", region);
+  return descriptors;
+}
+
+}  // namespace
+
+std::shared_ptr<Peer> Peer::connect(const Address& address, Deadline deadline) {
+  std::shared_ptr<Peer> peer(new Peer(address));
+  auto descriptors = ask(*peer, RequestKind::hello, 0, 3, deadline);
+  peer->control_region_ = Region::attach(std::move(descriptors[0]), Access::read);
+  peer->bell_region_ = Region::attach(std::move(descriptors[1]), Access::read_write);
+  peer->pidfd_ = std::move(descriptors[2]);
+  peer->control_ = peer->control_region_.base();
+  peer->control_size_ = peer->control_region_.size();
+  const auto* header = reinterpret_cast<const ProcessHeader*>(peer->control(0, sizeof(ProcessHeader)));
+  if (header->nonce != address.nonce)
+    fail(Errc::protocol, "the process (", peer->describe(), ") does not share the memory that it announced");
+  // Bell only reads `sleepers` of a peer; the mapping is read only.
+  peer->bell_ = Bell(reinterpret_cast<FutexWord*>(peer->bell_region_.base()),
+                     const_cast<std::atomic<std::uint32_t>*>(&header->sleepers));
+  return peer;
+}
+
+std::shared_ptr<Peer> Peer::local(const Address& address, const std::byte* control, std::size_t control_size,
+                                  Bell bell, std::shared_ptr<RegionTable> regions) {
+  std::shared_ptr<Peer> peer(new Peer(address));
+  peer->control_ = control;
+  peer->control_size_ = control_size;
+  peer->bell_ = bell;
+  peer->local_regions_ = std::move(regions);
+  return peer;
+}
+
+const std::byte* Peer::control(std::uint64_t offset, std::size_t bytes) const {
+  if (offset > control_size_ || bytes > control_size_ - offset)
+    fail(Errc::protocol, "the process (", describe(), ") pointed outside of its control region");
+  return control_ + offset;
+}
+
+std::byte* Peer::resolve(Ref ref, std::size_t bytes, Deadline deadline) {
+  std::byte* base = nullptr;
+  std::size_t size = 0;
+  if (local_regions_) {
+    if (const auto region = local_regions_->get(ref.region)) base = region->base(), size = region->size();
+  } else {
+    std::lock_guard lock(mutex_);
+    auto it = regions_.find(ref.region);
+    if (it == regions_.end()) {
+      auto descriptors = ask(*this, RequestKind::region, ref.region, 1, deadline);
+      it = regions_.emplace(ref.region, Region::attach(std::move(descriptors[0]), Access::read_write)).first;
+    }
+    base = it->second.base(), size = it->second.size();
+  }
+  if (ref.offset > size || bytes > size - ref.offset)
+    fail(Errc::protocol, "the process (", describe(), ") pointed outside of its memory region ", ref.region);
+  return base + ref.offset;
+}
+
+std::string Peer::describe() const {
+  // The host name came through the Store: it may lack its terminating zero.
+  return concat("pid ", address_.pid, ", host ",
+                std::string(address_.host.data(), strnlen(address_.host.data(), address_.host.size())));
+}
+
+}  // namespace occl::shm

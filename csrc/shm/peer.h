@@ -1,0 +1,63 @@
+// Another process (or this one) as we see it: its control region, its bell, whether it lives, its memory.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "base/deadline.h"
+#include "shm/bell.h"
+#include "shm/region.h"
+#include "shm/region_table.h"
+#include "shm/wire.h"
+
+namespace occl::shm {
+
+class Peer {
+ public:
+  /// Connects, checks the peer's user, protocol and nonce, and maps its control region.
+  /// Throws Error(peer_exited | timeout | protocol | system).
+  static std::shared_ptr<Peer> connect(const Address& address, Deadline deadline);
+
+  /// A peer inside this process: no socket, the same mappings. `keep` owns what the pointers point to.
+  static std::shared_ptr<Peer> local(const Address& address, const std::byte* control, std::size_t control_size,
+                                     Bell bell, std::shared_ptr<RegionTable> regions);
+
+  const Address& address() const { return address_; }
+  const Bell& bell() const { return bell_; }
+
+  /// [offset, offset + bytes) of the control region. Throws Error(protocol) when it does not lie inside.
+  const std::byte* control(std::uint64_t offset, std::size_t bytes) const;
+
+  /// The peer's memory behind `ref`, mapped on first use. Throws Error(protocol) when [ref, ref + bytes) does
+  /// not lie in one of its regions, and what `connect` throws.
+  std::byte* resolve(Ref ref, std::size_t bytes, Deadline deadline);
+
+  /// Its process has ended (the kernel said so). Never goes back.
+  bool exited() const { return exited_.load(std::memory_order_acquire); }  // pairs with set_exited
+  void set_exited() { exited_.store(true, std::memory_order_release); }    // pairs with exited
+  int pidfd() const { return pidfd_.get(); }
+
+  /// "pid 4711, host a": who this is, for messages.
+  std::string describe() const;
+
+ private:
+  Peer(const Address& address) : address_(address) {}
+
+  Address address_;
+  Region control_region_;            // empty for a local peer
+  Region bell_region_;               // empty for a local peer
+  const std::byte* control_ = nullptr;
+  std::size_t control_size_ = 0;
+  Bell bell_;
+  UniqueFd pidfd_;
+  std::atomic<bool> exited_ = false;
+  std::shared_ptr<RegionTable> local_regions_;  // only for a local peer
+  std::mutex mutex_;                            // guards regions_
+  std::map<std::uint16_t, Region> regions_;
+};
+
+}  // namespace occl::shm
