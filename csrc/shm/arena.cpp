@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "base/error.h"
 
@@ -28,9 +29,21 @@ Arena::Arena(std::size_t bytes, std::size_t header)
 }
 
 Arena::Block Arena::allocate(std::size_t bytes) {
-  bytes = round_up_to_pages(bytes);
   std::lock_guard lock(mutex_);
   collect();
+  return allocate_locked(round_up_to_pages(bytes));
+}
+
+std::uint64_t Arena::keep(std::size_t bytes) {
+  constexpr std::size_t kLine = 64;
+  bytes = (bytes + kLine - 1) / kLine * kLine;
+  std::lock_guard lock(mutex_);
+  if (kept_.bytes < bytes) kept_ = allocate_locked(round_up_to_pages(bytes));
+  kept_.bytes -= bytes;
+  return std::exchange(kept_.offset, kept_.offset + bytes);
+}
+
+Arena::Block Arena::allocate_locked(std::size_t bytes) {
   // Exact sizes only: the blocks of groups come in few sizes, and so nothing is ever split or joined.
   if (auto it = free_.find(bytes); it != free_.end()) {
     const Block block{it->second, bytes};

@@ -25,7 +25,8 @@ std::uint64_t tag(Source source, int fd) { return std::uint64_t{source} << 32 | 
 
 void add_to_epoll(int epoll, Source source, int fd) {
   epoll_event event{};
-  event.events = EPOLLIN | (source == kPidfd ? EPOLLONESHOT : 0);
+  event.events = EPOLLIN;
+  if (source == kPidfd) event.events |= EPOLLONESHOT;  // a dead process stays readable for ever
   event.data.u64 = tag(source, fd);
   if (epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) != 0) fail_errno("epoll_ctl failed");
 }
@@ -74,26 +75,18 @@ std::shared_ptr<Peer> Endpoint::as_local_peer() {
 }
 
 std::shared_ptr<Peer> Endpoint::peer(const Address& address, Deadline deadline) {
-  std::lock_guard lock(mutex_);
-  // Forget the dead that no group holds any more, and with them the mappings of their memory.
-  std::erase_if(peers_, [](const auto& entry) { return entry.second->exited() && entry.second.use_count() == 1; });
-  auto& known = peers_[address.nonce];
-  if (!known) {
-    if (address.nonce == address_.nonce) {
-      known = as_local_peer();
-    } else {
-      std::shared_ptr<Peer> connected;
-      try {
-        connected = Peer::connect(address, deadline);
-        add_to_epoll(epoll_.get(), kPidfd, connected->pidfd());
-      } catch (...) {
-        peers_.erase(address.nonce);
-        throw;
-      }
-      known = std::move(connected);
-    }
+  {
+    std::lock_guard lock(mutex_);
+    // Forget the dead that no group holds any more, and with them the mappings of their memory.
+    std::erase_if(peers_, [](const auto& entry) { return entry.second->exited() && entry.second.use_count() == 1; });
+    if (const auto known = peers_.find(address.nonce); known != peers_.end()) return known->second;
   }
-  return known;
+  // Without the lock: connecting may take as long as the peer likes, and deaths must be noticed meanwhile.
+  auto connected = address.nonce == address_.nonce ? as_local_peer() : Peer::connect(address, deadline);
+  std::lock_guard lock(mutex_);
+  const auto [entry, inserted] = peers_.emplace(address.nonce, std::move(connected));
+  if (inserted && entry->second->pidfd() >= 0) add_to_epoll(epoll_.get(), kPidfd, entry->second->pidfd());
+  return entry->second;
 }
 
 void Endpoint::serve() {
@@ -112,7 +105,7 @@ void Endpoint::serve() {
       if (source == kPidfd) {
         std::lock_guard lock(mutex_);
         for (const auto& [nonce, peer] : peers_)
-          if (peer && peer->pidfd() == fd) peer->set_exited();
+          if (peer->pidfd() == fd) peer->set_exited();
         bell_.ring();
       }
     }

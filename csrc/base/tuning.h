@@ -1,0 +1,26 @@
+// The numbers that choose algorithms. Rank 0's hold for the whole group: they travel with its address, so that
+// all ranks choose alike whatever their environment says.
+#pragma once
+
+#include <cstdint>
+
+namespace occl {
+
+struct Tuning {
+  /// Up to so many bytes that a rank shows to others, an operation takes one step: everybody posts its
+  /// contribution beside the sequence number, everybody combines all of them.
+  std::uint32_t one_shot_bytes = 16 << 10;
+  /// Bytes of one staging slot. A rank stages through four of them (two filling, two with results).
+  std::uint32_t slot_bytes = 256 << 10;
+  /// From so many bytes per buffer on, results are stored past the caches.
+  std::uint64_t streaming_bytes = std::uint64_t{16} << 20;
+  /// Up to so many bytes a message travels in the ring and its send completes at once.
+  std::uint32_t eager_bytes = 8 << 10;
+};
+
+/// What a group's memory layout is made for; tuning may not exceed it.
+inline constexpr std::uint32_t kMaxOneShotBytes = 64 << 10;
+inline constexpr std::uint32_t kRingBytes = 128 << 10;  // of each ordered pair that exchanges messages
+inline constexpr int kMaxRanks = 256;
+
+}  // namespace occl

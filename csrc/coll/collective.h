@@ -1,0 +1,89 @@
+// A collective operation, in numbers and pointers. Its meaning is one rule and a table of five columns.
+//
+// Every rank has input blocks and output blocks. The rule, for output block b of rank d:
+//
+//     out(d, b) = combine over all ranks s of in(s, c)     where the kind reduces
+//     out(d, b) = in(s, c)                                 where it does not, with s = b or the root
+//
+// where c = d if inputs have one block for each rank, else 0.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "base/dtype.h"
+
+namespace occl::coll {
+
+enum class Kind : std::uint8_t {
+  barrier, broadcast, all_reduce, reduce, all_gather, gather, scatter, reduce_scatter, all_to_all,
+};
+inline constexpr int kKinds = static_cast<int>(Kind::all_to_all) + 1;
+
+struct Traits {
+  const char* name;
+  bool reduces;
+  bool in_per_rank;    // one input block for each rank (else one block)
+  bool out_per_rank;   // one output block for each rank (else one block)
+  bool in_root_only;   // only the root has an input
+  bool out_root_only;  // only the root has an output
+};
+
+inline constexpr Traits kTraits[kKinds] = {
+    //                 reduces in/rank out/rank in@root out@root
+    {"barrier",        false,  false,  false,   false,  false},
+    {"broadcast",      false,  false,  false,   true,   false},
+    {"all_reduce",     true,   false,  false,   false,  false},
+    {"reduce",         true,   false,  false,   false,  true},
+    {"all_gather",     false,  false,  true,    false,  false},
+    {"gather",         false,  false,  true,    false,  true},
+    {"scatter",        false,  true,   false,   true,   false},
+    {"reduce_scatter", true,   true,   false,   false,  false},
+    {"all_to_all",     false,  true,   true,    false,  false},
+};
+constexpr const Traits& traits(Kind kind) { return kTraits[static_cast<int>(kind)]; }
+constexpr bool rooted(Kind kind) { return traits(kind).in_root_only || traits(kind).out_root_only; }
+
+struct Block {
+  std::byte* data = nullptr;
+  std::size_t count = 0;  // elements
+};
+
+/// The blocks of one side of one rank: equal ones back to back, or a list.
+struct Blocks {
+  std::byte* base = nullptr;
+  std::size_t count = 0;  // elements of each block
+  std::uint32_t n = 0;    // how many; 0: this rank has none
+  const Block* list = nullptr;
+
+  Block at(std::uint32_t block, std::size_t element_size) const {
+    return list ? list[block] : Block{base + block * count * element_size, count};
+  }
+};
+
+struct Collective {
+  Kind kind = Kind::barrier;
+  DType dtype = DType::bytes;
+  ReduceOp op = ReduceOp::none;
+  int root = 0;              // 0 where the kind has none
+  Blocks in, out;
+  std::size_t largest = 0;   // elements of the largest block anywhere in this rank's view
+  std::size_t volume = 0;    // what all ranks must agree on: elements of a block, or of all when they differ
+  double factor = 1;         // PREMUL_SUM: this rank's
+};
+
+/// Everything that all ranks must agree on, in one word: no hash, so that it can be told in words.
+///
+///     bit  0     5      11    15       24                         64
+///          kind  dtype  op    root     elements (2^40 - 1: that or more)
+struct Signature {
+  std::uint64_t word = 0;
+
+  static Signature of(const Collective& c);
+  /// "all_reduce(float32[4], SUM)"; safe for any word.
+  std::string describe() const;
+  friend bool operator==(Signature, Signature) = default;
+};
+
+}  // namespace occl::coll

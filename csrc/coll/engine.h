@@ -1,0 +1,67 @@
+// The progress engine of a process: drives everything that is in flight, in all groups.
+//
+// Whoever waits, drives. A background thread takes over while operations are in flight and nobody waits; it
+// is started when it is first needed, and sleeps without any CPU otherwise.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "base/deadline.h"
+#include "coll/group.h"
+#include "shm/endpoint.h"
+
+namespace occl::coll {
+
+class Engine {
+ public:
+  explicit Engine(std::shared_ptr<shm::Endpoint> endpoint);
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  const std::shared_ptr<shm::Endpoint>& endpoint() const { return endpoint_; }
+
+  /// Makes the group known to the engine. Groups are driven for as long as somebody holds them.
+  void add(const std::shared_ptr<Group>& group);
+
+  /// Submits without waiting: makes a first attempt, and leaves the rest to whoever waits, or to the
+  /// background.
+  void submit(Group& group, Operation& op);
+
+  /// Drives until `op` has ended (true) or `deadline` has passed (false). `interrupted` is called now and then
+  /// while there is nothing to do; what it throws is passed on, and the operation stays in flight.
+  bool wait(Group& group, const Operation& op, Deadline deadline, const std::function<void()>& interrupted);
+
+  /// Wakes every thread of this process that sleeps in `wait`.
+  void ring() const { endpoint_->bell().ring(); }
+
+ private:
+  friend class Group;
+  class Waiting;
+
+  bool drive_all(bool patient);
+  void start_background();
+  void run_background();
+
+  const std::shared_ptr<shm::Endpoint> endpoint_;
+  const int cores_;
+
+  std::atomic<std::size_t> pending_ = 0;     // reasons to drive, in all groups: see Group::busy
+  std::atomic<int> waiters_ = 0;             // threads inside wait()
+  std::mutex groups_mutex_;
+  std::vector<std::weak_ptr<Group>> groups_;
+
+  std::mutex background_mutex_;
+  std::condition_variable background_work_;
+  std::atomic<bool> parked_ = true;          // the background thread waits on background_work_, or is not started
+  bool stop_ = false;                        // under background_mutex_
+  std::thread background_;
+};
+
+}  // namespace occl::coll

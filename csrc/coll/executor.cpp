@@ -1,0 +1,318 @@
+#include "coll/executor.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "base/error.h"
+#include "kernels/kernels.h"
+
+namespace occl::coll {
+namespace {
+
+// Between two looks at the world (deadlines, deaths, other groups) at most so many bytes are moved.
+constexpr std::size_t kSliceBytes = std::size_t{4} << 20;
+
+std::size_t total_bytes(const Blocks& blocks, std::size_t element_size) {
+  return blocks.n * blocks.count * element_size;
+}
+
+}  // namespace
+
+Executor::Executor(Mesh& mesh)
+    : mesh_(mesh), in_(mesh.size()), out_(mesh.size()), slots_(mesh.size()), factors_(mesh.size(), 1.0) {}
+
+void Executor::start(const Collective& collective, std::uint64_t sequence, Deadline deadline) {
+  c_ = collective;
+  q_ = sequence;
+  deadline_ = deadline;
+  signature_ = Signature::of(c_);
+  shape_ = {c_.kind, mesh_.size(), c_.root, size_of(c_.dtype), c_.largest};
+  step_ = index_ = done_ = 0;
+  cursor_ = 0;
+  stranger_ = -1;
+  exposed_ = false;
+  post();
+  stage_ = Stage::meet;
+}
+
+void Executor::post() {
+  const int me = mesh_.rank();
+  Post& post = mesh_.own().post(q_);
+  // Ranks may know different sizes only where both sides have a block for each rank, and those differ.
+  const bool same_view = !c_.in.list || !traits(c_.kind).out_per_rank;
+  const bool one_shot = same_view && is_one_shot(shape_, mesh_.tuning());
+  in_[me] = c_.in.base;
+  out_[me] = c_.out.base;
+  mapped_ = false;
+  if (!one_shot) {
+    post.in = own_ref(c_.in);
+    post.out = own_ref(c_.out);
+    const bool same_output = !traits(c_.kind).in_per_rank && !traits(c_.kind).out_per_rank;
+    mapped_ = post.in != kUnmapped && (!same_output || post.out != kUnmapped);
+    exposed_ = mapped_;
+    post.largest = c_.largest;
+    post.mapped = mapped_;
+    post.in_listed = c_.in.list != nullptr;
+    if (!mapped_ || !same_view) post.staging = mesh_.staging();
+  }
+  // What is certain to be staged is staged now, so that meeting is the first synchronisation already.
+  agreed_ = same_view && (one_shot || !mapped_);
+  if (agreed_) {
+    plan_ = make_plan(shape_, mesh_.tuning(), false);
+    in_staging_ = !one_shot;
+    slots_[me] = !one_shot ? mesh_.endpoint().arena().at(post.staging)
+                 : staged_bytes(shape_) <= kInlineBytes ? post.payload.data()
+                                                         : mesh_.own().payload(q_);
+    while (!moves_done()) {
+    }
+    step_ = 1;
+  }
+  post.factor = c_.factor;
+  post.signature = signature_.word;
+  post.stamp.store(q_, std::memory_order_seq_cst);  // pairs with all_arrived, and with sleepers (bell.h)
+  mesh_.ring_all();
+}
+
+std::uint64_t Executor::own_ref(const Blocks& blocks) const {
+  const std::size_t size = shape_.element_size;
+  const auto& regions = mesh_.endpoint().regions();
+  if (!blocks.list) {
+    const std::size_t bytes = total_bytes(blocks, size);
+    if (bytes == 0) return 0;
+    const auto ref = regions.find(blocks.base, bytes);
+    return ref ? ref->pack() : kUnmapped;
+  }
+  std::uint64_t* refs = mesh_.own().refs(q_);
+  for (std::uint32_t i = 0; i < blocks.n; ++i) {
+    const Block& block = blocks.list[i];
+    const auto ref = block.count ? regions.find(block.data, block.count * size) : shm::Ref{};
+    if (!ref) return kUnmapped;
+    refs[i] = ref->pack();
+  }
+  return 0;
+}
+
+bool Executor::all_arrived() {
+  for (; cursor_ < mesh_.size(); ++cursor_) {
+    if (cursor_ == mesh_.rank()) continue;
+    const Post& post = mesh_.member(cursor_).block.post(q_);
+    const std::uint64_t stamp = post.stamp.load(std::memory_order_seq_cst);  // pairs with post()
+    if (stamp < q_) return false;
+    if (stamp > q_)
+      fail(Errc::protocol, mesh_.describe(cursor_), " of group ", mesh_.name(), " is at operation #", stamp,
+           " where this rank is at #", q_);
+    const Signature signature{post.signature};
+    if (signature != signature_ && stranger_ < 0) {
+      stranger_ = cursor_;
+      strange_ = signature;
+    }
+  }
+  return true;
+}
+
+bool Executor::all_reached(std::uint64_t tick) {
+  for (; cursor_ < mesh_.size(); ++cursor_)
+    // seq_cst: pairs with publish_tick
+    if (cursor_ != mesh_.rank() && mesh_.member(cursor_).block.tick().load(std::memory_order_seq_cst) < tick)
+      return false;
+  return true;
+}
+
+void Executor::publish_tick() {
+  ++tick_;
+  mesh_.own().tick().store(tick_, std::memory_order_seq_cst);  // pairs with all_reached, and with sleepers
+  mesh_.ring_all();
+  cursor_ = 0;
+  stage_ = Stage::sync;
+}
+
+std::vector<int> Executor::missing() const {
+  std::vector<int> ranks;
+  for (int i = cursor_; i < mesh_.size(); ++i) {
+    if (i == mesh_.rank()) continue;
+    const SharedBlock& block = mesh_.member(i).block;
+    const bool there = stage_ == Stage::meet ? block.post(q_).stamp.load(std::memory_order_acquire) >= q_
+                                             : block.tick().load(std::memory_order_acquire) >= tick_;
+    if (!there) ranks.push_back(i);
+  }
+  return ranks;
+}
+
+/// All ranks have posted: now everybody knows the same, and chooses the same.
+void Executor::choose_plan() {
+  const bool one_shot_agreed = agreed_ && plan_.path == Path::one_shot;
+  if (one_shot_agreed) {
+    // Contributions are inline or in the payload area, at places that need no looking up.
+    const bool in_line = staged_bytes(shape_) <= kInlineBytes;
+    for (int i = 0; i < mesh_.size(); ++i) {
+      if (i == mesh_.rank()) continue;
+      const SharedBlock& block = mesh_.member(i).block;
+      slots_[i] = in_line ? block.post(q_).payload.data() : block.payload(q_);
+    }
+  } else {
+    bool all_mapped = mapped_, any_mapped = mapped_;
+    for (int i = 0; i < mesh_.size(); ++i) {
+      if (i == mesh_.rank()) continue;
+      const Post& post = mesh_.member(i).block.post(q_);
+      all_mapped &= post.mapped != 0;
+      any_mapped |= post.mapped != 0;
+      shape_.largest = std::max<std::size_t>(shape_.largest, post.largest);
+    }
+    const bool first_step_made = agreed_;
+    plan_ = make_plan(shape_, mesh_.tuning(), all_mapped);
+    in_staging_ = plan_.path != Path::direct;
+    locate_peers();
+    agreed_ = plan_.path == Path::direct || (first_step_made && !any_mapped);
+    if (!first_step_made) step_ = 0;
+  }
+  streaming_ = shape_.largest * shape_.element_size * std::max<std::uint32_t>(c_.out.n, 1) >=
+               mesh_.tuning().streaming_bytes;
+  if (c_.op == ReduceOp::premul_sum)
+    for (int i = 0; i < mesh_.size(); ++i)
+      factors_[i] = i == mesh_.rank() ? c_.factor : mesh_.member(i).block.post(q_).factor;
+}
+
+void Executor::locate_peers() {
+  const bool direct = plan_.path == Path::direct;
+  const Traits& t = traits(c_.kind);
+  const auto me = static_cast<std::uint32_t>(mesh_.rank());
+  const std::size_t block_bytes = shape_.largest * shape_.element_size;
+  for (int i = 0; i < mesh_.size(); ++i) {
+    if (i == mesh_.rank()) {
+      if (!direct) slots_[i] = mesh_.endpoint().arena().at(mesh_.staging());
+      continue;
+    }
+    const Member& member = mesh_.member(i);
+    const Post& post = member.block.post(q_);
+    if (!direct) {
+      slots_[i] = const_cast<std::byte*>(
+          member.peer->control(post.staging, 4 * std::size_t{mesh_.tuning().slot_bytes}));
+      continue;
+    }
+    // Of a peer's input blocks this rank reads one: its own. (See the rule in collective.h.)
+    const bool has_in = !t.in_root_only || i == c_.root;
+    const bool has_out = plan_.split == Split::range && (!t.out_root_only || i == c_.root);
+    if (has_in) {
+      const std::size_t bytes = t.out_per_rank && c_.out.n ? c_.out.at(i, shape_.element_size).count * shape_.element_size
+                                                           : block_bytes;
+      auto ref = shm::Ref::unpack(post.in_listed ? member.block.refs(q_)[t.in_per_rank ? me : 0] : post.in);
+      if (t.in_per_rank && !post.in_listed) ref.offset += me * block_bytes;
+      in_[i] = bytes ? member.peer->resolve(ref, bytes, deadline_) : nullptr;
+    }
+    if (has_out && block_bytes) out_[i] = member.peer->resolve(shm::Ref::unpack(post.out), block_bytes, deadline_);
+  }
+}
+
+Outcome Executor::advance() {
+  if (stage_ == Stage::meet) {
+    if (!all_arrived()) return Outcome::blocked;
+    if (stranger_ >= 0)
+      fail(Errc::mismatch, "rank ", stranger_, " called ", strange_.describe(), " where rank ", mesh_.rank(), " called ",
+           signature_.describe(), " as operation #", q_, " of group ", mesh_.name());
+    choose_plan();
+    stage_ = Stage::move;
+  }
+  if (stage_ == Stage::sync) {
+    if (!all_reached(tick_)) return Outcome::blocked;
+    if (step_ == plan_.steps) return Outcome::finished;
+    stage_ = Stage::move;
+  }
+  // Ranks that could not agree beforehand make the first step now, and then meet once more.
+  if (!agreed_) {
+    if (step_ == 0 && !moves_done()) return Outcome::advanced;
+    step_ = 1;
+    index_ = 0;
+    agreed_ = true;
+    publish_tick();
+    return Outcome::advanced;
+  }
+  if (!moves_done()) return Outcome::advanced;
+  ++step_;
+  index_ = 0;
+  // The last step reads slots that stay as they are until everybody is in the next operation; but nobody may
+  // leave while others still work on its tensors.
+  if (step_ == plan_.steps && plan_.path != Path::direct) {
+    // The next operation's first window takes the slot that nobody reads any more.
+    if (in_staging_) windows_ += plan_.windows;
+    return Outcome::finished;
+  }
+  publish_tick();
+  return Outcome::advanced;
+}
+
+/// Makes at most one slice of the step's moves; true when all of them are made.
+bool Executor::moves_done() {
+  Move move;
+  std::size_t budget = kSliceBytes;
+  while (move_at(plan_, shape_, mesh_.rank(), step_, index_, move)) {
+    // Blocks may be shorter than the largest; whoever makes a move knows the block on its own side.
+    const bool own_dst = move.dst.where == Where::tensor && move.dst.ranks() == 1 && move.dst.first == mesh_.rank();
+    const Blocks& own = own_dst ? c_.out : c_.in;
+    if (own_dst || move.dst.where == Where::slot) move.hi = std::min(move.hi, own.at(own_dst ? move.dst.block : move.src.block, shape_.element_size).count);
+    const std::size_t lo = move.lo + done_;
+    if (lo < move.hi) {
+      const std::size_t touched = shape_.element_size * (move.src.ranks() + move.dst.ranks());
+      const std::size_t hi = std::min(move.hi, lo + std::max<std::size_t>(budget / touched, 1));
+      run(move, lo, hi);
+      if (hi < move.hi) {
+        done_ += hi - lo;
+        return false;
+      }
+      budget -= std::min(budget, (hi - lo) * touched);
+    }
+    done_ = 0;
+    ++index_;
+  }
+  index_ = 0;
+  return true;
+}
+
+/// Where element `lo` of a side's block is, for one of its ranks.
+std::byte* Executor::address(const Side& side, int rank, const Move& move, std::size_t lo) const {
+  const std::size_t size = shape_.element_size;
+  const bool own = rank == mesh_.rank();
+  // A rank's own contribution is read where it is; only what others read was staged.
+  const bool source_of_own = own && side.where == Where::slot && &side == &move.src;
+  if (side.where == Where::tensor || source_of_own) {
+    const bool output = &side == &move.dst;
+    if (own) return (output ? c_.out : c_.in).at(side.block, size).data + lo * size;
+    return (output ? out_ : in_)[rank] + lo * size;
+  }
+  std::byte* slot = slots_[rank];
+  if (in_staging_)
+    slot += (((windows_ + side.parity) & 1) + (side.where == Where::result ? 2 : 0)) *
+            std::size_t{mesh_.tuning().slot_bytes};
+  const std::size_t window = slot_position(traits(c_.kind), rank, side.block) * plan_.window;
+  return slot + (window + lo - move.window_start) * size;
+}
+
+std::size_t Executor::gather(const Side& side, const Move& move, std::size_t lo, std::byte** out) const {
+  std::size_t n = 0;
+  for (int rank = side.first; rank < side.first + side.count; ++rank)
+    if (rank != side.except) out[n++] = address(side, rank, move, lo);
+  return n;
+}
+
+void Executor::run(const Move& move, std::size_t lo, std::size_t hi) {
+  std::array<std::byte*, kMaxRanks + 1> dsts, srcs;
+  const std::size_t n_src = gather(move.src, move, lo, srcs.data());
+  std::size_t n_dst = gather(move.dst, move, lo, dsts.data());
+  if (move.also_result) {
+    Side result = move.dst;
+    result.where = Where::result;
+    dsts[n_dst++] = address(result, mesh_.rank(), move, lo);
+  }
+  const auto store = streaming_ && move.dst.where == Where::tensor && !move.also_result ? kernels::Store::streaming
+                                                                                          : kernels::Store::cached;
+  const std::span<void* const> to(reinterpret_cast<void* const*>(dsts.data()), n_dst);
+  if (move.reduce) {
+    const std::span<const double> factors(factors_.data(), c_.op == ReduceOp::premul_sum ? n_src : 0);
+    kernels::reduce(c_.dtype, c_.op, to, {reinterpret_cast<const void* const*>(srcs.data()), n_src}, hi - lo, store,
+                    factors);
+  } else if (n_dst != 1 || dsts[0] != srcs[0]) {
+    kernels::copy(to, srcs[0], (hi - lo) * shape_.element_size, store);
+  }
+}
+
+}  // namespace occl::coll

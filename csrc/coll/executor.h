@@ -1,0 +1,79 @@
+// Carries out one collective at a time: the only code that moves the bytes of collectives.
+//
+//     start ─▶ meet ─▶ move ─▶ sync ─▶ move ─▶ ... ─▶ finished
+//              (all    (the step's (all
+//               stamps) moves)      ticks)
+//
+// It never blocks: `advance` does what can be done now and says whether there was anything. One thread at a
+// time (Group sees to that); the thread may change between calls.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "coll/mesh.h"
+#include "coll/operation.h"
+#include "coll/plan.h"
+
+namespace occl::coll {
+
+enum class Outcome : std::uint8_t { blocked, advanced, finished };
+
+class Executor {
+ public:
+  explicit Executor(Mesh& mesh);
+
+  /// Posts operation number `sequence`. Requires that the last one has finished.
+  void start(const Collective& collective, std::uint64_t sequence, Deadline deadline);
+
+  /// Throws Error(mismatch), after which the next operation may start, or any other Error, after which
+  /// nothing may.
+  Outcome advance();
+
+  /// May peers know where the current operation's tensors are?
+  bool exposed() const { return exposed_; }
+  /// The ranks that the current operation waits for, or none while it can go on.
+  std::vector<int> missing() const;
+
+ private:
+  enum class Stage : std::uint8_t { meet, move, sync };
+
+  void post();
+  bool all_arrived();
+  bool all_reached(std::uint64_t tick);
+  void choose_plan();
+  void locate_peers();
+  bool moves_done();
+  void run(const Move& move, std::size_t lo, std::size_t hi);
+  std::byte* address(const Side& side, int rank, const Move& move, std::size_t lo) const;
+  std::size_t gather(const Side& side, const Move& move, std::size_t lo, std::byte** out) const;
+  std::uint64_t own_ref(const Blocks& blocks) const;
+  void publish_tick();
+
+  Mesh& mesh_;
+  Collective c_;
+  Shape shape_;
+  Plan plan_;
+  Signature signature_;
+  Deadline deadline_ = Deadline::never();
+  std::uint64_t q_ = 0;           // the operation's number
+  std::uint64_t tick_ = 0;        // synchronisations passed since the group began; the same on every rank
+  Stage stage_ = Stage::meet;
+  bool agreed_ = false;           // the plan's first step could be made before the ranks met
+  bool mapped_ = false;           // peers can reach what `direct` needs of this rank
+  bool exposed_ = false;
+  bool streaming_ = false;
+  bool in_staging_ = false;       // slots are the staging slots, not the places beside the sequence number
+  std::uint64_t windows_ = 0;     // staged since the group began: consecutive ones alternate between two slots
+  std::uint64_t step_ = 0;
+  std::uint32_t index_ = 0;       // the next move of the step
+  std::size_t done_ = 0;          // elements of that move
+  int cursor_ = 0;                // all ranks before it have arrived, or reached the tick
+  int stranger_ = -1;             // the first rank that called something else
+  Signature strange_;
+  // Of the current operation, by rank: where its input, output and slots are.
+  std::vector<std::byte*> in_, out_, slots_;
+  std::vector<double> factors_;
+};
+
+}  // namespace occl::coll

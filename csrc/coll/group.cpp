@@ -1,0 +1,247 @@
+#include "coll/group.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.h"
+#include "coll/engine.h"
+
+namespace occl::coll {
+std::string Operation::describe() const {
+  if (!is_transfer_) return Signature::of(collective_).describe();
+  const Transfer& t = transfer_;
+  return concat(t.send ? "send(" : "recv(", name_of(t.dtype), "[", t.buffer.count, "], ", t.send ? "dst=" : "src=",
+                t.peer == Transfer::kAnyRank ? std::string("any") : std::to_string(t.peer), ", tag=", t.tag, ")");
+}
+
+Group::Group(Engine& engine, std::unique_ptr<Mesh> mesh)
+    : engine_(engine), mesh_(std::move(mesh)), executor_(*mesh_), messenger_(*mesh_) {}
+
+Group::~Group() = default;
+
+std::optional<Error> Group::error() const {
+  std::lock_guard lock(submit_mutex_);
+  return ended_;
+}
+
+void Group::submit(Operation& op) {
+  {
+    std::lock_guard lock(submit_mutex_);
+    if (!ended_) {
+      op.sequence_ = op.is_transfer() ? ++transfers_
+                                      : sequence_.fetch_add(1, std::memory_order_relaxed) + 1;  // under the lock
+      pending_.fetch_add(1, std::memory_order_relaxed);          // seen by whoever sees the operation
+      engine_.pending_.fetch_add(1, std::memory_order_seq_cst);  // pairs with the engine's parking
+      submitted_.push(op);
+      return;
+    }
+    op.error_ = std::make_unique<Error>(*ended_);
+  }
+  op.finished_.store(true, std::memory_order_release);  // pairs with Operation::finished
+  op.listener_.completed(op);
+  op.listener_.released(op);
+}
+
+void Group::take_submitted() {
+  OperationList taken;
+  {
+    std::lock_guard lock(submit_mutex_);
+    taken.take(submitted_);
+  }
+  while (!taken.empty()) {
+    Operation& op = taken.pop();
+    op.is_transfer() ? messenger_.post(op) : collectives_.push(op);
+  }
+}
+
+void Group::set_restless(bool restless) {
+  if (restless == restless_.load(std::memory_order_relaxed)) return;  // we alone write it, under the lock
+  restless_.store(restless, std::memory_order_release);               // pairs with busy
+  engine_.pending_.fetch_add(restless ? 1 : std::size_t(-1), std::memory_order_seq_cst);
+}
+
+bool Group::drive(bool patient) {
+  if (!busy()) return false;
+  std::unique_lock driving(drive_mutex_, std::try_to_lock);
+  if (!driving) return false;
+  OperationList done;
+  bool moved = false;
+  try {
+    take_submitted();
+    moved = advance_collectives(done);
+    moved |= messenger_.advance(done);
+    if (!moved && patient) check(done);
+    set_restless(messenger_.has_notes());
+  } catch (const Error& error) {
+    end_all(error, done);
+  } catch (const std::exception& error) {  // out of ordinary memory, say
+    end_all(Error(Errc::system, error.what()), done);
+  }
+  moved |= !done.empty();
+  driving.unlock();
+  finish(done);
+  return moved;
+}
+
+bool Group::advance_collectives(OperationList& done) {
+  bool moved = false;
+  while (!collectives_.empty()) {
+    Operation& op = collectives_.front();
+    Outcome outcome = Outcome::advanced;
+    try {
+      if (!std::exchange(started_, true)) executor_.start(op.collective(), op.sequence(), op.deadline());
+      outcome = executor_.advance();
+    } catch (const Error& error) {
+      if (error.code() != Errc::mismatch) throw;
+      op.error_ = std::make_unique<Error>(error);
+      outcome = Outcome::finished;
+    }
+    if (outcome == Outcome::blocked) return moved;
+    moved = true;
+    if (outcome == Outcome::advanced) continue;
+    started_ = false;
+    collectives_.pop();
+    done.push(op);
+  }
+  return moved;
+}
+
+/// Tells listeners, outside of the locks: a listener may submit, wait and destroy.
+void Group::finish(OperationList& done) {
+  if (done.empty()) return;
+  while (!done.empty()) {
+    Operation& op = done.pop();
+    const bool keep = op.error_ && op.exposed_;
+    Listener& listener = op.listener_;
+    pending_.fetch_sub(1, std::memory_order_release);          // pairs with pending()
+    engine_.pending_.fetch_sub(1, std::memory_order_release);
+    op.finished_.store(true, std::memory_order_seq_cst);       // pairs with Operation::finished, and with sleepers
+    listener.completed(op);
+    if (keep) {
+      std::lock_guard lock(submit_mutex_);
+      exposed_.push(op);
+    } else {
+      listener.released(op);
+    }
+  }
+  engine_.ring();  // another thread of this process may wait for one of them
+}
+
+/// After the ranks that are gone: whoever aborted because of them names them too, but at second hand.
+void Group::check_aborts() {
+  for (int i = 0; i < mesh_->size(); ++i) {
+    const auto& header = mesh_->member(i).block.header();
+    if (header.presence.load(std::memory_order_acquire) & kAborted)  // pairs with end_all; `reason` is there
+      fail(Errc::aborted, mesh_->describe(i), " ended group ", mesh_->name(), ": ",
+           std::string(header.reason.data(), strnlen(header.reason.data(), header.reason.size())));
+  }
+}
+
+std::string Group::doing(const Operation& op) const {
+  return concat(op.describe(), " #", op.sequence(), " of group ", mesh_->name(), " on rank ", mesh_->rank());
+}
+
+/// Nothing moves: is that because it never will?
+void Group::check(OperationList& done) {
+  check_members(done);
+  check_aborts();
+  check_deadlines();
+}
+
+void Group::check_members(OperationList& done) {
+  for (int i = 0; i < mesh_->size(); ++i) {
+    if (i == mesh_->rank()) continue;
+    const Member& member = mesh_->member(i);
+    const auto& header = member.block.header();
+    const bool exited = member.peer->exited();
+    if (!exited && !(header.presence.load(std::memory_order_acquire) & kLeft)) continue;  // pairs with close
+    const auto how = exited ? Errc::peer_exited : Errc::peer_left;
+    const char* verb = exited ? " exited during " : " left the group during ";
+    // A rank that is gone may have done its part of what is in flight: only what waits for it has failed.
+    // (That nothing moved was seen before this look at it: everything it ever wrote has been seen.)
+    if (!collectives_.empty()) {
+      if (advance_collectives(done)) return;
+      fail(how, mesh_->describe(i), verb, doing(collectives_.front()));
+    }
+    if (messenger_.needs(i)) {
+      if (messenger_.advance(done)) return;
+      messenger_.fail(i, Error(how, concat(mesh_->describe(i), verb, "a message exchange of group ", mesh_->name())), done);
+    }
+  }
+}
+
+void Group::check_deadlines() {
+  for (Operation* op = collectives_.begin(); op; op = OperationList::next(*op)) {
+    if (!op->deadline().passed()) continue;
+    const auto missing = executor_.missing();
+    std::string last;
+    for (const int rank : missing) {
+      // The post of the operation before: the last thing that a rank which has not arrived is known to have done.
+      const Post& post = mesh_->member(rank).block.post(collectives_.front().sequence() - 1);
+      const auto stamp = post.stamp.load(std::memory_order_acquire);  // pairs with Executor::post
+      last += concat(last.empty() ? "" : "; ", mesh_->describe(rank), " has not arrived, its last operation was ",
+                     stamp ? concat(Signature{post.signature}.describe(), " #", stamp) : std::string("none"));
+    }
+    fail(Errc::timeout, "Timed out in ", doing(*op), ": ", last.empty() ? "all ranks are there" : last);
+  }
+  if (const Operation* op = messenger_.overdue()) fail(Errc::timeout, "Timed out in ", doing(*op));
+}
+
+/// The group is over on this rank, and so on all ranks.
+void Group::end_all(const Error& error, OperationList& done) {
+  take_submitted();
+  {
+    std::lock_guard lock(submit_mutex_);
+    if (!ended_) ended_ = error;
+  }
+  if (started_) collectives_.front().exposed_ = executor_.exposed();
+  started_ = false;
+  while (!collectives_.empty()) {
+    Operation& op = collectives_.pop();
+    op.error_ = std::make_unique<Error>(error);
+    done.push(op);
+  }
+  messenger_.fail(Transfer::kAnyRank, error, done);
+  set_restless(false);
+  auto& header = mesh_->own().header();
+  if (header.presence.load(std::memory_order_relaxed) == 0) {  // we alone write it, under the lock
+    std::strncpy(header.reason.data(), error.what(), header.reason.size() - 1);
+    header.presence.store(kAborted, std::memory_order_seq_cst);  // pairs with check_aborts, and with sleepers
+    mesh_->ring_all();
+  }
+}
+
+void Group::abort(const std::string& reason) {
+  OperationList done;
+  {
+    std::lock_guard driving(drive_mutex_);
+    end_all(Error(Errc::aborted, concat("rank ", mesh_->rank(), " aborted group ", mesh_->name(), ": ", reason)), done);
+  }
+  finish(done);
+}
+
+void Group::close() {
+  OperationList done;
+  {
+    std::lock_guard driving(drive_mutex_);
+    {
+      std::lock_guard lock(submit_mutex_);
+      if (!ended_) ended_ = Error(Errc::closed, concat("group ", mesh_->name(), " has been destroyed"));
+    }
+    take_submitted();
+    mesh_->leave();
+    end_all(*ended_, done);
+  }
+  finish(done);
+  OperationList kept;
+  {
+    std::lock_guard lock(submit_mutex_);
+    kept.take(exposed_);
+  }
+  while (!kept.empty()) {
+    Operation& op = kept.pop();
+    op.listener_.released(op);
+  }
+}
+
+}  // namespace occl::coll

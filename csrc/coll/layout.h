@@ -1,0 +1,119 @@
+// What a rank shares with the others of its group, in its control region: a header that outlives the group,
+// and a block that is used again. The rank writes all of it, the others read it; nothing has two writers.
+//
+//     GroupHeader      who this is, whether it has left or given up, and why
+//
+//     Tick             how many synchronisations of steps this rank has passed
+//     Post[2]          operation q posts into Post[q % 2]: stamp, signature, small payload, addresses
+//     refs[2][N]       addresses of input blocks that do not lie back to back
+//     SendLine[N]      point-to-point to rank j: where the ring is, how much is written
+//     RecvLine[N]      point-to-point from rank j: how much is read
+//     payload[2]       one-shot contributions that do not fit into Post
+//
+// Why two posts are enough and no exit barrier is needed: a rank writes Post[q % 2] when it starts operation
+// q. It has then finished q - 1, for which it has seen every other rank's stamp q - 1; so every other rank
+// has finished q - 2, the last user of the same place.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "base/tuning.h"
+#include "shm/wire.h"
+
+namespace occl::coll {
+
+inline constexpr std::size_t kLine = 64;
+inline constexpr std::size_t kInlineBytes = 40;
+inline constexpr std::uint64_t kUnmapped = ~std::uint64_t{0};
+
+/// Bits of GroupHeader::presence.
+inline constexpr std::uint32_t kLeft = 1, kAborted = 2;
+
+struct alignas(kLine) GroupHeader {
+  std::uint64_t incarnation = 0;  // random: what a peer was told to expect here
+  std::uint32_t magic = shm::kMagic;
+  std::int32_t rank = 0;
+  std::int32_t size = 0;
+  std::atomic<std::uint32_t> presence = 0;  // kAborted: `reason` was written before
+  std::array<char, 8 * kLine - 24> reason{};
+};
+static_assert(sizeof(GroupHeader) == 8 * kLine);
+
+struct alignas(kLine) Tick {
+  std::atomic<std::uint64_t> value = 0;  // seq_cst: pairs with Executor::all_reached, and with sleepers
+};
+
+struct alignas(kLine) Post {
+  std::atomic<std::uint64_t> stamp = 0;  // seq_cst: pairs with Executor::all_arrived, and with sleepers
+  std::uint64_t signature = 0;
+  double factor = 1;                     // PREMUL_SUM
+  std::array<std::byte, kInlineBytes> payload{};
+  // A second line, read only by operations that need more than one step.
+  std::uint64_t in = kUnmapped;          // Ref of the first input block, or kUnmapped
+  std::uint64_t out = kUnmapped;
+  std::uint64_t staging = 0;             // offset of the four slots in the control region, 0: none yet
+  std::uint64_t largest = 0;
+  std::uint32_t mapped = 0;              // peers can reach all that `direct` needs
+  std::uint32_t in_listed = 0;           // input addresses are in refs[], not back to back
+  std::array<std::byte, 24> reserved{};
+};
+static_assert(sizeof(Post) == 2 * kLine && offsetof(Post, in) == kLine);
+
+struct alignas(kLine) SendLine {
+  std::atomic<std::uint64_t> ring = 0;  // offset in the control region, 0: none yet. release/acquire
+  std::atomic<std::uint64_t> head = 0;  // see shm/ring.h
+};
+struct alignas(kLine) RecvLine {
+  std::atomic<std::uint64_t> tail = 0;  // see shm/ring.h
+};
+
+/// A rank's block, by address. Peers' blocks are mapped read only: writing there is a crash, never a surprise.
+class SharedBlock {
+ public:
+  SharedBlock() = default;
+  SharedBlock(GroupHeader* header, std::byte* base, int size) : header_(header), base_(base), size_(size) {}
+
+  static std::size_t bytes(int size) { return offset_payload(size) + 2 * kMaxOneShotBytes; }
+
+  /// Begins the life of the objects in zeroed memory.
+  void construct(std::uint64_t incarnation, int rank) {
+    new (header_) GroupHeader;
+    header_->incarnation = incarnation;
+    header_->rank = rank;
+    header_->size = size_;
+    new (base_ + kTick) Tick;
+    for (int i = 0; i < 2; ++i) new (base_ + kPost + i * sizeof(Post)) Post;
+    for (int i = 0; i < size_; ++i) {
+      new (&send(i)) SendLine;
+      new (&recv(i)) RecvLine;
+    }
+  }
+
+  GroupHeader& header() const { return *header_; }
+  std::atomic<std::uint64_t>& tick() const { return reinterpret_cast<Tick*>(base_ + kTick)->value; }
+  Post& post(std::uint64_t q) const { return reinterpret_cast<Post*>(base_ + kPost)[q & 1]; }
+  std::uint64_t* refs(std::uint64_t q) const {
+    return reinterpret_cast<std::uint64_t*>(base_ + kRefs + (q & 1) * refs_bytes(size_));
+  }
+  SendLine& send(int to) const { return reinterpret_cast<SendLine*>(base_ + offset_send(size_))[to]; }
+  RecvLine& recv(int from) const { return reinterpret_cast<RecvLine*>(base_ + offset_recv(size_))[from]; }
+  std::byte* payload(std::uint64_t q) const { return base_ + offset_payload(size_) + (q & 1) * kMaxOneShotBytes; }
+
+ private:
+  static constexpr std::size_t kTick = 0;
+  static constexpr std::size_t kPost = kTick + sizeof(Tick);
+  static constexpr std::size_t kRefs = kPost + 2 * sizeof(Post);
+  static constexpr std::size_t refs_bytes(int size) { return (size * sizeof(std::uint64_t) + kLine - 1) / kLine * kLine; }
+  static constexpr std::size_t offset_send(int size) { return kRefs + 2 * refs_bytes(size); }
+  static constexpr std::size_t offset_recv(int size) { return offset_send(size) + size * sizeof(SendLine); }
+  static constexpr std::size_t offset_payload(int size) { return offset_recv(size) + size * sizeof(RecvLine); }
+
+  GroupHeader* header_ = nullptr;
+  std::byte* base_ = nullptr;
+  int size_ = 0;
+};
+
+}  // namespace occl::coll

@@ -1,0 +1,103 @@
+#include "coll/mesh.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.h"
+#include "shm/socket.h"
+
+namespace occl::coll {
+
+Mesh::Mesh(std::shared_ptr<shm::Endpoint> endpoint, std::string name, int rank, int size, const Tuning& tuning)
+    : endpoint_(std::move(endpoint)), name_(std::move(name)), rank_(rank), size_(size), tuning_(tuning) {
+  const shm::Token token = shm::random_token();
+  std::memcpy(&incarnation_, token.data(), sizeof(incarnation_));
+  auto& arena = endpoint_->arena();
+  header_ = arena.keep(sizeof(GroupHeader));
+  const auto block = allocate(SharedBlock::bytes(size));
+  own_ = SharedBlock(reinterpret_cast<GroupHeader*>(arena.at(header_)), arena.at(block.offset), size);
+  own_.construct(incarnation_, rank);
+}
+
+void Mesh::leave() {
+  own_.header().presence.fetch_or(kLeft, std::memory_order_seq_cst);  // pairs with Group::check_members, and ~Mesh
+  if (!members_.empty()) ring_all();
+}
+
+Mesh::~Mesh() {
+  leave();
+  // A peer may be reading our last contribution until it has left the group, or died.
+  endpoint_->arena().retire(std::move(blocks_), [members = std::move(members_)] {
+    return std::all_of(members.begin(), members.end(), [](const Member& member) {
+      return member.peer->exited() ||
+             (member.block.header().presence.load(std::memory_order_acquire) & kLeft);  // pairs with leave
+    });
+  });
+}
+
+Invitation Mesh::invitation() const {
+  Invitation invitation;
+  invitation.address = endpoint_->address();
+  invitation.header = header_;
+  invitation.block = blocks_.front().offset;
+  invitation.incarnation = incarnation_;
+  invitation.rank = rank_;
+  invitation.size = size_;
+  invitation.tuning = tuning_;
+  return invitation;
+}
+
+void Mesh::join(const std::vector<Invitation>& invitations, Deadline deadline) {
+  std::vector<std::shared_ptr<shm::Peer>> peers;
+  for (int i = 0; i < size_; ++i) {
+    const Invitation& it = invitations[i];
+    if (it.address.magic != shm::kMagic || it.address.version != shm::kProtocolVersion)
+      fail(Errc::protocol, "rank ", i, " of group ", name_, " speaks protocol version ", it.address.version,
+           " and this is version ", shm::kProtocolVersion, ": use the same torch_occl on all ranks");
+    if (it.size != size_ || it.rank != i)
+      fail(Errc::protocol, "rank ", i, " of group ", name_, " joined as rank ", it.rank, " of ", it.size,
+           " where this is rank ", rank_, " of ", size_);
+    try {
+      if (it.address.node != endpoint_->address().node)
+        fail(Errc::not_implemented, "it is on another node (OCCL_NODE), and groups that span hosts are not offered yet");
+      peers.push_back(endpoint_->peer(it.address, deadline));
+    } catch (const Error& error) {
+      throw Error(error.code(), concat("rank ", rank_, " of group ", name_, " cannot share memory with rank ", i, ": ",
+                                       error.what()));
+    }
+  }
+  join(invitations, std::move(peers));
+}
+
+void Mesh::join(const std::vector<Invitation>& invitations, std::vector<std::shared_ptr<shm::Peer>> peers) {
+  for (int i = 0; i < size_; ++i) {
+    const auto* header = peers[i]->control(invitations[i].header, sizeof(GroupHeader));
+    const auto* base = peers[i]->control(invitations[i].block, SharedBlock::bytes(size_));
+    if (invitations[i].header % kLine != 0 || invitations[i].block % shm::page_size() != 0)
+      fail(Errc::protocol, "rank ", i, " of group ", name_, " announced a misaligned block");
+    // Mapped read only; SharedBlock is one class for readers and the writer.
+    const SharedBlock block(reinterpret_cast<GroupHeader*>(const_cast<std::byte*>(header)),
+                            const_cast<std::byte*>(base), size_);
+    if (block.header().incarnation != invitations[i].incarnation)
+      fail(Errc::peer_left, "rank ", i, " has already left group ", name_);
+    members_.push_back({std::move(peers[i]), block});
+  }
+  tuning_ = invitations.front().tuning;
+  tuning_.one_shot_bytes = std::min(tuning_.one_shot_bytes, kMaxOneShotBytes);
+  tuning_.slot_bytes = std::clamp<std::uint32_t>(tuning_.slot_bytes / kLine * kLine, tuning_.one_shot_bytes + kLine, 64 << 20);
+  tuning_.eager_bytes = std::min(tuning_.eager_bytes, kRingBytes / 4);
+}
+
+shm::Arena::Block Mesh::allocate(std::size_t bytes) {
+  blocks_.push_back(endpoint_->arena().allocate(bytes));
+  return blocks_.back();
+}
+
+std::uint64_t Mesh::staging() {
+  if (!staging_) staging_ = allocate(4 * std::size_t{tuning_.slot_bytes}).offset;
+  return staging_;
+}
+
+std::string Mesh::describe(int rank) const { return concat("rank ", rank, " (", members_[rank].peer->describe(), ")"); }
+
+}  // namespace occl::coll

@@ -1,0 +1,87 @@
+// The ranks of one group and the blocks that they share: what everything that moves bytes for the group needs.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/tuning.h"
+#include "coll/layout.h"
+#include "shm/endpoint.h"
+
+namespace occl::coll {
+
+/// What a rank publishes so that the others can join it.
+struct Invitation {
+  shm::Address address;
+  std::uint64_t header = 0;       // offsets of its SharedBlock in its control region
+  std::uint64_t block = 0;
+  std::uint64_t incarnation = 0;
+  std::int32_t rank = 0;
+  std::int32_t size = 0;
+  Tuning tuning;
+};
+
+struct Member {
+  std::shared_ptr<shm::Peer> peer;
+  SharedBlock block;
+};
+
+class Mesh {
+ public:
+  /// Makes this rank's block. Throws Error(out_of_memory).
+  Mesh(std::shared_ptr<shm::Endpoint> endpoint, std::string name, int rank, int size, const Tuning& tuning);
+  /// Leaves; the block is used again once no peer can be reading it.
+  ~Mesh();
+  Mesh(const Mesh&) = delete;
+  Mesh& operator=(const Mesh&) = delete;
+
+  Invitation invitation() const;
+
+  /// Connects to all ranks, in the order of `invitations`. Rank 0's tuning becomes everybody's.
+  /// Throws what Peer::connect throws, with the rank in the text.
+  void join(const std::vector<Invitation>& invitations, Deadline deadline);
+  /// For tests with ranks in one process: the peers are given.
+  void join(const std::vector<Invitation>& invitations, std::vector<std::shared_ptr<shm::Peer>> peers);
+
+  const std::string& name() const { return name_; }
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  const Tuning& tuning() const { return tuning_; }
+  shm::Endpoint& endpoint() { return *endpoint_; }
+  const SharedBlock& own() const { return own_; }
+  const Member& member(int rank) const { return members_[rank]; }
+
+  /// Tells the others that this rank takes part no more. Idempotent.
+  void leave();
+
+  /// After publishing: wakes whoever sleeps.
+  void ring_all() const {
+    for (int i = 0; i < size_; ++i)
+      if (i != rank_) members_[i].peer->bell().ring();
+  }
+
+  /// More memory that peers may read, zeroed; freed with the group.
+  shm::Arena::Block allocate(std::size_t bytes);
+
+  /// Offset of this rank's four staging slots; allocated at first use.
+  std::uint64_t staging();
+
+  /// "rank 3 (pid 4711, host a)".
+  std::string describe(int rank) const;
+
+ private:
+  std::shared_ptr<shm::Endpoint> endpoint_;
+  std::string name_;
+  int rank_, size_;
+  Tuning tuning_;
+  std::uint64_t incarnation_;
+  std::uint64_t header_;
+  std::vector<shm::Arena::Block> blocks_;
+  SharedBlock own_;
+  std::vector<Member> members_;
+  std::uint64_t staging_ = 0;
+};
+
+}  // namespace occl::coll

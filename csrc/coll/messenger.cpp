@@ -1,0 +1,356 @@
+#include "coll/messenger.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.h"
+#include "kernels/kernels.h"
+#include "shm/socket.h"
+
+namespace occl::coll {
+namespace {
+
+constexpr std::size_t kSliceBytes = std::size_t{4} << 20;  // copied between two looks at the world
+constexpr std::size_t kDataBytes = kRingBytes / 4;         // payload of one data record
+
+std::size_t record_bytes(std::size_t payload) { return sizeof(Envelope) + (payload + kLine - 1) / kLine * kLine; }
+
+std::size_t bytes_of(const Transfer& t) { return t.buffer.count * size_of(t.dtype); }
+
+bool fits(const Transfer& t, const Envelope& e) {
+  return t.buffer.count == e.count && static_cast<std::uint32_t>(t.dtype) == e.dtype;
+}
+
+std::unique_ptr<Error> make_error(Errc code, const std::string& text) { return std::make_unique<Error>(code, text); }
+
+}  // namespace
+
+Messenger::Messenger(Mesh& mesh) : mesh_(mesh), channels_(mesh.size()) {}
+
+Messenger::Channel& Messenger::channel(int rank) {
+  auto& channel = channels_[rank];
+  if (!channel) channel = std::make_unique<Channel>();
+  return *channel;
+}
+
+void Messenger::post(Operation& op) {
+  ++posted_;
+  const Transfer& t = op.transfer();
+  (t.send ? channel(t.peer).queue : receives_).push(op);
+}
+
+bool Messenger::advance(OperationList& done) {
+  if (posted_ == 0 && notes_ == 0) return false;
+  bool moved = false;
+  for (int rank = 0; rank < mesh_.size(); ++rank) {
+    // Somebody who never wrote to us, and to whom we have nothing to say.
+    // acquire: pairs with the release in `write`
+    if (!channels_[rank] && mesh_.member(rank).block.send(mesh_.rank()).ring.load(std::memory_order_acquire) == 0)
+      continue;
+    moved |= take_records(rank, done);
+    moved |= pull_direct(rank, done);
+    moved |= push_notes(rank);
+    moved |= push_data(rank, done);
+    moved |= push_sends(rank, done);
+  }
+  // Receives that were posted after their message arrived.
+  for (Operation* op = receives_.begin(); op;) {
+    Operation& receive = *op;
+    op = OperationList::next(receive);
+    const Transfer& t = receive.transfer();
+    for (int rank = 0; rank < mesh_.size(); ++rank) {
+      if ((t.peer != rank && t.peer != Transfer::kAnyRank) || !channels_[rank]) continue;
+      auto& waiting = channels_[rank]->unexpected;
+      const auto it = std::find_if(waiting.begin(), waiting.end(),
+                                   [&](const Unexpected& u) { return u.envelope.tag == t.tag; });
+      if (it == waiting.end()) continue;
+      const Unexpected message = std::move(*it);
+      waiting.erase(it);
+      receives_.remove(receive);
+      match(rank, receive, message.envelope,
+            [&](std::byte* to) { std::memcpy(to, message.payload.data(), message.payload.size()); }, done);
+      moved = true;
+      break;
+    }
+  }
+  return moved;
+}
+
+bool Messenger::push_sends(int rank, OperationList& done) {
+  Channel& ch = channel(rank);
+  bool moved = false;
+  while (!ch.queue.empty()) {
+    Operation& op = ch.queue.front();
+    const Transfer& t = op.transfer();
+    Envelope e;
+    e.tag = t.tag;
+    e.id = ch.next_id;
+    e.count = t.buffer.count;
+    e.dtype = static_cast<std::uint32_t>(t.dtype);
+    const std::size_t bytes = bytes_of(t);
+    const bool eager = bytes <= mesh_.tuning().eager_bytes;
+    if (eager) {
+      e.bytes = bytes;
+    } else if (const auto ref = mesh_.endpoint().regions().find(t.buffer.data, bytes)) {
+      e.record = Record::direct;
+      e.ref = ref->pack();
+    } else {
+      e.record = Record::stream;
+    }
+    if (!write(rank, e, t.buffer.data)) break;
+    ++ch.next_id;
+    ch.queue.pop();
+    moved = true;
+    op.exposed_ = e.record == Record::direct;
+    if (eager)
+      end(op, done);
+    else
+      ch.sending.push_back({&op, e.id});
+  }
+  return moved;
+}
+
+bool Messenger::push_notes(int rank) {
+  Channel& ch = channel(rank);
+  bool moved = false;
+  while (!ch.notes.empty() && write(rank, ch.notes.front(), nullptr)) {
+    ch.notes.pop_front();
+    --notes_;
+    moved = true;
+  }
+  return moved;
+}
+
+bool Messenger::push_data(int rank, OperationList& done) {
+  Channel& ch = channel(rank);
+  bool moved = false;
+  for (auto it = ch.sending.begin(); it != ch.sending.end();) {
+    const Transfer& t = it->op->transfer();
+    const std::size_t bytes = bytes_of(t);
+    while (it->granted && it->sent < bytes) {
+      Envelope e;
+      e.record = Record::data;
+      e.id = it->id;
+      e.bytes = std::min(kDataBytes, bytes - it->sent);
+      if (!write(rank, e, t.buffer.data + it->sent)) return moved;
+      it->sent += e.bytes;
+      moved = true;
+    }
+    if (it->granted && it->sent == bytes) {
+      end(*it->op, done);
+      it = ch.sending.erase(it);
+    } else {
+      ++it;
+    }
+  }
+  return moved;
+}
+
+bool Messenger::take_records(int rank, OperationList& done) {
+  Channel& ch = channel(rank);
+  const Member& member = mesh_.member(rank);
+  if (!ch.reader) {
+    const auto& line = member.block.send(mesh_.rank());
+    const std::uint64_t ring = line.ring.load(std::memory_order_acquire);  // pairs with the release in `write`
+    if (ring == 0) return false;
+    ch.reader = shm::RingReader<>(member.peer->control(ring, kRingBytes), kRingBytes, &line.head,
+                                  &mesh_.own().recv(rank).tail);
+  }
+  bool moved = false;
+  for (;;) {
+    const std::size_t readable = ch.reader.readable();
+    if (readable == 0) break;
+    Envelope e;
+    if (readable >= sizeof(Envelope) && readable <= kRingBytes) ch.reader.peek(shm::writable_bytes_of(e));
+    if (readable < sizeof(Envelope) || readable > kRingBytes || e.bytes > kRingBytes || record_bytes(e.bytes) > readable)
+      occl::fail(Errc::protocol, mesh_.describe(rank), " wrote a broken message record");
+    take(rank, e, done);
+    ch.reader.release(record_bytes(e.bytes));
+    moved = true;
+  }
+  if (moved) member.peer->bell().ring();  // it may wait for room
+  return moved;
+}
+
+void Messenger::take(int rank, const Envelope& e, OperationList& done) {
+  Channel& ch = channel(rank);
+  const auto payload = [&](std::byte* to) { ch.reader.peek({to, e.bytes}, sizeof(Envelope)); };
+  const auto sending = [&] {
+    return std::find_if(ch.sending.begin(), ch.sending.end(), [&](const Sending& s) { return s.id == e.id; });
+  };
+  switch (e.record) {
+    case Record::eager:
+    case Record::direct:
+    case Record::stream:
+      if (Operation* receive = take_receive(rank, e.tag)) {
+        match(rank, *receive, e, payload, done);
+      } else {
+        Unexpected message{e, std::vector<std::byte>(e.bytes)};
+        payload(message.payload.data());
+        ch.unexpected.push_back(std::move(message));
+      }
+      return;
+    case Record::grant:
+      if (const auto it = sending(); it != ch.sending.end()) it->granted = true;
+      return;
+    case Record::ack:
+    case Record::nack:
+      if (const auto it = sending(); it != ch.sending.end()) {
+        Operation& op = *it->op;
+        ch.sending.erase(it);
+        end(op, done, e.record == Record::ack ? nullptr
+                                              : make_error(Errc::mismatch, concat("rank ", mesh_.rank(), " called ", op.describe(),
+                                                           " but rank ", rank, " receives another size or type in group ", mesh_.name())));
+      }
+      return;
+    case Record::data: {
+      const auto it = std::find_if(ch.receiving.begin(), ch.receiving.end(),
+                                   [&](const Receiving& r) { return r.envelope.id == e.id; });
+      if (it == ch.receiving.end() || e.bytes > bytes_of(it->op->transfer()) - it->received) break;
+      payload(it->op->transfer().buffer.data + it->received);
+      it->received += e.bytes;
+      if (it->received == bytes_of(it->op->transfer())) {
+        Operation& op = *it->op;
+        ch.receiving.erase(it);
+        end(op, done);
+      }
+      return;
+    }
+  }
+  occl::fail(Errc::protocol, mesh_.describe(rank), " wrote a message record that makes no sense");
+}
+
+template <class CopyPayload>
+void Messenger::match(int rank, Operation& op, const Envelope& e, CopyPayload&& copy_payload, OperationList& done) {
+  const Transfer& t = op.transfer();
+  op.source_ = rank;
+  const bool whole = e.record != Record::eager || e.bytes == bytes_of(t);
+  if (!fits(t, e) || !whole) {
+    if (e.record != Record::eager) note(rank, Record::nack, e.id);
+    return end(op, done, make_error(Errc::mismatch, concat("rank ", rank, " sent ", name_of(static_cast<DType>(e.dtype)), "[", e.count,
+                         "] with tag ", e.tag, " where rank ", mesh_.rank(), " called ", op.describe(), " in group ", mesh_.name())));
+  }
+  if (e.record == Record::eager) {
+    copy_payload(t.buffer.data);
+    return end(op, done);
+  }
+  channel(rank).receiving.push_back({&op, e});
+  if (e.record == Record::stream) note(rank, Record::grant, e.id);
+}
+
+bool Messenger::pull_direct(int rank, OperationList& done) {
+  Channel& ch = channel(rank);
+  const auto it = std::find_if(ch.receiving.begin(), ch.receiving.end(),
+                               [](const Receiving& r) { return r.envelope.record == Record::direct; });
+  if (it == ch.receiving.end()) return false;
+  Operation& op = *it->op;
+  const Transfer& t = op.transfer();
+  const std::size_t bytes = bytes_of(t);
+  const std::byte* from = mesh_.member(rank).peer->resolve(shm::Ref::unpack(it->envelope.ref), bytes, op.deadline());
+  const std::size_t slice = std::min(kSliceBytes, bytes - it->received);
+  void* const to[] = {t.buffer.data + it->received};
+  const auto store = bytes >= mesh_.tuning().streaming_bytes ? kernels::Store::streaming : kernels::Store::cached;
+  kernels::copy(to, from + it->received, slice, store);
+  it->received += slice;
+  if (it->received == bytes) {
+    note(rank, Record::ack, it->envelope.id);
+    ch.receiving.erase(it);
+    end(op, done);
+  }
+  return true;
+}
+
+Operation* Messenger::take_receive(int rank, std::uint32_t tag) {
+  for (Operation* op = receives_.begin(); op; op = OperationList::next(*op)) {
+    const Transfer& t = op->transfer();
+    if (t.tag != tag || (t.peer != rank && t.peer != Transfer::kAnyRank)) continue;
+    receives_.remove(*op);
+    return op;
+  }
+  return nullptr;
+}
+
+bool Messenger::write(int rank, const Envelope& e, const std::byte* payload) {
+  Channel& ch = channel(rank);
+  SendLine& line = mesh_.own().send(rank);
+  if (!ch.writer) {
+    const auto ring = mesh_.allocate(kRingBytes);
+    ch.writer = shm::RingWriter<>(mesh_.endpoint().arena().at(ring.offset), kRingBytes, &line.head,
+                                  &mesh_.member(rank).block.recv(mesh_.rank()).tail);
+    line.ring.store(ring.offset, std::memory_order_release);  // pairs with the acquire in take_records
+  }
+  const std::size_t bytes = record_bytes(e.bytes);
+  if (!ch.writer.has_room(bytes)) return false;
+  ch.writer.put(shm::bytes_of(e));
+  ch.writer.put({payload, e.bytes});
+  ch.writer.skip(bytes - sizeof(Envelope) - e.bytes);
+  ch.writer.publish();
+  mesh_.member(rank).peer->bell().ring();
+  return true;
+}
+
+void Messenger::note(int rank, Record record, std::uint64_t id) {
+  Envelope e;
+  e.record = record;
+  e.id = id;
+  channel(rank).notes.push_back(e);
+  ++notes_;
+}
+
+void Messenger::end(Operation& op, OperationList& done, std::unique_ptr<Error> error) {
+  op.error_ = std::move(error);
+  --posted_;
+  done.push(op);
+}
+
+template <class F>
+void Messenger::for_each(int rank, F&& f) const {
+  for (int i = 0; i < mesh_.size(); ++i) {
+    if (!channels_[i] || (rank != Transfer::kAnyRank && rank != i)) continue;
+    const Channel& ch = *channels_[i];
+    for (Operation* op = ch.queue.begin(); op; op = OperationList::next(*op)) f(*op);
+    for (const auto& sending : ch.sending) f(*sending.op);
+    for (const auto& receiving : ch.receiving) f(*receiving.op);
+  }
+  for (Operation* op = receives_.begin(); op; op = OperationList::next(*op))
+    if (rank == Transfer::kAnyRank || op->transfer().peer == rank || op->transfer().peer == Transfer::kAnyRank) f(*op);
+}
+
+const Operation* Messenger::overdue() const {
+  const Operation* found = nullptr;
+  for_each(Transfer::kAnyRank, [&](const Operation& op) {
+    if (op.deadline().passed()) found = &op;
+  });
+  return found;
+}
+
+bool Messenger::needs(int rank) const {
+  bool found = false;
+  for_each(rank, [&](const Operation&) { found = true; });
+  return found;
+}
+
+void Messenger::fail(int rank, const Error& error, OperationList& done) {
+  std::vector<Operation*> failed;
+  for_each(rank, [&](Operation& op) { failed.push_back(&op); });
+  for (int i = 0; i < mesh_.size(); ++i) {
+    if (!channels_[i] || (rank != Transfer::kAnyRank && rank != i)) continue;
+    channels_[i]->queue = {};
+    channels_[i]->sending.clear();
+    channels_[i]->receiving.clear();
+    notes_ -= channels_[i]->notes.size();
+    channels_[i]->notes.clear();
+  }
+  for (Operation* op : failed) {
+    if (!op->transfer().send) {
+      for (Operation* at = receives_.begin(); at; at = OperationList::next(*at))
+        if (at == op) {
+          receives_.remove(*op);
+          break;
+        }
+    }
+    end(*op, done, std::make_unique<Error>(error));
+  }
+}
+
+}  // namespace occl::coll

@@ -1,0 +1,114 @@
+// Point-to-point messages of one group: any order of posting, tags, thousands outstanding.
+//
+// Each ordered pair of ranks has one ring (shm/ring.h) of records: a 64-byte Envelope, then its payload.
+//
+//     small                       large, mapped                  large, not mapped
+//     eager + payload ──▶         direct + address ──▶           stream ──▶
+//                                 (receiver copies from          ◀── grant
+//                                  the sender's memory)          data + payload ──▶ ...
+//                                 ◀── ack
+//
+// A send completes when its bytes have been taken over: at once for eager. A receiver always empties its
+// rings; an eager message that nobody waits for yet moves to the heap. So no message waits for another one.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "coll/mesh.h"
+#include "coll/operation.h"
+#include "shm/ring.h"
+
+namespace occl::coll {
+
+enum class Record : std::uint32_t { eager = 1, direct, stream, ack, nack, grant, data };
+
+struct Envelope {
+  Record record = Record::eager;
+  std::uint32_t tag = 0;
+  std::uint64_t id = 0;          // number of the message in its direction
+  std::uint64_t count = 0;       // elements of the whole message
+  std::uint64_t bytes = 0;       // payload behind this envelope
+  std::uint64_t ref = 0;         // direct: where the message lies
+  std::uint32_t dtype = 0;
+  std::uint32_t reserved[5] = {};
+};
+static_assert(sizeof(Envelope) == kLine);
+
+class Messenger {
+ public:
+  explicit Messenger(Mesh& mesh);
+
+  /// Takes over a send or receive.
+  void post(Operation& op);
+
+  /// Moves what can be moved now; finished operations go to `done`. True if there was anything.
+  bool advance(OperationList& done);
+
+  /// Is there something left to tell a peer?
+  bool has_notes() const { return notes_ > 0; }
+
+  /// Ends every operation that needs `rank` (all for kAnyRank) with `error`.
+  void fail(int rank, const Error& error, OperationList& done);
+
+  /// An operation whose deadline has passed, or null.
+  const Operation* overdue() const;
+
+  /// Does an operation that has not ended need `rank`?
+  bool needs(int rank) const;
+
+ private:
+  struct Unexpected {          // arrived before its receive was posted
+    Envelope envelope;
+    std::vector<std::byte> payload;
+  };
+  struct Sending {             // its envelope is in the ring
+    Operation* op;
+    std::uint64_t id;
+    std::size_t sent = 0;      // stream: bytes
+    bool granted = false;
+  };
+  struct Receiving {           // matched, not complete
+    Operation* op;
+    Envelope envelope;
+    std::size_t received = 0;  // bytes
+  };
+  struct Channel {             // everything with one other rank
+    shm::RingWriter<> writer;
+    shm::RingReader<> reader;
+    OperationList queue;                 // sends whose envelope did not fit yet
+    std::deque<Sending> sending;
+    std::deque<Receiving> receiving;
+    std::deque<Envelope> notes;          // acks and grants that did not fit yet
+    std::deque<Unexpected> unexpected;
+    std::uint64_t next_id = 1;
+  };
+
+  bool push_sends(int rank, OperationList& done);
+  bool push_notes(int rank);
+  bool push_data(int rank, OperationList& done);
+  bool take_records(int rank, OperationList& done);
+  bool pull_direct(int rank, OperationList& done);
+  void take(int rank, const Envelope& envelope, OperationList& done);
+  /// Gives an arrived message to a receive, or fails it when the two do not fit.
+  template <class CopyPayload>
+  void match(int rank, Operation& op, const Envelope& envelope, CopyPayload&& copy_payload, OperationList& done);
+  template <class F>
+  void for_each(int rank, F&& f) const;
+  Operation* take_receive(int rank, std::uint32_t tag);
+  Channel& channel(int rank);
+  bool write(int rank, const Envelope& envelope, const std::byte* payload);
+  void note(int rank, Record record, std::uint64_t id);
+  void end(Operation& op, OperationList& done, std::unique_ptr<Error> error = nullptr);
+
+  Mesh& mesh_;
+  std::vector<std::unique_ptr<Channel>> channels_;  // made at first use: most groups exchange no messages
+  OperationList receives_;       // posted, not matched, in order
+  std::size_t posted_ = 0;       // operations that have not ended
+  std::size_t notes_ = 0;        // in all channels
+};
+
+}  // namespace occl::coll

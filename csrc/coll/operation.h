@@ -1,0 +1,121 @@
+// One operation in flight: what is asked for, and how it ended.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "base/deadline.h"
+#include "base/error.h"
+#include "coll/collective.h"
+
+namespace occl::coll {
+
+/// A point-to-point message. `peer` is kAnyRank for a receive from whoever sends first.
+struct Transfer {
+  static constexpr int kAnyRank = -1;
+  bool send = false;
+  int peer = 0;
+  std::uint32_t tag = 0;
+  DType dtype = DType::bytes;
+  Block buffer;
+};
+
+class Operation;
+
+/// Who is told how an operation ended. Called by whichever thread drove it, outside of all locks.
+class Listener {
+ public:
+  virtual void completed(Operation& operation) noexcept = 0;
+  /// The last call for this operation: its buffers and it itself may go now. After an error that is only when
+  /// the group is closed, because peers may still be using the buffers.
+  virtual void released(Operation& operation) noexcept = 0;
+
+ protected:
+  ~Listener() = default;
+};
+
+class Operation {
+ public:
+  Operation(Listener& listener, const Collective& collective, Deadline deadline)
+      : collective_(collective), deadline_(deadline), listener_(listener) {}
+  Operation(Listener& listener, const Transfer& transfer, Deadline deadline)
+      : is_transfer_(true), transfer_(transfer), deadline_(deadline), listener_(listener) {}
+  Operation(const Operation&) = delete;
+  Operation& operator=(const Operation&) = delete;
+
+  bool is_transfer() const { return is_transfer_; }
+  const Collective& collective() const { return collective_; }
+  const Transfer& transfer() const { return transfer_; }
+  Deadline deadline() const { return deadline_; }
+
+  /// The number of this operation among the collectives (or the messages) of its group on this rank, from 1.
+  std::uint64_t sequence() const { return sequence_; }
+
+  bool finished() const { return finished_.load(std::memory_order_acquire); }  // pairs with Group::finish
+  /// Once finished: what went wrong, or null.
+  const Error* error() const { return error_.get(); }
+  /// Once finished: where a message came from.
+  int source() const { return source_; }
+
+  /// "all_reduce(float32[4], SUM)", "recv(float32[4], src=1, tag=0)".
+  std::string describe() const;
+
+ private:
+  friend class Group;
+  friend class Messenger;
+  friend class OperationList;
+
+  const bool is_transfer_ = false;
+  const Collective collective_;
+  const Transfer transfer_;
+  const Deadline deadline_;
+  Listener& listener_;
+  Operation* next_ = nullptr;
+  std::uint64_t sequence_ = 0;
+  int source_ = -1;
+  bool exposed_ = false;  // peers may know the addresses of its buffers
+  std::unique_ptr<Error> error_;
+  std::atomic<bool> finished_ = false;
+};
+
+/// First in, first out, without allocation. Not thread safe.
+class OperationList {
+ public:
+  bool empty() const { return first_ == nullptr; }
+  Operation& front() const { return *first_; }
+  Operation* begin() const { return first_; }
+  static Operation* next(const Operation& op) { return op.next_; }
+
+  void push(Operation& op) {
+    op.next_ = nullptr;
+    (first_ ? last_->next_ : first_) = &op;
+    last_ = &op;
+  }
+  Operation& pop() {
+    Operation& op = *first_;
+    first_ = op.next_;
+    return op;
+  }
+  /// Takes `op` out, wherever it is.
+  void remove(Operation& op) {
+    Operation* before = nullptr;
+    for (Operation* at = first_; at != &op; at = at->next_) before = at;
+    (before ? before->next_ : first_) = op.next_;
+    if (last_ == &op) last_ = before;
+  }
+  /// Appends all of `other` and empties it.
+  void take(OperationList& other) {
+    if (other.empty()) return;
+    (first_ ? last_->next_ : first_) = other.first_;
+    last_ = other.last_;
+    other = {};
+  }
+
+ private:
+  Operation* first_ = nullptr;
+  Operation* last_ = nullptr;
+};
+
+}  // namespace occl::coll

@@ -1,0 +1,181 @@
+#include "coll/plan.h"
+
+#include <algorithm>
+
+namespace occl::coll {
+namespace {
+
+constexpr std::size_t kLine = 64;  // parts begin on cache lines: no line has two writers
+
+/// Elements [lo, hi) of [0, n) that fall to `part` of `parts`.
+struct Range {
+  std::size_t lo, hi;
+};
+Range part_of(std::size_t n, int part, int parts, std::size_t element_size) {
+  const std::size_t unit = std::max<std::size_t>(kLine / element_size, 1);
+  const std::size_t units = (n + unit - 1) / unit;
+  const std::size_t each = (units + parts - 1) / parts * unit;
+  return {std::min(each * part, n), std::min(each * (part + 1), n)};
+}
+
+bool has_in(const Shape& s, int rank) { return !traits(s.kind).in_root_only || rank == s.root; }
+bool has_out(const Shape& s, int rank) { return !traits(s.kind).out_root_only || rank == s.root; }
+
+/// Blocks that a rank stages for others, and blocks that it receives.
+std::uint32_t staged_blocks(const Shape& s) { return traits(s.kind).in_per_rank ? s.size - 1 : 1; }
+std::uint32_t outputs(const Shape& s, int rank) {
+  return !has_out(s, rank) ? 0 : traits(s.kind).out_per_rank ? s.size : 1;
+}
+
+/// The ranks that output block `b` of rank `d` is made from, and their block.
+Side sources(const Shape& s, int d, std::uint32_t b) {
+  const Traits& t = traits(s.kind);
+  Side side;
+  side.block = t.in_per_rank ? static_cast<std::uint32_t>(d) : 0;
+  if (t.reduces) {
+    side.count = s.size;
+  } else {
+    side.first = t.out_per_rank ? static_cast<int>(b) : s.root;
+  }
+  return side;
+}
+
+/// The ranks that receive the one output of a kind without blocks for each rank. A root that already has
+/// what it would receive is left out.
+Side receivers(const Shape& s) {
+  const Traits& t = traits(s.kind);
+  Side side;
+  if (t.out_root_only) {
+    side.first = s.root;
+  } else {
+    side.count = s.size;
+    if (t.in_root_only) side.except = s.root;
+  }
+  return side;
+}
+
+/// Own outputs, from wherever the inputs are.
+void pull(const Shape& s, int rank, Where where, std::uint8_t parity, std::uint32_t block, Move& m) {
+  m.reduce = traits(s.kind).reduces;
+  m.src = sources(s, rank, block);
+  m.src.where = where;
+  m.src.parity = parity;
+  m.dst = {Where::tensor, 0, rank, 1, -1, block};
+}
+
+/// The rank's part of everybody's output, straight into everybody's tensor.
+void range_direct(const Shape& s, int rank, Move& m) {
+  const Range part = part_of(s.largest, rank, s.size, s.element_size);
+  m.lo = part.lo, m.hi = part.hi;
+  m.reduce = traits(s.kind).reduces;
+  m.src = sources(s, 0, 0);
+  m.dst = receivers(s);
+}
+
+/// Narrows a move over a whole window to the part of it that `rank` produces.
+void narrow_to_part(const Shape& s, int rank, Move& m) {
+  const Range part = part_of(m.hi - m.lo, rank, s.size, s.element_size);
+  m.hi = m.lo + part.hi, m.lo += part.lo;
+}
+
+/// Own input into the slot, for others. What a rank combines itself it reads where it is: its own block of
+/// several, or (two moves: before and behind it) its own part of the window.
+void fill(const Plan& plan, const Shape& s, int rank, std::uint32_t index, Move& m) {
+  m.src.first = rank;
+  if (plan.split == Split::range) {
+    Move own = m;
+    narrow_to_part(s, rank, own);
+    (index == 0 ? m.hi : m.lo) = index == 0 ? own.lo : own.hi;
+  } else if (traits(s.kind).in_per_rank) {
+    m.src.block = index + (index >= static_cast<std::uint32_t>(rank));
+  }
+  const auto parity = m.dst.parity;
+  m.dst = m.src;
+  m.dst.where = Where::slot;
+  m.dst.parity = parity;
+}
+
+/// How many moves `rank` makes in a stage of the pipeline.
+std::uint32_t moves_in(const Plan& plan, const Shape& s, int rank, int stage) {
+  const bool ranged = plan.split == Split::range;
+  if (stage == 0) return s.size == 1 || !has_in(s, rank) ? 0 : ranged ? 2 : staged_blocks(s);
+  if (stage == 2) return s.size - 1;
+  return ranged ? 1 : outputs(s, rank);
+}
+
+}  // namespace
+
+std::size_t staged_bytes(const Shape& s) {
+  return s.size == 1 ? 0 : s.largest * s.element_size * staged_blocks(s);
+}
+
+bool is_one_shot(const Shape& s, const Tuning& tuning) {
+  return staged_bytes(s) <= std::min(tuning.one_shot_bytes, kMaxOneShotBytes);
+}
+
+Plan make_plan(const Shape& s, const Tuning& tuning, bool mapped) {
+  const Traits& t = traits(s.kind);
+  Plan plan;
+  plan.window = std::max<std::size_t>(s.largest, 1);
+  if (is_one_shot(s, tuning)) {
+    plan.path = Path::one_shot;
+    plan.steps = 2;
+    return plan;
+  }
+  const bool same_output = !t.in_per_rank && !t.out_per_rank;
+  if (mapped) {
+    plan.path = Path::direct;
+    plan.split = same_output ? Split::range : Split::pull;
+    return plan;
+  }
+  plan.path = Path::staged;
+  // One output at the root alone gains nothing from a second hop.
+  plan.split = same_output && t.reduces && !t.out_root_only && s.size > 1 ? Split::range : Split::pull;
+  const std::size_t unit = std::max<std::size_t>(kLine / s.element_size, 1);
+  plan.window = std::max(tuning.slot_bytes / staged_blocks(s) / s.element_size / unit * unit, unit);
+  plan.windows = (s.largest + plan.window - 1) / plan.window;
+  plan.steps = plan.windows + (plan.split == Split::range ? 2 : 1);
+  return plan;
+}
+
+bool move_at(const Plan& plan, const Shape& s, int rank, std::uint64_t step, std::uint32_t index, Move& m) {
+  m = Move{};
+  const bool ranged = plan.split == Split::range;
+  if (plan.path == Path::direct) {
+    m.hi = s.largest;
+    if (index >= moves_in(plan, s, rank, 1)) return false;
+    ranged ? range_direct(s, rank, m) : pull(s, rank, Where::tensor, 0, index, m);
+    return true;
+  }
+  // Stage k of the pipeline handles window `step` - k. The moves of the stages follow each other.
+  const int stages = ranged ? 3 : 2;
+  for (int stage = 0; stage < stages; ++stage) {
+    const std::uint64_t w = step - stage;
+    if (step < static_cast<std::uint64_t>(stage) || w >= plan.windows) continue;
+    if (const auto count = moves_in(plan, s, rank, stage); index >= count) {
+      index -= count;
+      continue;
+    }
+    const auto parity = static_cast<std::uint8_t>(w & 1);
+    m.lo = m.window_start = std::min(s.largest, plan.window * w);
+    m.hi = std::min(s.largest, plan.window * (w + 1));
+    if (stage == 0) {
+      m.dst.parity = parity;
+      fill(plan, s, rank, index, m);
+    } else if (stage == 1) {
+      pull(s, rank, Where::slot, parity, index, m);
+      if (ranged) narrow_to_part(s, rank, m);
+      m.also_result = ranged;
+    } else {
+      const int from = (rank + 1 + static_cast<int>(index)) % s.size;  // everybody starts elsewhere
+      narrow_to_part(s, from, m);
+      m.src = {Where::result, parity, from, 1, -1, 0};
+      m.dst = {Where::tensor, 0, rank, 1, -1, 0};
+    }
+    m.dst.parity = parity;
+    return true;
+  }
+  return false;
+}
+
+}  // namespace occl::coll

@@ -1,0 +1,95 @@
+// How a collective is carried out: which rank moves which bytes in which step. Pure arithmetic, no I/O: tests
+// run the plans of all ranks in one thread.
+//
+// A plan is a number of steps with a group synchronisation between them; a step is a list of moves
+//
+//     dsts[lo, hi) = combine(srcs[lo, hi))
+//
+// and every rank can say which moves any rank makes in any step. There are three paths:
+//
+//   one_shot   stage all of it beside the sequence number | combine from there         one synchronisation
+//   staged     fill slot t | combine window t - 1 | copy out window t - 2              one for each window
+//   direct     combine from and into the tensors of all ranks, where they lie          two: before and after
+//
+// `one_shot` is `staged` with a single window, and both are `direct` with a detour through shared slots.
+//
+// The work is divided in one of two ways: `pull`, every rank produces its own outputs; or `range`, where all
+// outputs are the same (or there is one): rank i produces the i-th part of it for everybody.
+//
+// Sources: staging with alternating slots and range partition follow Rabenseifner's reduce-scatter/all-gather
+// decomposition on shared memory (Li, Hoefler et al., "Improved MPI collectives for MPI processes in shared
+// address spaces", 2014).
+#pragma once
+
+#include <cstdint>
+
+#include "base/tuning.h"
+#include "coll/collective.h"
+
+namespace occl::coll {
+
+enum class Path : std::uint8_t { one_shot, staged, direct };
+enum class Split : std::uint8_t { pull, range };
+
+/// What a plan depends on; the same on every rank.
+struct Shape {
+  Kind kind = Kind::barrier;
+  int size = 1;                 // ranks
+  int root = 0;
+  std::size_t element_size = 1;
+  std::size_t largest = 0;      // elements of the largest block of any rank
+};
+
+struct Plan {
+  Path path = Path::one_shot;
+  Split split = Split::pull;
+  std::size_t window = 0;    // elements of a block that one step handles
+  std::uint64_t windows = 1;
+  std::uint64_t steps = 1;
+};
+
+/// Bytes that one rank shows to the others if everything is staged at once.
+std::size_t staged_bytes(const Shape& shape);
+
+/// May this shape take one step? (Known before the ranks have met.)
+bool is_one_shot(const Shape& shape, const Tuning& tuning);
+
+/// `mapped`: the buffers of all ranks lie in memory that all ranks can reach.
+Plan make_plan(const Shape& shape, const Tuning& tuning, bool mapped);
+
+/// Where the bytes of one side of a move are.
+enum class Where : std::uint8_t {
+  tensor,  // the rank's own buffer
+  slot,    // its staging slot (where it is the executing rank's own input, the tensor serves as well)
+  result,  // its slot of finished results
+};
+
+/// Ranks first, first + 1, ... (count of them), leaving out `except`; the same block of each.
+struct Side {
+  Where where = Where::tensor;
+  std::uint8_t parity = 0;  // which of the alternating slots
+  int first = 0;
+  int count = 1;
+  int except = -1;
+  std::uint32_t block = 0;
+
+  int ranks() const { return count - (except >= first && except < first + count); }
+};
+
+struct Move {
+  Side dst, src;
+  bool reduce = false;
+  bool also_result = false;       // the executing rank's result slot is one more destination
+  std::size_t lo = 0, hi = 0;     // elements, within the block
+  std::size_t window_start = 0;   // what lies at the start of a slot
+};
+
+/// The index-th move of `rank` in `step`; false when there are no more.
+bool move_at(const Plan& plan, const Shape& shape, int rank, std::uint64_t step, std::uint32_t index, Move& move);
+
+/// Where block `block` of rank `rank` begins in its slot, in windows: its own block is never staged.
+constexpr std::uint32_t slot_position(const Traits& t, int rank, std::uint32_t block) {
+  return t.in_per_rank && block > static_cast<std::uint32_t>(rank) ? block - 1 : (t.in_per_rank ? block : 0);
+}
+
+}  // namespace occl::coll
