@@ -1,0 +1,41 @@
+// The kernels of each instruction set. Only kernels.cpp and the tests look past `kernels.h` at these.
+// They expect the default floating-point environment.
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "base/dtype.h"
+
+namespace occl::kernels {
+
+/// One call of a kernel, in bytes: the kernel knows its element.
+struct Call {
+  void* const* dsts;
+  std::size_t dst_count;
+  const void* const* srcs;
+  std::size_t src_count;
+  std::size_t bytes;      // of each buffer
+  const double* factors;  // one for each source, PREMUL_SUM only
+  bool streaming;
+};
+
+using Kernel = void (*)(const Call&);
+
+struct Kernels {
+  const char* name;
+  Kernel copy;  // reads the first source only
+  Kernel reduce[kDTypes][kReduceOps];  // null where the operation has no meaning
+};
+
+extern const Kernels baseline;  // what every CPU of the architecture has
+extern const Kernels avx2;      // x86-64 only: AVX2 and F16C
+extern const Kernels avx512;    // x86-64 only: AVX-512 F, BW, DQ and VL
+
+/// Those that run on this machine, slowest first.
+std::span<const Kernels* const> available();
+
+/// The last of `available()`, or the lower one that OCCL_ISA names.
+const Kernels& chosen();
+
+}  // namespace occl::kernels

@@ -1,0 +1,71 @@
+// x86-64 with AVX2 and F16C.
+#if defined(__x86_64__)
+
+// Everything from outside comes before the pragma: it must not be compiled for this instruction set, since
+// the linker may keep this file's copy of an inline function for all.
+#include <immintrin.h>
+
+#include <complex>
+#include <concepts>
+#include <limits>
+#include <utility>
+
+#include "kernels/isa.h"
+#include "kernels/visit.h"
+
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,f16c"))), apply_to = function)
+#else
+#pragma GCC target("avx2,f16c")
+#endif
+
+#include "kernels/reduce.h"
+
+namespace occl::kernels {
+namespace {
+
+struct Avx2;
+
+/// The hardware's conversions are those of the baseline, denormals included.
+struct HardwareFloat16 {
+  using Acc = Accumulators<VectorOf<float, 32>::type, 2>;
+  static Acc decode(VectorOf<std::uint32_t, 32>::type raw) {
+    return {(Acc::Part)_mm256_cvtph_ps(_mm256_castsi256_si128((__m256i)raw)),
+            (Acc::Part)_mm256_cvtph_ps(_mm256_extracti128_si256((__m256i)raw, 1))};
+  }
+  static VectorOf<std::uint32_t, 32>::type encode(const Acc& acc) {
+    return (VectorOf<std::uint32_t, 32>::type)_mm256_set_m128i(half(acc.part[1]), half(acc.part[0]));
+  }
+
+ private:
+  static __m128i half(VectorOf<float, 32>::type v) {
+    return _mm256_cvtps_ph((__m256)canonical(v), _MM_FROUND_TO_NEAREST_INT);
+  }
+};
+
+struct Avx2 {
+  static constexpr std::size_t kWidth = 32;
+
+  template <class Element>
+  using Format = std::conditional_t<
+      std::is_same_v<Element, Float16>, HardwareFloat16,
+      std::conditional_t<std::is_same_v<Element, BFloat16>, BFloat16Format<Avx2>, SmallFloatFormat<Avx2, Element>>>;
+
+  static Raw<Avx2> load_some(const std::byte* from, std::size_t n) { return load_pieces<Raw<Avx2>>(from, n); }
+  static void store_some(std::byte* to, Raw<Avx2> raw, std::size_t n) { store_pieces(to, raw, n); }
+  static void stream(std::byte* to, Raw<Avx2> raw) {
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(to), (__m256i)raw);
+  }
+  static void fence() { _mm_sfence(); }
+};
+
+}  // namespace
+
+constexpr Kernels avx2 = make_kernels<Avx2>("avx2");
+
+}  // namespace occl::kernels
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+#endif

@@ -1,0 +1,116 @@
+#include "kernels/kernels.h"
+
+#include <cassert>
+#include <cstdlib>
+#include <cstring>
+#include <string_view>
+#include <vector>
+
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#else
+#include <cfenv>
+#endif
+
+#include "base/error.h"
+#include "kernels/isa.h"
+
+namespace occl::kernels {
+namespace {
+
+/// For its life, the calling thread rounds to nearest, keeps denormals and takes no floating-point traps.
+class DefaultFloatEnvironment {
+ public:
+  DefaultFloatEnvironment(const DefaultFloatEnvironment&) = delete;
+  DefaultFloatEnvironment& operator=(const DefaultFloatEnvironment&) = delete;
+
+#if defined(__x86_64__)
+  // Writing the register costs more than a small reduction, so only where it differs in more than the
+  // flags that say what has happened. The x87 unit is not used here.
+  DefaultFloatEnvironment() : saved_(_mm_getcsr()), changed_((saved_ & ~kFlags) != kDefault) {
+    if (changed_) _mm_setcsr(kDefault);
+  }
+  ~DefaultFloatEnvironment() {
+    if (changed_) _mm_setcsr(saved_);
+  }
+
+ private:
+  static constexpr unsigned kDefault = 0x1f80, kFlags = 0x3f;
+  unsigned saved_;
+  bool changed_;
+#else
+  DefaultFloatEnvironment() {
+    std::fegetenv(&saved_);
+    std::fesetenv(FE_DFL_ENV);
+  }
+  ~DefaultFloatEnvironment() { std::fesetenv(&saved_); }
+
+ private:
+  std::fenv_t saved_;
+#endif
+};
+
+const Kernels& choose() {
+  const auto all = available();
+  const char* wish = std::getenv("OCCL_ISA");
+  if (!wish || !*wish) return *all.back();
+  for (const Kernels* kernels : all)
+    if (std::string_view(wish) == kernels->name) return *kernels;
+  std::string names;
+  for (const Kernels* kernels : all) names += concat(names.empty() ? "" : ", ", kernels->name);
+  fail(Errc::invalid_argument, "OCCL_ISA is \"", wish, "\", but this machine runs ", names);
+}
+
+bool in_table(DType dtype, ReduceOp op) {
+  return static_cast<int>(dtype) < kDTypes && static_cast<int>(op) < kReduceOps;
+}
+
+}  // namespace
+
+std::span<const Kernels* const> available() {
+  static const std::vector<const Kernels*> all = [] {
+    std::vector<const Kernels*> found{&baseline};
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) {
+      found.push_back(&avx2);
+      if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+        found.push_back(&avx512);
+    }
+#endif
+    return found;
+  }();
+  return all;
+}
+
+const Kernels& chosen() {
+  static const Kernels& kernels = choose();
+  return kernels;
+}
+
+const char* isa() { return chosen().name; }
+
+bool supported(DType dtype, ReduceOp op) {
+  return in_table(dtype, op) && baseline.reduce[static_cast<int>(dtype)][static_cast<int>(op)];
+}
+
+void reduce(DType dtype, ReduceOp op, std::span<void* const> dsts, std::span<const void* const> srcs,
+            std::size_t count, Store store, std::span<const double> factors) {
+  assert(supported(dtype, op) && !srcs.empty() && !dsts.empty());
+  assert(factors.size() == (op == ReduceOp::premul_sum ? srcs.size() : 0));
+  const DefaultFloatEnvironment environment;
+  chosen().reduce[static_cast<int>(dtype)][static_cast<int>(op)](
+      {dsts.data(), dsts.size(), srcs.data(), srcs.size(), count * size_of(dtype), factors.data(),
+       store == Store::streaming});
+}
+
+void copy(std::span<void* const> dsts, const void* src, std::size_t bytes, Store store) {
+  if (dsts.size() == 1 && dsts[0] == src) return;
+  if (dsts.size() == 1 && store == Store::cached && bytes > 0) {
+    std::memcpy(dsts[0], src, bytes);
+    return;
+  }
+  chosen().copy({dsts.data(), dsts.size(), &src, 1, bytes, nullptr, store == Store::streaming});
+}
+
+}  // namespace occl::kernels

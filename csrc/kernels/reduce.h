@@ -1,0 +1,191 @@
+// The loop that every kernel is, and the table of all kernels of one instruction set.
+#pragma once
+
+#include "kernels/formats.h"
+#include "kernels/isa.h"
+#include "kernels/ops.h"
+
+namespace occl::kernels {
+namespace {
+
+/// One format and one operation over whole buffers. All offsets are in bytes.
+template <class Isa, class Format, class Operation, std::size_t kElement>
+class Loop {
+  static constexpr std::size_t kWidth = Isa::kWidth;
+  using Acc = typename Format::Acc;
+  // As many vectors at a time as make four accumulators: enough to hide latencies, and they fit in registers.
+  static constexpr std::size_t kVectors = Acc::kParts < 4 ? 4 / Acc::kParts : 1;
+
+ public:
+  [[gnu::flatten]] static void run(const Call& call) {
+    const Loop loop(call);
+    std::size_t at = loop.head();
+    if (at > 0) loop.some(0, at);
+    at = call.src_count == 2 ? loop.template blocks<2>(at) : loop.template blocks<0>(at);
+    while (at < call.bytes) {
+      const std::size_t n = call.bytes - at < kWidth ? call.bytes - at : kWidth;
+      loop.some(at, n);
+      at += n;
+    }
+    if (call.streaming) Isa::fence();
+  }
+
+ private:
+  explicit Loop(const Call& call) : call_(call), op_(call) {}
+
+  /// Bytes before the first destination is aligned; destinations aligned like it are then aligned too.
+  std::size_t head() const {
+    if (call_.bytes < 4 * kVectors * kWidth) return 0;
+    for (std::size_t j = 0; j < call_.dst_count; ++j) {
+      const std::size_t past = reinterpret_cast<std::uintptr_t>(call_.dsts[j]) % kWidth;
+      if (past % kElement == 0) return past ? kWidth - past : 0;
+    }
+    return 0;
+  }
+
+  const std::byte* src(std::size_t k, std::size_t at) const {
+    return static_cast<const std::byte*>(call_.srcs[k]) + at;
+  }
+  std::byte* dst(std::size_t j, std::size_t at) const { return static_cast<std::byte*>(call_.dsts[j]) + at; }
+
+  void first(Acc& acc, Raw<Isa> raw) const {
+    acc = Format::decode(raw);
+#pragma GCC unroll 4
+    for (auto& part : acc.part) part = op_.first(part, 0);
+  }
+  void next(Acc& acc, Raw<Isa> raw, std::size_t k) const {
+    const Acc x = Format::decode(raw);
+#pragma GCC unroll 4
+    for (std::size_t p = 0; p < Acc::kParts; ++p) acc.part[p] = op_.next(acc.part[p], x.part[p], k);
+  }
+  Raw<Isa> last(Acc& acc) const {
+#pragma GCC unroll 4
+    for (auto& part : acc.part) part = op_.last(part);
+    return Format::encode(acc);
+  }
+
+  /// All whole blocks from `at` on; returns where they end. `k_fixed` sources, or any number for 0.
+  template <std::size_t k_fixed>
+  std::size_t blocks(std::size_t at) const {
+    for (; at + kVectors * kWidth <= call_.bytes; at += kVectors * kWidth)
+      block(at, k_fixed ? k_fixed : call_.src_count);
+    return at;
+  }
+
+  void block(std::size_t at, std::size_t sources) const {
+    Acc acc[kVectors];
+#pragma GCC unroll 4
+    for (std::size_t v = 0; v < kVectors; ++v) first(acc[v], load<Raw<Isa>>(src(0, at + v * kWidth)));
+    for (std::size_t k = 1; k < sources; ++k)
+#pragma GCC unroll 4
+      for (std::size_t v = 0; v < kVectors; ++v) next(acc[v], load<Raw<Isa>>(src(k, at + v * kWidth)), k);
+    Raw<Isa> raw[kVectors];
+#pragma GCC unroll 4
+    for (std::size_t v = 0; v < kVectors; ++v) raw[v] = last(acc[v]);
+    for (std::size_t j = 0; j < call_.dst_count; ++j) {
+      std::byte* to = dst(j, at);
+      if (call_.streaming && reinterpret_cast<std::uintptr_t>(to) % kWidth == 0)
+#pragma GCC unroll 4
+        for (std::size_t v = 0; v < kVectors; ++v) Isa::stream(to + v * kWidth, raw[v]);
+      else
+#pragma GCC unroll 4
+        for (std::size_t v = 0; v < kVectors; ++v) store(to + v * kWidth, raw[v]);
+    }
+  }
+
+  /// At most one vector. Not inlined: it is rare where time matters, and it would double the code.
+  [[gnu::flatten, gnu::noinline]] void some(std::size_t at, std::size_t n) const {
+    Acc acc;
+    first(acc, Isa::load_some(src(0, at), n));
+    for (std::size_t k = 1; k < call_.src_count; ++k) next(acc, Isa::load_some(src(k, at), n), k);
+    const Raw<Isa> raw = last(acc);
+    for (std::size_t j = 0; j < call_.dst_count; ++j) Isa::store_some(dst(j, at), raw, n);
+  }
+
+  const Call& call_;
+  const Operation op_;
+};
+
+template <class Isa, class Format, class Operation, class Element>
+constexpr Kernel kernel = Loop<Isa, Format, Operation, sizeof(Element)>::run;
+
+/// The operations of one dtype.
+struct Row {
+  Kernel* kernels;
+  constexpr Kernel& operator[](ReduceOp op) const { return kernels[static_cast<int>(op)]; }
+};
+
+template <class Isa, class Format, class Element>
+constexpr void fill_ordered(Row row) {
+  row[ReduceOp::min] = kernel<Isa, Format, Min, Element>;
+  row[ReduceOp::max] = kernel<Isa, Format, Max, Element>;
+}
+
+template <class Isa, class Format, class Element, class Times = Product>
+constexpr void fill_field(Row row) {
+  row[ReduceOp::sum] = kernel<Isa, Format, Sum, Element>;
+  row[ReduceOp::avg] = kernel<Isa, Format, Average, Element>;
+  row[ReduceOp::product] = kernel<Isa, Format, Times, Element>;
+  row[ReduceOp::premul_sum] = kernel<Isa, Format, PremultipliedSum, Element>;
+}
+
+template <class Isa, class Format>
+constexpr void fill_bits(Row row) {
+  row[ReduceOp::band] = kernel<Isa, Format, And, std::byte>;
+  row[ReduceOp::bor] = kernel<Isa, Format, Or, std::byte>;
+  row[ReduceOp::bxor] = kernel<Isa, Format, Xor, std::byte>;
+}
+
+template <class Isa, std::integral T>
+constexpr void fill(Row row, std::type_identity<T>) {
+  using Unsigned = Plain<Isa, std::make_unsigned_t<T>>;  // wraps, for both
+  using Narrow = std::conditional_t<std::is_signed_v<T>, std::int32_t, std::uint32_t>;
+  using Long = std::conditional_t<std::is_signed_v<T>, std::int64_t, std::uint64_t>;
+  row[ReduceOp::sum] = kernel<Isa, Unsigned, Sum, T>;
+  row[ReduceOp::product] = kernel<Isa, Unsigned, Product, T>;
+  // Up to 32768 inputs of 16 bits fit into 32.
+  row[ReduceOp::avg] = kernel<Isa, Widened<Isa, T, std::conditional_t<(sizeof(T) < 4), Narrow, Long>>, Average, T>;
+  fill_ordered<Isa, Plain<Isa, T>, T>(row);
+  fill_bits<Isa, Plain<Isa, std::uint32_t>>(row);
+}
+
+template <class Isa, std::floating_point T>
+constexpr void fill(Row row, std::type_identity<T>) {
+  fill_field<Isa, Plain<Isa, T>, T>(row);
+  fill_ordered<Isa, Plain<Isa, T>, T>(row);
+}
+
+template <class Isa, class Bits, int kExponentBits, int kBias, Specials kSpecials, unsigned kNan>
+constexpr void fill(Row row, std::type_identity<SmallFloat<Bits, kExponentBits, kBias, kSpecials, kNan>>) {
+  using Element = SmallFloat<Bits, kExponentBits, kBias, kSpecials, kNan>;
+  using Format = typename Isa::template Format<Element>;
+  fill_field<Isa, Format, Element>(row);
+  fill_ordered<Isa, Format, Element>(row);
+}
+
+template <class Isa, class T>
+constexpr void fill(Row row, std::type_identity<std::complex<T>>) {
+  fill_field<Isa, Plain<Isa, T>, T, ComplexProduct>(row);
+}
+
+template <class Isa>
+constexpr void fill(Row row, std::type_identity<bool>) {
+  fill_bits<Isa, Boolean<Isa>>(row);
+  row[ReduceOp::sum] = row[ReduceOp::max] = row[ReduceOp::bor];
+  row[ReduceOp::product] = row[ReduceOp::min] = row[ReduceOp::band];
+}
+
+template <class Isa>
+constexpr void fill(Row, std::type_identity<Float8E8M0FNU>) {}
+template <class Isa>
+constexpr void fill(Row, std::type_identity<std::byte>) {}
+
+template <class Isa>
+constexpr Kernels make_kernels(const char* name) {
+  Kernels all{name, kernel<Isa, Plain<Isa, std::uint32_t>, Or, std::byte>, {}};
+  for (int d = 0; d < kDTypes; ++d) visit(DType(d), [&](auto type) { fill<Isa>(Row{all.reduce[d]}, type); });
+  return all;
+}
+
+}  // namespace
+}  // namespace occl::kernels
