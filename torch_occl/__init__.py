@@ -12,6 +12,9 @@ from torch_occl import _versions
 
 _versions.check(torch.__version__)
 
-from torch_occl import _device  # noqa: E402
+from torch_occl import _backend, _device  # noqa: E402
 
-_device.register()
+if _device.register():
+    _backend.register(["dev", "cpu"])
+else:
+    _backend.register(["cpu"])

@@ -8,7 +8,7 @@ namespace occl::coll {
 namespace {
 
 constexpr int kDTypeBit = 5, kOpBit = 11, kRootBit = 15, kCountBit = 24;
-constexpr std::uint64_t kCountMax = (std::uint64_t{1} << 40) - 1;
+constexpr std::uint64_t kCountMax = (kUneven << 1) - 1;
 static_assert(kKinds <= 1 << kDTypeBit && kDTypes <= 1 << (kOpBit - kDTypeBit) &&
               kReduceOps < 1 << (kRootBit - kOpBit));
 
@@ -26,8 +26,9 @@ std::string Signature::describe() const {
   if (kind >= kKinds) return "an unknown operation";
   const Traits& t = kTraits[kind];
   if (static_cast<Kind>(kind) == Kind::barrier) return "barrier()";
+  const std::uint64_t volume = word >> kCountBit;
   std::string text = concat(t.name, "(", name_of(static_cast<DType>(field(kDTypeBit, kOpBit))), "[",
-                            word >> kCountBit, "]");
+                            volume & kUneven ? "uneven" : std::to_string(volume), "]");
   if (t.reduces) text += concat(", ", name_of(static_cast<ReduceOp>(field(kOpBit, kRootBit))));
   if (rooted(static_cast<Kind>(kind)))
     text += concat(t.in_root_only ? ", src=" : ", dst=", field(kRootBit, kCountBit));

@@ -62,6 +62,9 @@ struct Blocks {
   }
 };
 
+/// Bit of Collective::volume: blocks differ in size, the bits below are a hash of all sizes.
+inline constexpr std::uint64_t kUneven = std::uint64_t{1} << 39;
+
 struct Collective {
   Kind kind = Kind::barrier;
   DType dtype = DType::bytes;
@@ -69,14 +72,14 @@ struct Collective {
   int root = 0;              // 0 where the kind has none
   Blocks in, out;
   std::size_t largest = 0;   // elements of the largest block anywhere in this rank's view
-  std::size_t volume = 0;    // what all ranks must agree on: elements of a block, or of all when they differ
+  std::size_t volume = 0;    // what all ranks must agree on: elements of a block, or a mark (kUneven)
   double factor = 1;         // PREMUL_SUM: this rank's
 };
 
 /// Everything that all ranks must agree on, in one word: no hash, so that it can be told in words.
 ///
 ///     bit  0     5      11    15       24                         64
-///          kind  dtype  op    root     elements (2^40 - 1: that or more)
+///          kind  dtype  op    root     volume
 struct Signature {
   std::uint64_t word = 0;
 

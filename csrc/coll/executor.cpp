@@ -46,9 +46,9 @@ void Executor::post() {
   out_[me] = c_.out.base;
   mapped_ = false;
   if (!one_shot) {
-    post.in = own_ref(c_.in);
-    post.out = own_ref(c_.out);
     const bool same_output = !traits(c_.kind).in_per_rank && !traits(c_.kind).out_per_rank;
+    post.in = own_ref(c_.in);
+    post.out = same_output ? own_ref(c_.out) : kUnmapped;
     mapped_ = post.in != kUnmapped && (!same_output || post.out != kUnmapped);
     exposed_ = mapped_;
     post.largest = c_.largest;
@@ -83,14 +83,28 @@ std::uint64_t Executor::own_ref(const Blocks& blocks) const {
     const auto ref = regions.find(blocks.base, bytes);
     return ref ? ref->pack() : kUnmapped;
   }
-  std::uint64_t* refs = mesh_.own().refs(q_);
+  ListedBlock* listed = mesh_.own().listed(q_);
+  bool mapped = true;
   for (std::uint32_t i = 0; i < blocks.n; ++i) {
     const Block& block = blocks.list[i];
     const auto ref = block.count ? regions.find(block.data, block.count * size) : shm::Ref{};
-    if (!ref) return kUnmapped;
-    refs[i] = ref->pack();
+    listed[i] = {ref ? ref->pack() : kUnmapped, block.count};
+    mapped &= ref.has_value();
   }
-  return 0;
+  return mapped ? 0 : kUnmapped;
+}
+
+/// Where each pair of ranks has a size of its own, both must mean the same. Whoever finds that they do not
+/// ends the group: the others have nothing to compare.
+void Executor::compare_pairs() const {
+  for (int i = 0; i < mesh_.size(); ++i) {
+    if (i == mesh_.rank()) continue;
+    const std::uint64_t sent = mesh_.member(i).block.listed(q_)[mesh_.rank()].count;
+    const std::size_t expected = c_.out.at(i, shape_.element_size).count;
+    if (sent != expected)
+      fail(Errc::aborted, "in all_to_all #", q_, " of group ", mesh_.name(), " rank ", i, " sends ", sent,
+           " elements to rank ", mesh_.rank(), ", which expects ", expected);
+  }
 }
 
 bool Executor::all_arrived() {
@@ -159,6 +173,7 @@ void Executor::choose_plan() {
       any_mapped |= post.mapped != 0;
       shape_.largest = std::max<std::size_t>(shape_.largest, post.largest);
     }
+    if (c_.kind == Kind::all_to_all && c_.in.list) compare_pairs();
     const bool first_step_made = agreed_;
     plan_ = make_plan(shape_, mesh_.tuning(), all_mapped);
     in_staging_ = plan_.path != Path::direct;
@@ -194,9 +209,9 @@ void Executor::locate_peers() {
     const bool has_in = !t.in_root_only || i == c_.root;
     const bool has_out = plan_.split == Split::range && (!t.out_root_only || i == c_.root);
     if (has_in) {
-      const std::size_t bytes = t.out_per_rank && c_.out.n ? c_.out.at(i, shape_.element_size).count * shape_.element_size
-                                                           : block_bytes;
-      auto ref = shm::Ref::unpack(post.in_listed ? member.block.refs(q_)[t.in_per_rank ? me : 0] : post.in);
+      const std::size_t bytes =
+          c_.out.n ? c_.out.at(t.out_per_rank ? i : 0, shape_.element_size).count * shape_.element_size : block_bytes;
+      auto ref = shm::Ref::unpack(post.in_listed ? member.block.listed(q_)[me].ref : post.in);
       if (t.in_per_rank && !post.in_listed) ref.offset += me * block_bytes;
       in_[i] = bytes ? member.peer->resolve(ref, bytes, deadline_) : nullptr;
     }

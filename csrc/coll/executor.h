@@ -42,6 +42,7 @@ class Executor {
   bool all_arrived();
   bool all_reached(std::uint64_t tick);
   void choose_plan();
+  void compare_pairs() const;
   void locate_peers();
   bool moves_done();
   void run(const Move& move, std::size_t lo, std::size_t hi);

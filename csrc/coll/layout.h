@@ -5,7 +5,7 @@
 //
 //     Tick             how many synchronisations of steps this rank has passed
 //     Post[2]          operation q posts into Post[q % 2]: stamp, signature, small payload, addresses
-//     refs[2][N]       addresses of input blocks that do not lie back to back
+//     listed[2][N]     addresses and sizes of input blocks that do not lie back to back
 //     SendLine[N]      point-to-point to rank j: where the ring is, how much is written
 //     RecvLine[N]      point-to-point from rank j: how much is read
 //     payload[2]       one-shot contributions that do not fit into Post
@@ -57,10 +57,15 @@ struct alignas(kLine) Post {
   std::uint64_t staging = 0;             // offset of the four slots in the control region, 0: none yet
   std::uint64_t largest = 0;
   std::uint32_t mapped = 0;              // peers can reach all that `direct` needs
-  std::uint32_t in_listed = 0;           // input addresses are in refs[], not back to back
+  std::uint32_t in_listed = 0;           // input addresses are in listed[], not back to back
   std::array<std::byte, 24> reserved{};
 };
 static_assert(sizeof(Post) == 2 * kLine && offsetof(Post, in) == kLine);
+
+struct ListedBlock {
+  std::uint64_t ref = kUnmapped;
+  std::uint64_t count = 0;  // elements
+};
 
 struct alignas(kLine) SendLine {
   std::atomic<std::uint64_t> ring = 0;  // offset in the control region, 0: none yet. release/acquire
@@ -95,8 +100,8 @@ class SharedBlock {
   GroupHeader& header() const { return *header_; }
   std::atomic<std::uint64_t>& tick() const { return reinterpret_cast<Tick*>(base_ + kTick)->value; }
   Post& post(std::uint64_t q) const { return reinterpret_cast<Post*>(base_ + kPost)[q & 1]; }
-  std::uint64_t* refs(std::uint64_t q) const {
-    return reinterpret_cast<std::uint64_t*>(base_ + kRefs + (q & 1) * refs_bytes(size_));
+  ListedBlock* listed(std::uint64_t q) const {
+    return reinterpret_cast<ListedBlock*>(base_ + kListed + (q & 1) * listed_bytes(size_));
   }
   SendLine& send(int to) const { return reinterpret_cast<SendLine*>(base_ + offset_send(size_))[to]; }
   RecvLine& recv(int from) const { return reinterpret_cast<RecvLine*>(base_ + offset_recv(size_))[from]; }
@@ -105,9 +110,9 @@ class SharedBlock {
  private:
   static constexpr std::size_t kTick = 0;
   static constexpr std::size_t kPost = kTick + sizeof(Tick);
-  static constexpr std::size_t kRefs = kPost + 2 * sizeof(Post);
-  static constexpr std::size_t refs_bytes(int size) { return (size * sizeof(std::uint64_t) + kLine - 1) / kLine * kLine; }
-  static constexpr std::size_t offset_send(int size) { return kRefs + 2 * refs_bytes(size); }
+  static constexpr std::size_t kListed = kPost + 2 * sizeof(Post);
+  static constexpr std::size_t listed_bytes(int size) { return (size * sizeof(ListedBlock) + kLine - 1) / kLine * kLine; }
+  static constexpr std::size_t offset_send(int size) { return kListed + 2 * listed_bytes(size); }
   static constexpr std::size_t offset_recv(int size) { return offset_send(size) + size * sizeof(SendLine); }
   static constexpr std::size_t offset_payload(int size) { return offset_recv(size) + size * sizeof(RecvLine); }
 

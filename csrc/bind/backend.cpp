@@ -1,0 +1,45 @@
+#include <pybind11/chrono.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <thread>
+
+#include "bind/bind.h"
+#include "coll/engine.h"
+#include "kernels/kernels.h"
+#include "pg/process_group.h"
+#include "pg/runtime.h"
+
+namespace occl::bind {
+namespace {
+
+
+/// Ctrl-C reaches Python's main thread only when it asks for it.
+void install_interrupt_check() {
+  pg::set_interrupt_check([main = std::this_thread::get_id()] {
+    if (std::this_thread::get_id() != main) return;
+    py::gil_scoped_acquire gil;
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+  });
+}
+
+}  // namespace
+
+void bind_backend(py::module_& module) {
+  using pg::ProcessGroupOCCL;
+  // PyTorch has bound the base classes, but only once torch.distributed is loaded.
+  py::module_::import("torch.distributed");
+  install_interrupt_check();
+
+  py::class_<ProcessGroupOCCL, c10::intrusive_ptr<ProcessGroupOCCL>, c10d::Backend> group(module, "ProcessGroupOCCL");
+  py::class_<ProcessGroupOCCL::Options, c10::intrusive_ptr<ProcessGroupOCCL::Options>, c10d::Backend::Options>(
+      group, "Options", "Options of a group: ``_timeout`` bounds every operation that names no timeout of its own.")
+      .def(py::init(&ProcessGroupOCCL::Options::create), py::arg("timeout") = kBackendDefaultTimeout);
+  group.def(py::init<const c10::intrusive_ptr<c10d::Store>&, int, int, c10::intrusive_ptr<ProcessGroupOCCL::Options>>(),
+            py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options"),
+            py::call_guard<py::gil_scoped_release>());
+  py::class_<pg::WorkOCCL, c10::intrusive_ptr<pg::WorkOCCL>, c10d::Work>(module, "WorkOCCL");
+
+  module.def("_isa", &kernels::isa, "The instruction set that the reduction kernels use here.");
+}
+
+}  // namespace occl::bind

@@ -1,0 +1,69 @@
+// The backend: every override says what is asked for (normalize.h) and launches it (work.h).
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include "coll/group.h"
+#include "pg/normalize.h"
+#include "pg/work.h"
+
+namespace occl::pg {
+
+class ProcessGroupOCCL final : public c10d::Backend {
+ public:
+  struct Options final : c10d::Backend::Options {
+    explicit Options(std::chrono::milliseconds timeout = kBackendDefaultTimeout)
+        : c10d::Backend::Options("occl", timeout) {}
+    static c10::intrusive_ptr<Options> create(std::chrono::milliseconds timeout) {
+      return c10::make_intrusive<Options>(timeout);
+    }
+  };
+
+  /// Meets the other ranks through the store and connects to them: a collective call. Throws
+  /// DistBackendError that names the ranks which did not come within the timeout, or share no memory.
+  ProcessGroupOCCL(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                   c10::intrusive_ptr<Options> options);
+  ~ProcessGroupOCCL() override;
+
+  const std::string getBackendName() const override { return "occl"; }
+  c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override { return options_; }
+
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override;
+  WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override;
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) override;
+  WorkPtr gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& opts) override;
+  WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& opts) override;
+  WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                         const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override;
+  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
+                        std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& opts) override;
+  WorkPtr barrier(const c10d::BarrierOptions& opts) override;
+  WorkPtr send(Tensors& tensors, int peer, int tag) override;
+  WorkPtr recv(Tensors& tensors, int peer, int tag) override;
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override;
+
+  void setTimeout(std::chrono::milliseconds timeout) override { options_->timeout = timeout; }
+  void setSequenceNumberForGroup() override {}  // starts at 0 on every rank
+  uint64_t getSequenceNumberForGroup() override { return group_->sequence(); }
+  c10d::ErrorType getError() override;
+  /// Ends everything that is in flight, on all ranks, with an error.
+  void abort() override;
+  /// Leaves the group.
+  void shutdown() override;
+
+ private:
+  WorkPtr launch(Request request, std::chrono::milliseconds timeout, bool async = true);
+  void check_usable() const;
+  Asker who() const { return {getRank(), getSize()}; }
+
+  const c10::intrusive_ptr<Options> options_;
+  const int fork_generation_;
+  std::shared_ptr<coll::Group> group_;
+};
+
+}  // namespace occl::pg

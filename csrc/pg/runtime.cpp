@@ -1,0 +1,85 @@
+#include "pg/runtime.h"
+
+#include <pthread.h>
+
+#include <atomic>
+#include <charconv>
+#include <mutex>
+#include <string_view>
+
+#include "base/environment.h"
+#include "base/error.h"
+#include "shm/process.h"
+
+namespace occl::pg {
+namespace {
+
+// The progress engine is one of the two deliberate globals of the project (the other is the device registry).
+std::atomic<coll::Engine*> the_engine = nullptr;
+std::atomic<int> generation = 0;
+std::mutex engine_mutex;
+std::function<void()> the_interrupt_check;
+
+void forget_parent() {
+  generation.fetch_add(1, std::memory_order_relaxed);  // one thread only: this is a child just forked
+  the_engine.store(nullptr, std::memory_order_relaxed);
+  new (&engine_mutex) std::mutex;  // another thread of the parent may have held it
+}
+
+/// Any text names a node; "" is the usual one.
+std::uint32_t node_from_environment() {
+  std::uint32_t hash = 0;
+  for (const char c : environment::get(environment::kNode)) hash = hash * 16777619u + static_cast<unsigned char>(c) + 1;
+  return hash;
+}
+
+}  // namespace
+
+coll::Engine& engine() {
+  if (auto* made = the_engine.load(std::memory_order_acquire)) return *made;  // pairs with the release below
+  std::lock_guard lock(engine_mutex);
+  if (auto* made = the_engine.load(std::memory_order_relaxed)) return *made;  // the lock orders it
+  static std::once_flag once;
+  std::call_once(once, [] { pthread_atfork(nullptr, nullptr, forget_parent); });
+  shm::Endpoint::Config config;
+  config.node = node_from_environment();
+  auto* made = new coll::Engine(std::make_shared<shm::Endpoint>(shm::process_regions(), config));
+  the_engine.store(made, std::memory_order_release);
+  return *made;
+}
+
+int fork_generation() { return generation.load(std::memory_order_relaxed); }  // changes only in a new process
+
+void set_interrupt_check(std::function<void()> check) { the_interrupt_check = std::move(check); }
+const std::function<void()>& interrupt_check() { return the_interrupt_check; }
+
+Tuning tuning_from_environment() {
+  Tuning tuning;
+  const std::string text = environment::get(environment::kTuning);
+  std::string_view rest = text;
+  while (!rest.empty()) {
+    const std::string_view item = rest.substr(0, rest.find(','));
+    rest.remove_prefix(std::min(rest.size(), item.size() + 1));
+    const auto equals = item.find('=');
+    const std::string_view name = item.substr(0, equals);
+    std::uint64_t number = 0;
+    const char* end = item.data() + item.size();
+    const char* begin = equals == item.npos ? end : item.data() + equals + 1;
+    const auto parsed = std::from_chars(begin, end, number);
+    const bool is_number = begin != end && parsed.ec == std::errc{} && parsed.ptr == end;
+    if (is_number && name == "one_shot_bytes")
+      tuning.one_shot_bytes = static_cast<std::uint32_t>(std::min<std::uint64_t>(number, kMaxOneShotBytes));
+    else if (is_number && name == "slot_bytes")
+      tuning.slot_bytes = static_cast<std::uint32_t>(std::min<std::uint64_t>(number, 64 << 20));
+    else if (is_number && name == "streaming_bytes")
+      tuning.streaming_bytes = number;
+    else if (is_number && name == "eager_bytes")
+      tuning.eager_bytes = static_cast<std::uint32_t>(std::min<std::uint64_t>(number, kRingBytes / 4));
+    else
+      fail(Errc::invalid_argument, environment::kTuning, "=\"", text, "\": \"", item,
+           "\" is not one_shot_bytes=N, slot_bytes=N, streaming_bytes=N or eager_bytes=N with a number of bytes N");
+  }
+  return tuning;
+}
+
+}  // namespace occl::pg

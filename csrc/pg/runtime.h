@@ -1,0 +1,27 @@
+// What all process groups of this process share: the endpoint and the progress engine.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "base/tuning.h"
+#include "coll/engine.h"
+
+namespace occl::pg {
+
+/// Made at first use and never destroyed: its threads may run until the process ends. A forked child has
+/// none of the threads, so it makes its own.
+coll::Engine& engine();
+
+/// Grows by one in every forked child: what was made under another number belongs to the parent.
+int fork_generation();
+
+/// Called now and then by a waiting thread; what it throws ends the wait. The Python module sets it to look
+/// for Ctrl-C.
+void set_interrupt_check(std::function<void()> check);
+const std::function<void()>& interrupt_check();
+
+/// Defaults, changed by OCCL_TUNING. Throws Error(invalid_argument) for a name or number it does not know.
+Tuning tuning_from_environment();
+
+}  // namespace occl::pg

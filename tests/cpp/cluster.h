@@ -1,0 +1,113 @@
+// Ranks as threads: each has its own endpoint and engine, and sees the others' memory at the same addresses,
+// so that ThreadSanitizer checks the protocol itself.
+#pragma once
+
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "coll/engine.h"
+#include "coll/group.h"
+
+namespace occl::test {
+
+/// An operation that somebody waits for.
+class Call : public coll::Listener {
+ public:
+  template <class What>
+  Call(const What& what, Deadline deadline) : operation(*this, what, deadline) {}
+  void completed(coll::Operation&) noexcept override { ++completions; }
+  void released(coll::Operation&) noexcept override { ++releases; }
+
+  coll::Operation operation;
+  std::atomic<int> completions = 0, releases = 0;
+};
+
+struct Rank {
+  int rank = 0, size = 0;
+  std::shared_ptr<shm::RegionTable> regions;
+  std::shared_ptr<shm::Endpoint> endpoint;
+  std::unique_ptr<coll::Engine> engine;
+  std::shared_ptr<coll::Group> group;
+
+  void submit(Call& call) { engine->submit(*group, call.operation); }
+  /// Throws the operation's error.
+  void wait(Call& call) {
+    if (!engine->wait(*group, call.operation, Deadline::after(std::chrono::seconds(60)), {}))
+      throw std::runtime_error("the operation did not end: " + call.operation.describe());
+    while (!call.completions) std::this_thread::yield();
+    if (call.operation.error()) throw *call.operation.error();
+  }
+  template <class What>
+  void run(const What& what, Deadline deadline = Deadline::after(std::chrono::seconds(60))) {
+    Call call(what, deadline);
+    submit(call);
+    wait(call);
+    // `call` goes: an operation that ended well has been released
+    while (!call.releases) std::this_thread::yield();
+  }
+};
+
+class Cluster {
+ public:
+  explicit Cluster(int size, Tuning tuning = {}) : ranks_(size) {
+    std::vector<std::unique_ptr<coll::Mesh>> meshes;
+    std::vector<coll::Invitation> invitations;
+    for (int i = 0; i < size; ++i) {
+      Rank& r = ranks_[i];
+      r.rank = i;
+      r.size = size;
+      r.regions = std::make_shared<shm::RegionTable>();
+      r.endpoint = std::make_shared<shm::Endpoint>(r.regions, shm::Endpoint::Config{std::size_t{256} << 20, 0});
+      r.engine = std::make_unique<coll::Engine>(r.endpoint);
+      meshes.push_back(std::make_unique<coll::Mesh>(r.endpoint, "test", i, size, tuning));
+      invitations.push_back(meshes.back()->invitation());
+    }
+    for (int i = 0; i < size; ++i) {
+      std::vector<std::shared_ptr<shm::Peer>> peers;
+      for (auto& other : ranks_) peers.push_back(other.endpoint->as_local_peer());
+      meshes[i]->join(invitations, std::move(peers));
+      ranks_[i].group = std::make_shared<coll::Group>(*ranks_[i].engine, std::move(meshes[i]));
+      ranks_[i].engine->add(ranks_[i].group);
+    }
+  }
+  ~Cluster() {
+    for (auto& r : ranks_) r.group->close();
+    // Local peers point into each other's memory: first all groups, then all engines, then the memory.
+    for (auto& r : ranks_) r.group.reset();
+    for (auto& r : ranks_) r.engine.reset();
+  }
+
+  Rank& operator[](int i) { return ranks_[i]; }
+  int size() const { return static_cast<int>(ranks_.size()); }
+
+  /// Runs `body` on every rank at once. The first exception is thrown again.
+  void each(const std::function<void(Rank&)>& body) {
+    std::vector<std::thread> threads;
+    std::mutex mutex;
+    std::exception_ptr error;
+    for (auto& r : ranks_)
+      threads.emplace_back([&] {
+        try {
+          body(r);
+        } catch (...) {
+          {
+            std::lock_guard lock(mutex);
+            if (!error) error = std::current_exception();
+          }
+          r.group->abort("its thread failed");
+        }
+      });
+    for (auto& thread : threads) thread.join();
+    if (error) std::rethrow_exception(error);
+  }
+
+ private:
+  std::vector<Rank> ranks_;
+};
+
+}  // namespace occl::test

@@ -1,0 +1,49 @@
+"""Registers the backend ``occl`` with torch.distributed."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from torch_occl._C import ProcessGroupOCCL
+
+
+def create(opts, options: ProcessGroupOCCL.Options | None = None) -> ProcessGroupOCCL:
+    """The factory that ``init_process_group`` and ``new_group`` call (PyTorch's extended backend API).
+
+    Args:
+        opts: store, group_rank, group_size, timeout, group_id, global_ranks_in_group.
+        options: what the user passed as ``pg_options``; None for the defaults.
+
+    Raises:
+        TypeError: ``pg_options`` is not ``ProcessGroupOCCL.Options``.
+        torch.distributed.DistBackendError: a rank did not come, or shares no memory with this one.
+    """
+    from torch_occl._C import ProcessGroupOCCL
+
+    if options is None:
+        options = ProcessGroupOCCL.Options()
+    elif not isinstance(options, ProcessGroupOCCL.Options):
+        raise TypeError(f"pg_options must be torch_occl.ProcessGroupOCCL.Options, got {type(options).__name__}")
+    options._timeout = opts.timeout
+    options.group_name = opts.group_id
+    options.global_ranks_in_group = opts.global_ranks_in_group
+    return ProcessGroupOCCL(opts.store, opts.group_rank, opts.group_size, options)
+
+
+def register(devices: list[str]) -> bool:
+    """Registers ``occl`` for these device types; False (with a warning) if another package has taken the name."""
+    if not dist.is_available():
+        return False
+    if "occl" in dist.Backend.backend_list:
+        warnings.warn(
+            "another package has already registered a torch.distributed backend named 'occl' "
+            "(PyTorch's test package torch_openreg does); torch_occl leaves it in place and does not register its own",
+            stacklevel=3,
+        )
+        return False
+    dist.Backend.register_backend("occl", create, extended_api=True, devices=devices)
+    return True
