@@ -33,6 +33,10 @@ struct HardwareFloat16 {
     return {(Acc::Part)_mm256_cvtph_ps(_mm256_castsi256_si128((__m256i)raw)),
             (Acc::Part)_mm256_cvtph_ps(_mm256_extracti128_si256((__m256i)raw, 1))};
   }
+  static Acc decode_at(const std::byte* from) {
+    return {(Acc::Part)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))),
+            (Acc::Part)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + 16)))};
+  }
   static VectorOf<std::uint32_t, 32>::type encode(const Acc& acc) {
     return (VectorOf<std::uint32_t, 32>::type)_mm256_set_m128i(half(acc.part[1]), half(acc.part[0]));
   }

@@ -33,6 +33,10 @@ struct HardwareFloat16 {
     return {floats(_mm512_maskz_extracti64x4_epi64(0xff, (__m512i)raw, 0)),
             floats(_mm512_maskz_extracti64x4_epi64(0xff, (__m512i)raw, 1))};
   }
+  static Acc decode_at(const std::byte* from) {
+    return {floats(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))),
+            floats(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + 32)))};
+  }
   static VectorOf<std::uint32_t, 64>::type encode(const Acc& acc) {
     const __m512i low = _mm512_castsi256_si512(halves(acc.part[0]));
     return (VectorOf<std::uint32_t, 64>::type)_mm512_maskz_inserti64x4(0xff, low, halves(acc.part[1]), 1);
