@@ -53,10 +53,7 @@ struct Avx512 {
   static constexpr std::size_t kWidth = 64;
 
   template <class Element>
-  using Format =
-      std::conditional_t<std::is_same_v<Element, Float16>, HardwareFloat16,
-                         std::conditional_t<std::is_same_v<Element, BFloat16>, BFloat16Format<Avx512>,
-                                            SmallFloatFormat<Avx512, Element>>>;
+  using Format = FormatOf<Avx512, Element, HardwareFloat16>;
 
   static Raw<Avx512> load_some(const std::byte* from, std::size_t n) {
     return (Raw<Avx512>)_mm512_maskz_loadu_epi8(mask(n), from);

@@ -44,7 +44,7 @@ std::vector<ReduceOp> ops_of(DType dtype) {
 /// Memory at any offset from a multiple of 64 bytes, with a margin that nobody may write to.
 class Buffer {
  public:
-  explicit Buffer(std::size_t bytes) : bytes_(bytes), memory_(bytes + 3 * kMargin, kUntouched) {}
+  explicit Buffer(std::size_t bytes) : memory_(bytes + 3 * kMargin, kUntouched) {}
   unsigned char* place(std::size_t offset) {
     std::fill(memory_.begin(), memory_.end(), kUntouched);
     const auto address = reinterpret_cast<std::uintptr_t>(memory_.data());
@@ -60,7 +60,7 @@ class Buffer {
 
  private:
   static constexpr std::size_t kMargin = 64;
-  std::size_t bytes_, at_ = 0;
+  std::size_t at_ = 0;
   std::vector<unsigned char> memory_;
 };
 
