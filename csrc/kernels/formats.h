@@ -8,6 +8,8 @@
 
 #include <complex>
 #include <concepts>
+#include <limits>
+#include <type_traits>
 
 #include "kernels/vector.h"
 #include "kernels/visit.h"
@@ -168,6 +170,12 @@ struct SmallFloatFormat<Isa, SmallFloat<Bits, kExponentBits, kBias, kSpecials, k
     return code | sign;
   }
 };
+
+/// The format of a narrow float: every instruction set brings its own for float16.
+template <class Isa, class Element, class OfFloat16>
+using FormatOf = std::conditional_t<
+    std::is_same_v<Element, Float16>, OfFloat16,
+    std::conditional_t<std::is_same_v<Element, BFloat16>, BFloat16Format<Isa>, SmallFloatFormat<Isa, Element>>>;
 
 }  // namespace
 }  // namespace occl::kernels

@@ -24,32 +24,31 @@
 namespace occl::kernels {
 namespace {
 
-struct Avx2;
-
 /// The hardware's conversions are those of the baseline, denormals included.
 struct HardwareFloat16 {
-  using Acc = Accumulators<VectorOf<float, 32>::type, 2>;
+  using Floats = VectorOf<float, 32>::type;
+  using Acc = Accumulators<Floats, 2>;
   static Acc decode(VectorOf<std::uint32_t, 32>::type raw) {
-    return {(Acc::Part)_mm256_cvtph_ps(_mm256_castsi256_si128((__m256i)raw)),
-            (Acc::Part)_mm256_cvtph_ps(_mm256_extracti128_si256((__m256i)raw, 1))};
+    return {floats(_mm256_castsi256_si128((__m256i)raw)), floats(_mm256_extracti128_si256((__m256i)raw, 1))};
+  }
+  static Acc decode_at(const std::byte* from) {
+    return {floats(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))),
+            floats(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + 16)))};
   }
   static VectorOf<std::uint32_t, 32>::type encode(const Acc& acc) {
-    return (VectorOf<std::uint32_t, 32>::type)_mm256_set_m128i(half(acc.part[1]), half(acc.part[0]));
+    return (VectorOf<std::uint32_t, 32>::type)_mm256_set_m128i(halves(acc.part[1]), halves(acc.part[0]));
   }
 
  private:
-  static __m128i half(VectorOf<float, 32>::type v) {
-    return _mm256_cvtps_ph((__m256)canonical(v), _MM_FROUND_TO_NEAREST_INT);
-  }
+  static Floats floats(__m128i v) { return (Floats)_mm256_cvtph_ps(v); }
+  static __m128i halves(Floats v) { return _mm256_cvtps_ph((__m256)canonical(v), _MM_FROUND_TO_NEAREST_INT); }
 };
 
 struct Avx2 {
   static constexpr std::size_t kWidth = 32;
 
   template <class Element>
-  using Format = std::conditional_t<
-      std::is_same_v<Element, Float16>, HardwareFloat16,
-      std::conditional_t<std::is_same_v<Element, BFloat16>, BFloat16Format<Avx2>, SmallFloatFormat<Avx2, Element>>>;
+  using Format = FormatOf<Avx2, Element, HardwareFloat16>;
 
   static Raw<Avx2> load_some(const std::byte* from, std::size_t n) { return load_pieces<Raw<Avx2>>(from, n); }
   static void store_some(std::byte* to, Raw<Avx2> raw, std::size_t n) { store_pieces(to, raw, n); }

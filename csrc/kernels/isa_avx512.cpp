@@ -33,6 +33,10 @@ struct HardwareFloat16 {
     return {floats(_mm512_maskz_extracti64x4_epi64(0xff, (__m512i)raw, 0)),
             floats(_mm512_maskz_extracti64x4_epi64(0xff, (__m512i)raw, 1))};
   }
+  static Acc decode_at(const std::byte* from) {
+    return {floats(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))),
+            floats(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + 32)))};
+  }
   static VectorOf<std::uint32_t, 64>::type encode(const Acc& acc) {
     const __m512i low = _mm512_castsi256_si512(halves(acc.part[0]));
     return (VectorOf<std::uint32_t, 64>::type)_mm512_maskz_inserti64x4(0xff, low, halves(acc.part[1]), 1);
@@ -49,10 +53,7 @@ struct Avx512 {
   static constexpr std::size_t kWidth = 64;
 
   template <class Element>
-  using Format =
-      std::conditional_t<std::is_same_v<Element, Float16>, HardwareFloat16,
-                         std::conditional_t<std::is_same_v<Element, BFloat16>, BFloat16Format<Avx512>,
-                                            SmallFloatFormat<Avx512, Element>>>;
+  using Format = FormatOf<Avx512, Element, HardwareFloat16>;
 
   static Raw<Avx512> load_some(const std::byte* from, std::size_t n) {
     return (Raw<Avx512>)_mm512_maskz_loadu_epi8(mask(n), from);

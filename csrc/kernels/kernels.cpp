@@ -7,6 +7,7 @@
 #include <vector>
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <xmmintrin.h>
 #else
 #include <cfenv>
@@ -50,6 +51,14 @@ class DefaultFloatEnvironment {
 #endif
 };
 
+#if defined(__x86_64__)
+/// Not every compiler knows the name "f16c". Where AVX2 may be used, so may this.
+bool has_f16c() {
+  unsigned a, b, c, d;
+  return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+#endif
+
 const Kernels& choose() {
   const auto all = available();
   const char* wish = std::getenv("OCCL_ISA");
@@ -71,7 +80,7 @@ std::span<const Kernels* const> available() {
   static const std::vector<const Kernels*> all = [] {
     std::vector<const Kernels*> found{&baseline};
 #if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) {
+    if (__builtin_cpu_supports("avx2") && has_f16c()) {
       found.push_back(&avx2);
       if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))

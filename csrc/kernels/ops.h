@@ -61,13 +61,13 @@ struct ComplexProduct : Op {
 struct Min : Op {
   using Op::Op;
   template <class V>
-  V next(V a, V x, std::size_t) const { return (a <= x) | (a != a) ? a : x; }
+  V next(V a, V x, std::size_t) const { return ((a <= x) | (a != a)) ? a : x; }
 };
 
 struct Max : Op {
   using Op::Op;
   template <class V>
-  V next(V a, V x, std::size_t) const { return (a >= x) | (a != a) ? a : x; }
+  V next(V a, V x, std::size_t) const { return ((a >= x) | (a != a)) ? a : x; }
 };
 
 struct And : Op {
