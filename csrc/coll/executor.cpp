@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
+#include <utility>
 
 #include "base/error.h"
 #include "kernels/kernels.h"
@@ -54,11 +54,11 @@ void Executor::post() {
     post.largest = c_.largest;
     post.mapped = mapped_;
     post.in_listed = c_.in.list != nullptr;
-    if (!mapped_ || !same_view) post.staging = mesh_.staging();
   }
   // What is certain to be staged is staged now, so that meeting is the first synchronisation already.
   agreed_ = same_view && (one_shot || !mapped_);
   if (agreed_) {
+    if (!one_shot) post.staging = mesh_.staging();
     plan_ = make_plan(shape_, mesh_.tuning(), false);
     in_staging_ = !one_shot;
     slots_[me] = !one_shot ? mesh_.endpoint().arena().at(post.staging)
@@ -176,10 +176,16 @@ void Executor::choose_plan() {
     if (c_.kind == Kind::all_to_all && c_.in.list) compare_pairs();
     const bool first_step_made = agreed_;
     plan_ = make_plan(shape_, mesh_.tuning(), all_mapped);
-    in_staging_ = plan_.path != Path::direct;
-    locate_peers();
-    agreed_ = plan_.path == Path::direct || (first_step_made && !any_mapped);
+    const bool direct = plan_.path == Path::direct;
+    in_staging_ = !direct;
+    agreed_ = direct || (first_step_made && !any_mapped);
     if (!first_step_made) step_ = 0;
+    if (direct)
+      locate_tensors();
+    else if (agreed_)
+      locate_slots();
+    else
+      slots_[mesh_.rank()] = mesh_.endpoint().arena().at(mesh_.own().post(q_).staging = mesh_.staging());
   }
   streaming_ = shape_.largest * shape_.element_size * std::max<std::uint32_t>(c_.out.n, 1) >=
                mesh_.tuning().streaming_bytes;
@@ -188,33 +194,32 @@ void Executor::choose_plan() {
       factors_[i] = i == mesh_.rank() ? c_.factor : mesh_.member(i).block.post(q_).factor;
 }
 
-void Executor::locate_peers() {
-  const bool direct = plan_.path == Path::direct;
+void Executor::locate_slots() {
+  const std::size_t bytes = 4 * std::size_t{mesh_.tuning().slot_bytes};
+  for (int i = 0; i < mesh_.size(); ++i) {
+    const Member& member = mesh_.member(i);
+    const std::uint64_t offset = member.block.post(q_).staging;
+    slots_[i] = i == mesh_.rank() ? mesh_.endpoint().arena().at(offset)
+                                  : const_cast<std::byte*>(member.peer->control(offset, bytes));  // only read
+  }
+}
+
+void Executor::locate_tensors() {
   const Traits& t = traits(c_.kind);
   const auto me = static_cast<std::uint32_t>(mesh_.rank());
-  const std::size_t block_bytes = shape_.largest * shape_.element_size;
+  const std::size_t size = shape_.element_size, block_bytes = shape_.largest * size;
   for (int i = 0; i < mesh_.size(); ++i) {
-    if (i == mesh_.rank()) {
-      if (!direct) slots_[i] = mesh_.endpoint().arena().at(mesh_.staging());
-      continue;
-    }
+    if (i == mesh_.rank()) continue;
     const Member& member = mesh_.member(i);
     const Post& post = member.block.post(q_);
-    if (!direct) {
-      slots_[i] = const_cast<std::byte*>(
-          member.peer->control(post.staging, 4 * std::size_t{mesh_.tuning().slot_bytes}));
-      continue;
-    }
     // Of a peer's input blocks this rank reads one: its own. (See the rule in collective.h.)
-    const bool has_in = !t.in_root_only || i == c_.root;
-    const bool has_out = plan_.split == Split::range && (!t.out_root_only || i == c_.root);
-    if (has_in) {
-      const std::size_t bytes =
-          c_.out.n ? c_.out.at(t.out_per_rank ? i : 0, shape_.element_size).count * shape_.element_size : block_bytes;
+    if (!t.in_root_only || i == c_.root) {
+      const std::size_t bytes = c_.out.n ? c_.out.at(t.out_per_rank ? i : 0, size).count * size : block_bytes;
       auto ref = shm::Ref::unpack(post.in_listed ? member.block.listed(q_)[me].ref : post.in);
       if (t.in_per_rank && !post.in_listed) ref.offset += me * block_bytes;
       in_[i] = bytes ? member.peer->resolve(ref, bytes, deadline_) : nullptr;
     }
+    const bool has_out = plan_.split == Split::range && (!t.out_root_only || i == c_.root);
     if (has_out && block_bytes) out_[i] = member.peer->resolve(shm::Ref::unpack(post.out), block_bytes, deadline_);
   }
 }
@@ -231,20 +236,18 @@ Outcome Executor::advance() {
   if (stage_ == Stage::sync) {
     if (!all_reached(tick_)) return Outcome::blocked;
     if (step_ == plan_.steps) return Outcome::finished;
+    if (!std::exchange(agreed_, true)) locate_slots();
     stage_ = Stage::move;
   }
   // Ranks that could not agree beforehand make the first step now, and then meet once more.
   if (!agreed_) {
     if (step_ == 0 && !moves_done()) return Outcome::advanced;
     step_ = 1;
-    index_ = 0;
-    agreed_ = true;
     publish_tick();
     return Outcome::advanced;
   }
   if (!moves_done()) return Outcome::advanced;
   ++step_;
-  index_ = 0;
   // The last step reads slots that stay as they are until everybody is in the next operation; but nobody may
   // leave while others still work on its tensors.
   if (step_ == plan_.steps && plan_.path != Path::direct) {

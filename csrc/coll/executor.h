@@ -43,7 +43,8 @@ class Executor {
   bool all_reached(std::uint64_t tick);
   void choose_plan();
   void compare_pairs() const;
-  void locate_peers();
+  void locate_slots();
+  void locate_tensors();
   bool moves_done();
   void run(const Move& move, std::size_t lo, std::size_t hi);
   std::byte* address(const Side& side, int rank, const Move& move, std::size_t lo) const;
@@ -60,7 +61,7 @@ class Executor {
   std::uint64_t q_ = 0;           // the operation's number
   std::uint64_t tick_ = 0;        // synchronisations passed since the group began; the same on every rank
   Stage stage_ = Stage::meet;
-  bool agreed_ = false;           // the plan's first step could be made before the ranks met
+  bool agreed_ = false;           // all ranks made the plan's first step before they met, or it needs no slots
   bool mapped_ = false;           // peers can reach what `direct` needs of this rank
   bool exposed_ = false;
   bool streaming_ = false;

@@ -42,7 +42,7 @@ void Group::submit(Operation& op) {
   op.listener_.released(op);
 }
 
-void Group::take_submitted() {
+void Group::take_submitted(OperationList& done) {
   OperationList taken;
   {
     std::lock_guard lock(submit_mutex_);
@@ -50,7 +50,10 @@ void Group::take_submitted() {
   }
   while (!taken.empty()) {
     Operation& op = taken.pop();
-    op.is_transfer() ? messenger_.post(op) : collectives_.push(op);
+    if (op.is_transfer())
+      messenger_.post(op, done);
+    else
+      collectives_.push(op);
   }
 }
 
@@ -67,7 +70,7 @@ bool Group::drive(bool patient) {
   OperationList done;
   bool moved = false;
   try {
-    take_submitted();
+    take_submitted(done);
     moved = advance_collectives(done);
     moved |= messenger_.advance(done);
     if (!moved && patient) check(done);
@@ -189,7 +192,7 @@ void Group::check_deadlines() {
 
 /// The group is over on this rank, and so on all ranks.
 void Group::end_all(const Error& error, OperationList& done) {
-  take_submitted();
+  take_submitted(done);
   {
     std::lock_guard lock(submit_mutex_);
     if (!ended_) ended_ = error;
@@ -228,7 +231,7 @@ void Group::close() {
       std::lock_guard lock(submit_mutex_);
       if (!ended_) ended_ = Error(Errc::closed, concat("group ", mesh_->name(), " has been destroyed"));
     }
-    take_submitted();
+    take_submitted(done);
     mesh_->leave();
     end_all(*ended_, done);
   }

@@ -55,7 +55,7 @@ class Group {
   std::optional<Error> error() const;
 
  private:
-  void take_submitted();
+  void take_submitted(OperationList& done);
   void set_restless(bool restless);
   bool advance_collectives(OperationList& done);
   void check(OperationList& done);

@@ -1,7 +1,6 @@
 #include "coll/messenger.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "base/error.h"
 #include "kernels/kernels.h"
@@ -33,10 +32,41 @@ Messenger::Channel& Messenger::channel(int rank) {
   return *channel;
 }
 
-void Messenger::post(Operation& op) {
+template <class CopyPayload>
+void Messenger::match(int rank, Operation& op, const Envelope& e, CopyPayload&& copy_payload, OperationList& done) {
+  const Transfer& t = op.transfer();
+  op.source_ = rank;
+  const bool whole = e.record != Record::eager || e.bytes == bytes_of(t);
+  if (!fits(t, e) || !whole) {
+    if (e.record != Record::eager) note(rank, Record::nack, e.id);
+    return end(op, done, make_error(Errc::mismatch, concat("rank ", rank, " sent ", name_of(static_cast<DType>(e.dtype)), "[", e.count,
+                         "] with tag ", e.tag, " where rank ", mesh_.rank(), " called ", op.describe(), " in group ", mesh_.name())));
+  }
+  if (e.record == Record::eager) {
+    copy_payload(t.buffer.data);
+    return end(op, done);
+  }
+  channel(rank).receiving.push_back({&op, e});
+  if (e.record == Record::stream) note(rank, Record::grant, e.id);
+}
+
+void Messenger::post(Operation& op, OperationList& done) {
   ++posted_;
   const Transfer& t = op.transfer();
-  (t.send ? channel(t.peer).queue : receives_).push(op);
+  if (t.send) return channel(t.peer).queue.push(op);
+  // Its message may be here already; what has arrived goes before what is still in the rings.
+  for (int rank = 0; rank < mesh_.size(); ++rank) {
+    if ((t.peer != rank && t.peer != Transfer::kAnyRank) || !channels_[rank]) continue;
+    auto& waiting = channels_[rank]->unexpected;
+    const auto it = std::find_if(waiting.begin(), waiting.end(),
+                                 [&](const Unexpected& u) { return u.envelope.tag == t.tag; });
+    if (it == waiting.end()) continue;
+    const Unexpected message = std::move(*it);
+    waiting.erase(it);
+    return match(rank, op, message.envelope,
+                 [&](std::byte* to) { std::copy(message.payload.begin(), message.payload.end(), to); }, done);
+  }
+  receives_.push(op);
 }
 
 bool Messenger::advance(OperationList& done) {
@@ -52,26 +82,6 @@ bool Messenger::advance(OperationList& done) {
     moved |= push_notes(rank);
     moved |= push_data(rank, done);
     moved |= push_sends(rank, done);
-  }
-  // Receives that were posted after their message arrived.
-  for (Operation* op = receives_.begin(); op;) {
-    Operation& receive = *op;
-    op = OperationList::next(receive);
-    const Transfer& t = receive.transfer();
-    for (int rank = 0; rank < mesh_.size(); ++rank) {
-      if ((t.peer != rank && t.peer != Transfer::kAnyRank) || !channels_[rank]) continue;
-      auto& waiting = channels_[rank]->unexpected;
-      const auto it = std::find_if(waiting.begin(), waiting.end(),
-                                   [&](const Unexpected& u) { return u.envelope.tag == t.tag; });
-      if (it == waiting.end()) continue;
-      const Unexpected message = std::move(*it);
-      waiting.erase(it);
-      receives_.remove(receive);
-      match(rank, receive, message.envelope,
-            [&](std::byte* to) { std::memcpy(to, message.payload.data(), message.payload.size()); }, done);
-      moved = true;
-      break;
-    }
   }
   return moved;
 }
@@ -218,24 +228,6 @@ void Messenger::take(int rank, const Envelope& e, OperationList& done) {
     }
   }
   occl::fail(Errc::protocol, mesh_.describe(rank), " wrote a message record that makes no sense");
-}
-
-template <class CopyPayload>
-void Messenger::match(int rank, Operation& op, const Envelope& e, CopyPayload&& copy_payload, OperationList& done) {
-  const Transfer& t = op.transfer();
-  op.source_ = rank;
-  const bool whole = e.record != Record::eager || e.bytes == bytes_of(t);
-  if (!fits(t, e) || !whole) {
-    if (e.record != Record::eager) note(rank, Record::nack, e.id);
-    return end(op, done, make_error(Errc::mismatch, concat("rank ", rank, " sent ", name_of(static_cast<DType>(e.dtype)), "[", e.count,
-                         "] with tag ", e.tag, " where rank ", mesh_.rank(), " called ", op.describe(), " in group ", mesh_.name())));
-  }
-  if (e.record == Record::eager) {
-    copy_payload(t.buffer.data);
-    return end(op, done);
-  }
-  channel(rank).receiving.push_back({&op, e});
-  if (e.record == Record::stream) note(rank, Record::grant, e.id);
 }
 
 bool Messenger::pull_direct(int rank, OperationList& done) {

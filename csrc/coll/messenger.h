@@ -42,8 +42,8 @@ class Messenger {
  public:
   explicit Messenger(Mesh& mesh);
 
-  /// Takes over a send or receive.
-  void post(Operation& op);
+  /// Takes over a send or receive. A receive may end at once.
+  void post(Operation& op, OperationList& done);
 
   /// Moves what can be moved now; finished operations go to `done`. True if there was anything.
   bool advance(OperationList& done);

@@ -35,21 +35,23 @@ struct Rank {
   std::shared_ptr<coll::Group> group;
 
   void submit(Call& call) { engine->submit(*group, call.operation); }
-  /// Throws the operation's error.
+  /// Returns when the call may be destroyed. Throws the operation's error; then it may still be in use.
   void wait(Call& call) {
     if (!engine->wait(*group, call.operation, Deadline::after(std::chrono::seconds(60)), {}))
       throw std::runtime_error("the operation did not end: " + call.operation.describe());
     while (!call.completions) std::this_thread::yield();
     if (call.operation.error()) throw *call.operation.error();
+    while (!call.releases) std::this_thread::yield();
   }
   template <class What>
   void run(const What& what, Deadline deadline = Deadline::after(std::chrono::seconds(60))) {
-    Call call(what, deadline);
-    submit(call);
-    wait(call);
-    // `call` goes: an operation that ended well has been released
-    while (!call.releases) std::this_thread::yield();
+    calls.push_back(std::make_unique<Call>(what, deadline));
+    submit(*calls.back());
+    wait(*calls.back());
+    calls.pop_back();
   }
+
+  std::vector<std::unique_ptr<Call>> calls;  // those that ended with an error live as long as the group
 };
 
 class Cluster {

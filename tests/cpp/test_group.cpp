@@ -1,0 +1,320 @@
+// The whole core, ranks as threads: every kind of collective on every path, in any mix, and what ends them early.
+#include <random>
+
+#include "check.h"
+#include "cluster.h"
+
+using namespace occl;
+using namespace occl::coll;
+using occl::test::Call;
+using occl::test::Cluster;
+using occl::test::Rank;
+
+namespace {
+
+/// int64 sums are exact, so any order would do here; the order is what the kernel tests check.
+std::int64_t value_of(int rank, std::size_t block, std::size_t i, int round) {
+  return static_cast<std::int64_t>((rank + 1) * 1000003 + block * 7919 + i * 31 + round);
+}
+
+/// Memory of one rank, in a region that peers can map or on the heap.
+class Memory {
+ public:
+  Memory(Rank& rank, std::size_t count, bool mapped) : heap_(mapped ? 0 : count + 1) {
+    data = heap_.data();
+    if (!mapped) return;
+    region_ = std::make_shared<shm::Region>(shm::Region::create("test", (count + 1) * 8, shm::Access::read_write));
+    region_->commit(0, (count + 1) * 8);
+    rank.regions->add(region_);
+    data = reinterpret_cast<std::int64_t*>(region_->base());
+  }
+  std::int64_t* data;
+  std::byte* bytes(std::size_t element = 0) { return reinterpret_cast<std::byte*>(data + element); }
+
+ private:
+  std::vector<std::int64_t> heap_;
+  std::shared_ptr<shm::Region> region_;
+};
+
+struct Case {
+  Kind kind;
+  int root = 0;
+  std::vector<std::size_t> counts;  // of the blocks, by rank (all_to_all: every pair has counts[s] + counts[d])
+  bool listed = false;
+  int round = 0;
+};
+
+std::size_t pair_count(const Case& c, int s, int d) {
+  const Traits& t = traits(c.kind);
+  if (c.kind == Kind::all_to_all) return c.listed ? c.counts[s] * 2 + c.counts[d] : c.counts[0];
+  return c.counts[t.in_per_rank ? d : t.out_per_rank ? s : 0];
+}
+
+/// Runs one collective on one rank and checks its outputs.
+void run(Rank& rank, const Case& c, bool mapped) {
+  const Traits& t = traits(c.kind);
+  const int n = rank.size, me = rank.rank;
+  const bool has_in = !t.in_root_only || me == c.root, has_out = !t.out_root_only || me == c.root;
+  std::vector<Block> in, out;
+  std::size_t total_in = 0, total_out = 0;
+  for (int b = 0; b < (t.in_per_rank ? n : 1) && has_in; ++b) {
+    in.push_back({nullptr, t.in_per_rank ? pair_count(c, me, b) : t.out_per_rank ? c.counts[me] : c.counts[0]});
+    total_in += in.back().count;
+  }
+  for (int b = 0; b < (t.out_per_rank ? n : 1) && has_out; ++b) {
+    out.push_back({nullptr, t.out_per_rank ? pair_count(c, b, me) : t.in_per_rank ? c.counts[me] : c.counts[0]});
+    total_out += out.back().count;
+  }
+  Memory input(rank, total_in, mapped), output(rank, total_out, mapped);
+  std::size_t at = 0;
+  for (std::size_t b = 0; b < in.size(); ++b) {
+    in[b].data = input.bytes(at);
+    for (std::size_t i = 0; i < in[b].count; ++i) input.data[at++] = value_of(me, b, i, c.round);
+  }
+  at = 0;
+  for (auto& block : out) block.data = output.bytes(at), at += block.count;
+
+  Collective collective;
+  collective.kind = c.kind;
+  collective.dtype = DType::i64;
+  collective.op = t.reduces ? ReduceOp::sum : ReduceOp::none;
+  collective.root = rooted(c.kind) ? c.root : 0;
+  const bool even = !c.listed;
+  const auto side = [&](std::vector<Block>& blocks) {
+    if (blocks.empty()) return Blocks{};
+    std::size_t largest = 0;
+    for (const auto& block : blocks) largest = std::max(largest, block.count);
+    const bool list = blocks.size() > 1 && !even;
+    return Blocks{blocks[0].data, list ? largest : blocks[0].count, static_cast<std::uint32_t>(blocks.size()),
+                  list ? blocks.data() : nullptr};
+  };
+  collective.in = side(in);
+  collective.out = side(out);
+  for (const auto* blocks : {&in, &out})
+    for (const auto& block : *blocks) collective.largest = std::max(collective.largest, block.count);
+  if (!c.listed || c.kind != Kind::all_to_all)
+    for (const auto count : c.counts) collective.largest = std::max(collective.largest, count);
+  collective.volume = even ? c.counts[0] : c.kind == Kind::all_to_all ? 0 : kUneven;
+  if (c.kind == Kind::barrier) collective = Collective{};
+  if (c.kind == Kind::broadcast && me == c.root) collective.out = collective.in;
+  rank.run(collective);
+
+  at = 0;
+  for (std::size_t b = 0; b < out.size() && c.kind != Kind::barrier; ++b)
+    for (std::size_t i = 0; i < out[b].count; ++i, ++at) {
+      const std::size_t block = t.in_per_rank ? me : 0;
+      std::int64_t expected = 0;
+      if (t.reduces)
+        for (int s = 0; s < n; ++s) expected += value_of(s, block, i, c.round);
+      else
+        expected = value_of(t.out_per_rank ? static_cast<int>(b) : c.root, block, i, c.round);
+      if (c.kind == Kind::broadcast && me == c.root) continue;
+      CHECK(output.data[at] == expected, t.name, " rank ", me, " of ", n, " block ", b, " element ", i, " mapped ", mapped);
+    }
+}
+
+void run_random_cases(int size, int cases, std::uint64_t seed) {
+  Tuning tuning;
+  tuning.one_shot_bytes = 256;
+  tuning.slot_bytes = 512;
+  Cluster cluster(size, tuning);
+  std::mt19937_64 random(seed);
+  std::vector<std::pair<Case, std::vector<bool>>> list;
+  for (int k = 0; k < cases; ++k) {
+    Case c{static_cast<Kind>(random() % kKinds), static_cast<int>(random() % size), {}, false, k};
+    const std::size_t limit = random() % 3 == 0 ? 6 : random() % 2 ? 40 : 500;
+    c.counts.assign(size, random() % limit);
+    const Traits& t = traits(c.kind);
+    c.listed = random() % 2 && !rooted(c.kind) && (t.in_per_rank || t.out_per_rank);
+    if (c.listed)
+      for (auto& count : c.counts) count = random() % limit;
+    std::vector<bool> mapped(size, random() % 2);
+    if (random() % 3 == 0)  // ranks may differ
+      for (int i = 0; i < size; ++i) mapped[i] = random() % 2;
+    list.emplace_back(std::move(c), std::move(mapped));
+  }
+  cluster.each([&](Rank& rank) {
+    for (const auto& [c, mapped] : list) run(rank, c, mapped[rank.rank]);
+  });
+}
+
+Collective all_reduce(std::int64_t* data, std::size_t count) {
+  Collective c;
+  c.kind = Kind::all_reduce, c.dtype = DType::i64, c.op = ReduceOp::sum;
+  c.in = c.out = {reinterpret_cast<std::byte*>(data), count, 1, nullptr};
+  c.largest = c.volume = count;
+  return c;
+}
+
+/// What `body` throws; fails if it throws nothing.
+Error error_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error;
+  }
+  throw std::runtime_error("expected an error, there was none");
+}
+
+bool contains(const Error& error, const std::string& text) { return std::string(error.what()).find(text) != std::string::npos; }
+
+}  // namespace
+
+TEST("a mix of all collectives on all paths is right with 2 ranks") { run_random_cases(2, 600, 1); }
+TEST("a mix of all collectives on all paths is right with 3 ranks") { run_random_cases(3, 300, 2); }
+TEST("a mix of all collectives on all paths is right with 5 ranks, more than there are cores") {
+  run_random_cases(5, 120, 3);
+}
+TEST("a group of one rank works") { run_random_cases(1, 100, 4); }
+
+TEST("thousands of operations in flight end in order") {
+  Cluster cluster(2);
+  cluster.each([](Rank& rank) {
+    constexpr int kCalls = 2000;
+    std::vector<std::int64_t> values(kCalls);
+    std::vector<std::unique_ptr<Call>> calls;
+    for (int i = 0; i < kCalls; ++i) {
+      values[i] = i;
+      calls.push_back(std::make_unique<Call>(all_reduce(&values[i], 1), Deadline::after(std::chrono::seconds(60))));
+      rank.submit(*calls.back());
+    }
+    for (auto& call : calls) rank.wait(*call);
+    for (int i = 0; i < kCalls; ++i) CHECK(values[i] == 2 * i);
+  });
+}
+
+TEST("operations left alone end without anybody waiting") {
+  Cluster cluster(2);
+  cluster.each([](Rank& rank) {
+    std::vector<std::int64_t> values(100000, rank.rank);
+    Call call(all_reduce(values.data(), values.size()), Deadline::after(std::chrono::seconds(60)));
+    rank.submit(call);
+    while (!call.releases) std::this_thread::yield();  // the background thread drives
+    for (const auto value : values) CHECK(value == 1);
+  });
+}
+
+TEST("groups do not wait for each other, in whatever order ranks use them") {
+  Cluster a(2), b(2);
+  // Rank 0 waits for a before it submits to b; rank 1 submits to b first, and waits for b only then.
+  check::in_threads(2, [&](int i) {
+    for (int round = 0; round < 50; ++round) {
+      std::int64_t x = 1, y = 2;
+      Call in_a(all_reduce(&x, 1), Deadline::after(std::chrono::seconds(60)));
+      Call in_b(all_reduce(&y, 1), Deadline::after(std::chrono::seconds(60)));
+      Cluster& first = i == 0 ? a : b;
+      Cluster& second = i == 0 ? b : a;
+      Call& first_call = i == 0 ? in_a : in_b;
+      Call& second_call = i == 0 ? in_b : in_a;
+      first[i].submit(first_call);
+      second[i].submit(second_call);
+      second[i].wait(second_call);
+      first[i].wait(first_call);
+      CHECK(x == 2 && y == 4);
+      while (!in_a.releases || !in_b.releases) std::this_thread::yield();
+    }
+  });
+}
+
+TEST("different operations are an error on every rank that names both, and the group goes on") {
+  Cluster cluster(3);
+  cluster.each([](Rank& rank) {
+    std::int64_t value[2] = {1, 2};
+    const Error error = error_of([&] { rank.run(all_reduce(value, rank.rank == 2 ? 2 : 1)); });
+    CHECK(error.code() == Errc::mismatch);
+    CHECK(contains(error, "all_reduce(int64[2], SUM)") && contains(error, "all_reduce(int64[1], SUM)"), error.what());
+    CHECK(contains(error, "rank 2") && contains(error, "operation #1 of group test"), error.what());
+    rank.run(all_reduce(value, 1));
+    CHECK(value[0] == 3);
+  });
+}
+
+TEST("pairs that disagree about a size end the group on every rank") {
+  Cluster cluster(3);
+  cluster.each([](Rank& rank) {
+    std::vector<std::int64_t> in(30), out(30);
+    std::vector<Block> ins, outs;
+    for (int i = 0; i < 3; ++i) {
+      // Rank 2 expects one element more from rank 0 than that one sends.
+      ins.push_back({reinterpret_cast<std::byte*>(&in[i * 10]), 5});
+      outs.push_back({reinterpret_cast<std::byte*>(&out[i * 10]), std::size_t(rank.rank == 2 && i == 0 ? 6 : 5)});
+    }
+    Collective c;
+    c.kind = Kind::all_to_all, c.dtype = DType::i64, c.largest = 6;
+    c.in = {nullptr, 5, 3, ins.data()};
+    c.out = {nullptr, 6, 3, outs.data()};
+    const Error error = error_of([&] { rank.run(c); });
+    CHECK(contains(error, "rank 0 sends 5 elements to rank 2, which expects 6"), error.what());
+  });
+}
+
+TEST("a rank that comes too late is named") {
+  Cluster cluster(3);
+  cluster.each([](Rank& rank) {
+    std::int64_t value = 1;
+    rank.run(all_reduce(&value, 1));
+    if (rank.rank == 1) return;
+    const auto begin = std::chrono::steady_clock::now();
+    const Error error = error_of([&] { rank.run(all_reduce(&value, 1), Deadline::after(std::chrono::milliseconds(200))); });
+    // Both time out by themselves, or one hears it from the other.
+    CHECK(contains(error, "Timed out in all_reduce(int64[1], SUM) #2") && contains(error, "rank 1 (pid"), error.what());
+    CHECK(contains(error, "its last operation was all_reduce(int64[1], SUM) #1"), error.what());
+    CHECK(std::chrono::steady_clock::now() - begin >= std::chrono::milliseconds(200), "before the deadline");
+    CHECK(contains(error_of([&] { rank.run(all_reduce(&value, 1)); }), "Timed out"), "later operations fail too");
+  });
+}
+
+TEST("a rank that leaves ends what waits for it, and nothing that is complete") {
+  Cluster cluster(2);
+  cluster.each([](Rank& rank) {
+    std::int64_t value = 1;
+    rank.run(all_reduce(&value, 1));
+    if (rank.rank == 1) return rank.group->close();
+    const Error error = error_of([&] { rank.run(all_reduce(&value, 1)); });
+    CHECK(contains(error, "rank 1 (pid") && contains(error, "left the group during all_reduce(int64[1], SUM) #2"),
+          error.what());
+  });
+}
+
+TEST("abort ends the operations of all ranks with its reason") {
+  Cluster cluster(3);
+  cluster.each([](Rank& rank) {
+    std::int64_t value = 1;
+    if (rank.rank == 2) return rank.group->abort("enough");
+    const Error error = error_of([&] { rank.run(all_reduce(&value, 1)); });
+    CHECK(error.code() == Errc::aborted && contains(error, "enough"), error.what());
+  });
+}
+
+TEST("after close an operation ends at once") {
+  Cluster cluster(1);
+  cluster[0].group->close();
+  std::int64_t value = 1;
+  CHECK(error_of([&] { cluster[0].run(all_reduce(&value, 1)); }).code() == Errc::closed);
+}
+
+TEST("buffers that peers may be using are kept after an error until the group is closed") {
+  Tuning tuning;
+  tuning.one_shot_bytes = 0;
+  Cluster cluster(2, tuning);
+  Memory memory(cluster[0], 1000, true);
+  Call call(all_reduce(memory.data, 1000), Deadline::after(std::chrono::milliseconds(50)));
+  cluster[0].submit(call);
+  error_of([&] { cluster[0].wait(call); });
+  CHECK(call.completions == 1 && call.releases == 0);
+  cluster[0].group->close();
+  CHECK(call.releases == 1);
+}
+
+TEST("reductions with a factor use each rank's own") {
+  for (const std::size_t count : {1, 10, 100000}) {
+    Cluster cluster(3);
+    cluster.each([&](Rank& rank) {
+      std::vector<double> values(count, 1.0);
+      auto c = all_reduce(reinterpret_cast<std::int64_t*>(values.data()), count);
+      c.dtype = DType::f64, c.op = ReduceOp::premul_sum, c.factor = rank.rank + 1;
+      rank.run(c);
+      for (const double value : values) CHECK(value == 6.0);
+    });
+  }
+}

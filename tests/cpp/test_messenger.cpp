@@ -1,0 +1,194 @@
+// Point-to-point messages: every way that bytes travel, in any order of posting.
+#include <random>
+#include <set>
+#include <tuple>
+
+#include "check.h"
+#include "cluster.h"
+
+using namespace occl;
+using namespace occl::coll;
+using occl::test::Call;
+using occl::test::Cluster;
+using occl::test::Rank;
+
+namespace {
+
+constexpr auto kPatience = std::chrono::seconds(60);
+
+std::byte pattern(int from, std::uint32_t tag, std::size_t i) {
+  return static_cast<std::byte>(from * 37 + tag * 11 + i * 7 + (i >> 8));
+}
+
+struct Message {
+  Message(Rank& rank, std::size_t bytes, bool mapped) : heap(mapped ? 0 : bytes + 1), data(heap.data()), size(bytes) {
+    if (!mapped) return;
+    region = std::make_shared<shm::Region>(shm::Region::create("test", bytes + 1, shm::Access::read_write));
+    region->commit(0, bytes + 1);
+    rank.regions->add(region);
+    data = region->base();
+  }
+  void fill(int from, std::uint32_t tag) {
+    for (std::size_t i = 0; i < size; ++i) data[i] = pattern(from, tag, i);
+  }
+  void check(int from, std::uint32_t tag) const {
+    for (std::size_t i = 0; i < size; ++i)
+      CHECK(data[i] == pattern(from, tag, i), "byte ", i, " of ", size, " from ", from, " tag ", tag);
+  }
+  std::vector<std::byte> heap;
+  std::shared_ptr<shm::Region> region;
+  std::byte* data;
+  std::size_t size;
+};
+
+Transfer transfer(const Message& m, bool send, int peer, std::uint32_t tag) {
+  return {send, peer, tag, DType::u8, {m.data, m.size}};
+}
+
+}  // namespace
+
+TEST("messages of every size arrive, mapped or not, around every threshold") {
+  Cluster cluster(2);
+  const std::size_t ring = kRingBytes, eager = Tuning{}.eager_bytes;
+  cluster.each([&](Rank& rank) {
+    std::uint32_t tag = 0;
+    for (const std::size_t size : {std::size_t{0}, std::size_t{1}, std::size_t{63}, std::size_t{64}, std::size_t{65}, eager - 1, eager,
+                                   eager + 1, ring / 4, ring - 1, ring, ring + 1, 3 * ring + 17})
+      for (bool mapped : {false, true}) {
+        Message m(rank, size, mapped);
+        ++tag;
+        if (rank.rank == 0) m.fill(0, tag);
+        rank.run(transfer(m, rank.rank == 0, 1 - rank.rank, tag));
+        m.check(0, tag);
+      }
+  });
+}
+
+TEST("large messages cross in both directions at once") {
+  Cluster cluster(2);
+  cluster.each([](Rank& rank) {
+    for (bool mapped : {false, true}) {
+      Message out(rank, 1000000, mapped), in(rank, 1000000, mapped);
+      out.fill(rank.rank, 5);
+      Call send(transfer(out, true, 1 - rank.rank, 5), Deadline::after(kPatience));
+      Call receive(transfer(in, false, 1 - rank.rank, 5), Deadline::after(kPatience));
+      rank.submit(send);
+      rank.submit(receive);
+      rank.wait(send);
+      rank.wait(receive);
+      in.check(1 - rank.rank, 5);
+    }
+  });
+}
+
+TEST("a thousand messages match their receives in any order of posting, by tag and source") {
+  for (const int size : {2, 3}) {
+    Cluster cluster(size);
+    cluster.each([&](Rank& rank) {
+      std::mt19937 random(rank.rank + 100);
+      constexpr int kTags = 120;
+      std::vector<std::unique_ptr<Message>> messages;
+      std::vector<std::unique_ptr<Call>> calls;
+      std::vector<std::tuple<Message*, int, std::uint32_t>> expected;
+      std::vector<Transfer> transfers;
+      for (int other = 0; other < size; ++other)  // to itself too
+        for (std::uint32_t tag = 0; tag < kTags; ++tag) {
+          const std::size_t bytes = tag % 40 == 0 ? 20000 + tag : tag * 3;
+          messages.push_back(std::make_unique<Message>(rank, bytes, tag % 80 == 0));
+          messages.back()->fill(rank.rank, tag);
+          transfers.push_back(transfer(*messages.back(), true, other, tag));
+          messages.push_back(std::make_unique<Message>(rank, bytes, tag % 3 == 0));
+          expected.emplace_back(messages.back().get(), other, tag);
+          transfers.push_back(transfer(*messages.back(), false, other, tag));
+        }
+      std::shuffle(transfers.begin(), transfers.end(), random);
+      for (const auto& t : transfers) {
+        calls.push_back(std::make_unique<Call>(t, Deadline::after(kPatience)));
+        rank.submit(*calls.back());
+      }
+      std::shuffle(calls.begin(), calls.end(), random);
+      for (auto& call : calls) rank.wait(*call);
+      for (const auto& [message, from, tag] : expected) message->check(from, tag);
+    });
+  }
+}
+
+TEST("messages with the same tag arrive in the order in which they were sent") {
+  Cluster cluster(2);
+  cluster.each([](Rank& rank) {
+    std::vector<std::uint8_t> values(500);
+    std::vector<std::unique_ptr<Call>> calls;
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      values[i] = rank.rank == 0 ? i % 251 : 0;
+      const Transfer t{rank.rank == 0, 1 - rank.rank, 7, DType::u8, {reinterpret_cast<std::byte*>(&values[i]), 1}};
+      calls.push_back(std::make_unique<Call>(t, Deadline::after(kPatience)));
+      rank.submit(*calls.back());
+    }
+    for (auto& call : calls) rank.wait(*call);
+    for (std::size_t i = 0; i < values.size(); ++i) CHECK(values[i] == i % 251);
+  });
+}
+
+TEST("a receive from any rank says where its message came from") {
+  Cluster cluster(3);
+  cluster.each([](Rank& rank) {
+    Message m(rank, 100, false);
+    if (rank.rank != 0) {
+      m.fill(rank.rank, 1);
+      return rank.run(transfer(m, true, 0, 1));
+    }
+    std::set<int> sources;
+    for (int i = 0; i < 2; ++i) {
+      Call call(transfer(m, false, Transfer::kAnyRank, 1), Deadline::after(kPatience));
+      rank.submit(call);
+      rank.wait(call);
+      m.check(call.operation.source(), 1);
+      sources.insert(call.operation.source());
+    }
+    CHECK((sources == std::set<int>{1, 2}));
+  });
+}
+
+TEST("a message that does not fit is an error that names both sides, and the group goes on") {
+  Cluster cluster(2);
+  cluster.each([](Rank& rank) {
+    for (const std::size_t bytes : {10u, 100000u}) {
+      Message m(rank, bytes + rank.rank, false);
+      try {
+        rank.run(transfer(m, rank.rank == 0, 1 - rank.rank, 3));
+        CHECK(rank.rank == 0 && bytes == 10, "only an eager send may have ended before");
+      } catch (const Error& error) {
+        CHECK(error.code() == Errc::mismatch);
+        const std::string text = error.what();
+        CHECK(text.find("send(uint8[") != text.npos || text.find("sent uint8[") != text.npos, text);
+      }
+    }
+    Message m(rank, 10, false);
+    if (rank.rank == 0) m.fill(0, 9);
+    rank.run(transfer(m, rank.rank == 0, 1 - rank.rank, 9));
+    m.check(0, 9);
+  });
+}
+
+TEST("collectives and messages of one group do not wait for each other") {
+  Cluster cluster(2);
+  cluster.each([](Rank& rank) {
+    std::int64_t value = 1;
+    Collective c;
+    c.kind = Kind::all_reduce, c.dtype = DType::i64, c.op = ReduceOp::sum;
+    c.in = c.out = {reinterpret_cast<std::byte*>(&value), 1, 1, nullptr};
+    c.largest = c.volume = 1;
+    Message m(rank, 50000, false);
+    if (rank.rank == 0) m.fill(0, 2);
+    Call collective(c, Deadline::after(kPatience));
+    Call message(transfer(m, rank.rank == 0, 1 - rank.rank, 2), Deadline::after(kPatience));
+    // Rank 0 waits for the message before it takes part in the collective that rank 1 has begun.
+    if (rank.rank == 1) rank.submit(collective);
+    rank.submit(message);
+    rank.wait(message);
+    if (rank.rank == 0) rank.submit(collective);
+    rank.wait(collective);
+    m.check(0, 2);
+    CHECK(value == 2);
+  });
+}

@@ -1,0 +1,236 @@
+// Runs the plans of all ranks in one thread, against the rule in coll/collective.h, and watches every byte
+// that a step reads and writes: two ranks never write the same element of a step, and nobody reads what another
+// rank writes in the same step. So the plans are right, and free of races, without any shared memory.
+#include <map>
+#include <random>
+#include <set>
+#include <tuple>
+
+#include "check.h"
+#include "coll/plan.h"
+
+using namespace occl;
+using namespace occl::coll;
+
+namespace {
+
+constexpr std::uint64_t kPoison = 0xdeadbeef;
+
+// A contribution is named by (rank, block, element); a combination is the sum of random names, so that a missing
+// or doubled one shows.
+std::uint64_t value_of(int rank, std::uint32_t block, std::size_t i) {
+  std::uint64_t x = rank * 0x9e3779b97f4a7c15u + block * 0xbf58476d1ce4e5b9u + i * 0x94d049bb133111ebu + 1;
+  x ^= x >> 29;
+  return x * 0xbf58476d1ce4e5b9u;
+}
+
+struct Buffers {  // of one rank
+  std::vector<std::vector<std::uint64_t>> in, out;
+  std::map<std::pair<int, int>, std::vector<std::uint64_t>> slots;  // (where, parity)
+};
+
+using Place = std::tuple<int, int, int, std::uint32_t, std::size_t>;  // rank, where, parity, block or position, element
+
+struct Simulation {
+  Shape shape;
+  Plan plan;
+  bool in_place = false;
+  std::vector<std::uint64_t> counts;  // of the blocks, by rank
+  std::vector<Buffers> ranks;
+
+  std::size_t count(std::uint32_t block) const { return counts[block]; }
+
+  bool has_in(int r) const { return !traits(shape.kind).in_root_only || r == shape.root; }
+  bool has_out(int r) const { return !traits(shape.kind).out_root_only || r == shape.root; }
+
+  std::size_t in_count(int r, std::uint32_t b) const {
+    const Traits& t = traits(shape.kind);
+    return count(t.in_per_rank ? b : t.out_per_rank ? r : 0);
+  }
+  std::size_t out_count(int r, std::uint32_t b) const {
+    const Traits& t = traits(shape.kind);
+    return count(t.in_per_rank ? r : t.out_per_rank ? b : 0);
+  }
+
+  void prepare() {
+    const Traits& t = traits(shape.kind);
+    ranks.assign(shape.size, {});
+    for (int r = 0; r < shape.size; ++r) {
+      const std::uint32_t ins = t.in_per_rank ? shape.size : 1, outs = t.out_per_rank ? shape.size : 1;
+      for (std::uint32_t b = 0; b < ins && has_in(r); ++b) {
+        ranks[r].in.emplace_back(in_count(r, b));
+        for (std::size_t i = 0; i < in_count(r, b); ++i) ranks[r].in[b][i] = value_of(r, b, i);
+      }
+      for (std::uint32_t b = 0; b < outs && has_out(r); ++b) ranks[r].out.emplace_back(out_count(r, b), kPoison);
+    }
+  }
+
+  std::uint64_t& at(const Side& side, int rank, int executor, const Move& m, std::size_t i, bool is_dst, Place& place) {
+    Buffers& b = ranks[rank];
+    if (side.where == Where::tensor || (side.where == Where::slot && !is_dst && rank == executor)) {
+      auto& blocks = is_dst ? b.out : b.in;
+      CHECK(side.block < blocks.size() && i < blocks[side.block].size(), "outside of a tensor");
+      // In place, the output is the input: where kinds have one block on both sides.
+      place = {rank, is_dst && !in_place ? 1 : 0, 0, side.block, i};
+      return blocks[side.block][i];
+    }
+    const auto position = slot_position(traits(shape.kind), rank, side.block) * plan.window + i - m.window_start;
+    const int where = side.where == Where::result ? 3 : 2;
+    auto& slot = b.slots[{where, side.parity}];
+    if (slot.size() <= position) slot.resize(position + 1, kPoison);
+    place = {rank, where, side.parity, 0, position};
+    return slot[position];
+  }
+
+  void run() {
+    prepare();
+    for (std::uint64_t step = 0; step < plan.steps; ++step) {
+      std::map<Place, int> written, read;  // by which rank
+      // The rule must hold in whatever order the ranks of a step run: try them backwards in odd steps.
+      for (int k = 0; k < shape.size; ++k) {
+        const int rank = step % 2 ? shape.size - 1 - k : k;
+        Move m;
+        for (std::uint32_t index = 0; move_at(plan, shape, rank, step, index, m); ++index) execute(rank, m, written, read);
+      }
+      for (const auto& [place, reader] : read) {
+        const auto it = written.find(place);
+        CHECK(it == written.end() || it->second == reader, "a rank reads what another writes in the same step");
+      }
+    }
+    check_outputs();
+  }
+
+  void execute(int rank, Move m, std::map<Place, int>& written, std::map<Place, int>& read) {
+    const bool own_dst = m.dst.where == Where::tensor && m.dst.ranks() == 1 && m.dst.first == rank;
+    if (own_dst) m.hi = std::min(m.hi, ranks[rank].out[m.dst.block].size());
+    if (m.dst.where == Where::slot) m.hi = std::min(m.hi, ranks[rank].in[m.src.block].size());
+    for (std::size_t i = m.lo; i < m.hi; ++i) {
+      std::uint64_t sum = 0;
+      Place place;
+      int sources = 0;
+      for (int r = m.src.first; r < m.src.first + m.src.count; ++r) {
+        if (r == m.src.except) continue;
+        const std::uint64_t value = at(m.src, r, rank, m, i, false, place);
+        CHECK(value != kPoison, "reads what nobody wrote");
+        sum += value;
+        ++sources;
+        read.emplace(place, rank);
+      }
+      CHECK(sources == (m.reduce ? shape.size : 1));
+      const auto write = [&](const Side& side, int r) {
+        at(side, r, rank, m, i, true, place) = sum;
+        const auto [it, fresh] = written.emplace(place, rank);
+        CHECK(fresh || it->second == rank, "two ranks write the same element in one step");
+      };
+      for (int r = m.dst.first; r < m.dst.first + m.dst.count; ++r)
+        if (r != m.dst.except) write(m.dst, r);
+      if (m.also_result) {
+        Side result = m.dst;
+        result.where = Where::result;
+        write(result, rank);
+      }
+    }
+  }
+
+  void check_outputs() const {
+    const Traits& t = traits(shape.kind);
+    for (int d = 0; d < shape.size; ++d)
+      for (std::uint32_t b = 0; b < ranks[d].out.size(); ++b)
+        for (std::size_t i = 0; i < ranks[d].out[b].size(); ++i) {
+          const std::uint32_t c = t.in_per_rank ? d : 0;
+          std::uint64_t expected = 0;
+          if (t.reduces) {
+            for (int s = 0; s < shape.size; ++s) expected += value_of(s, c, i);
+          } else {
+            expected = value_of(t.out_per_rank ? static_cast<int>(b) : shape.root, c, i);
+          }
+          // The root of a broadcast has its output already.
+          if (shape.kind == Kind::broadcast && d == shape.root) continue;
+          CHECK(ranks[d].out[b][i] == expected, t.name, " rank ", d, " block ", b, " element ", i, " of ", shape.size);
+        }
+  }
+};
+
+void simulate(Kind kind, int size, int root, std::size_t element_size, std::vector<std::uint64_t> counts,
+              const Tuning& tuning, bool mapped) {
+  Simulation s;
+  std::uint64_t largest = 0;
+  for (const auto count : counts) largest = std::max(largest, count);
+  s.shape = {kind, size, root, element_size, largest};
+  s.plan = make_plan(s.shape, tuning, mapped);
+  s.counts = std::move(counts);
+  const Traits& t = traits(kind);
+  s.in_place = !t.in_per_rank && !t.out_per_rank && s.plan.path == Path::direct;
+  s.run();
+}
+
+}  // namespace
+
+TEST("plans of thousands of random collectives produce what the rule says, without races") {
+  std::mt19937_64 random(20260401);
+  std::map<std::pair<Path, Split>, int> seen;
+  const std::size_t sizes[] = {1, 2, 4, 8, 16};
+  for (int trial = 0; trial < 2500; ++trial) {
+    const auto kind = static_cast<Kind>(random() % kKinds);
+    const int size = trial % 20 == 0 ? 1 + random() % 64 : 1 + random() % 8;
+    Tuning tuning;
+    tuning.one_shot_bytes = random() % 3 ? 64 : 0;
+    tuning.slot_bytes = 64 << random() % 6;
+    const std::size_t element = sizes[random() % 5];
+    const std::size_t limit = size > 8 ? 40 : 300;
+    const bool uneven = (traits(kind).in_per_rank != traits(kind).out_per_rank) && !rooted(kind) && random() % 2;
+    std::vector<std::uint64_t> counts(size, random() % 4 ? random() % limit : random() % 3);
+    for (auto& count : counts)
+      if (uneven) count = random() % limit;
+    if (kind == Kind::barrier) counts.assign(size, 0);
+    const bool mapped = random() % 2;
+    Shape shape{kind, size, 0, element, counts.front()};
+    const Plan plan = make_plan(shape, tuning, mapped);
+    ++seen[{plan.path, plan.split}];
+    simulate(kind, size, static_cast<int>(random() % size), element, counts, tuning, mapped);
+  }
+  for (const auto path : {Path::one_shot, Path::staged, Path::direct})
+    CHECK(seen[std::make_pair(path, Split::pull)] > 100, "path ", static_cast<int>(path), " was hardly tried");
+  CHECK((seen[std::make_pair(Path::staged, Split::range)] > 20 && seen[std::make_pair(Path::direct, Split::range)] > 100));
+}
+
+TEST("plans hold around the one-shot and slot thresholds") {
+  Tuning tuning;
+  tuning.one_shot_bytes = 256;
+  tuning.slot_bytes = 512;
+  for (int kind = 1; kind < kKinds; ++kind)
+    for (int size : {2, 3, 5})
+      for (std::uint64_t bytes : {64, 256, 512, 1024, 1536})
+        for (int off = -1; off <= 1; ++off)
+          for (bool mapped : {false, true})
+            simulate(static_cast<Kind>(kind), size, size - 1, 4,
+                     std::vector<std::uint64_t>(size, bytes / 4 + off), tuning, mapped);
+}
+
+TEST("no slot is larger than its place") {
+  std::mt19937_64 random(7);
+  for (int trial = 0; trial < 20000; ++trial) {
+    Tuning tuning;
+    tuning.slot_bytes = 4096 << random() % 8;
+    Shape s{static_cast<Kind>(1 + random() % (kKinds - 1)), static_cast<int>(1 + random() % 64), 0,
+            std::size_t{1} << random() % 5, random() % (1 << 22)};
+    const Plan plan = make_plan(s, tuning, false);
+    if (plan.path != Path::staged) continue;
+    const std::size_t blocks = traits(s.kind).in_per_rank ? s.size - 1 : 1;
+    CHECK(plan.window * blocks * s.element_size <= tuning.slot_bytes, traits(s.kind).name, " ", s.size);
+    CHECK(plan.window * (plan.windows - 1) < s.largest && plan.window * plan.windows >= s.largest);
+  }
+}
+
+TEST("a signature tells what it was made from") {
+  Collective c;
+  c.kind = Kind::all_reduce, c.dtype = DType::f32, c.op = ReduceOp::sum, c.volume = 4;
+  CHECK(Signature::of(c).describe() == "all_reduce(float32[4], SUM)", Signature::of(c).describe());
+  c.kind = Kind::broadcast, c.root = 3, c.op = ReduceOp::none, c.dtype = DType::bf16;
+  CHECK(Signature::of(c).describe() == "broadcast(bfloat16[4], src=3)", Signature::of(c).describe());
+  c.kind = Kind::gather;
+  CHECK(Signature::of(c).describe() == "gather(bfloat16[4], dst=3)", Signature::of(c).describe());
+  CHECK(Signature::of(Collective{}).describe() == "barrier()");
+  std::mt19937_64 random(1);
+  for (int i = 0; i < 10000; ++i) CHECK(!Signature{random()}.describe().empty());  // any word, from a broken peer
+}
