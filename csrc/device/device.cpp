@@ -1,0 +1,74 @@
+#include "device/device.h"
+
+#include <c10/util/Exception.h>
+#include <pthread.h>
+
+#include <atomic>
+#include <cstdlib>
+
+namespace occl::device {
+namespace {
+
+thread_local c10::DeviceIndex t_current = 0;
+// relaxed everywhere: set by the first use, before that use hands anything to another thread; and in a forked
+// child, which has one thread.
+std::atomic<bool> g_used{false};
+std::atomic<bool> g_bad_fork{false};
+
+c10::DeviceIndex count_from_environment() {
+  const char* text = std::getenv("OCCL_DEVICE_COUNT");
+  if (!text || !*text) return 8;
+  char* end = nullptr;
+  const long n = std::strtol(text, &end, 10);
+  TORCH_CHECK_VALUE(!*end && n >= 1 && n <= kMaxDevices, "OCCL_DEVICE_COUNT must be a number from 1 to ",
+                    static_cast<int>(kMaxDevices), ", not \"", text, "\"");
+  return static_cast<c10::DeviceIndex>(n);
+}
+
+void in_child_after_fork() {
+  if (g_used.load(std::memory_order_relaxed)) g_bad_fork.store(true, std::memory_order_relaxed);
+}
+
+}  // namespace
+
+c10::DeviceIndex count() {
+  static const c10::DeviceIndex n = count_from_environment();
+  return n;
+}
+
+c10::DeviceIndex current() { return t_current; }
+
+c10::DeviceIndex resolve(c10::DeviceIndex index) {
+  if (index == -1) return t_current;
+  TORCH_CHECK(index >= 0 && index < count(), "invalid device index ", static_cast<int>(index), ": there are ",
+              static_cast<int>(count()), " devices, dev:0 to dev:", static_cast<int>(count()) - 1,
+              " (OCCL_DEVICE_COUNT changes that)");
+  return index;
+}
+
+void set_current(c10::DeviceIndex index) { t_current = resolve(index); }
+
+c10::DeviceIndex exchange_current(c10::DeviceIndex index) {
+  const auto previous = t_current;
+  set_current(index);
+  return previous;
+}
+
+bool in_bad_fork() { return g_bad_fork.load(std::memory_order_relaxed); }
+
+void check_fork() {
+  TORCH_CHECK(!in_bad_fork(),
+              "Cannot re-initialize dev in forked subprocess. To use dev with multiprocessing, you must use the "
+              "'spawn' start method");
+}
+
+bool used() { return g_used.load(std::memory_order_relaxed); }
+
+void mark_used() {
+  if (used()) return;
+  static const int registered = pthread_atfork(nullptr, nullptr, in_child_after_fork);
+  TORCH_CHECK(registered == 0, "pthread_atfork failed");
+  g_used.store(true, std::memory_order_relaxed);
+}
+
+}  // namespace occl::device

@@ -1,0 +1,33 @@
+// The devices dev:0 .. dev:N-1 of this process: how many, which one is current in this thread, and whether
+// this process may use them at all (a forked child may not).
+#pragma once
+
+#include <c10/core/Device.h>
+
+namespace occl::device {
+
+inline constexpr c10::DeviceType kType = c10::DeviceType::PrivateUse1;
+inline constexpr c10::DeviceIndex kMaxDevices = 64;
+
+/// OCCL_DEVICE_COUNT, 8 by default. Throws c10::ValueError unless it is a number from 1 to 64.
+c10::DeviceIndex count();
+
+c10::DeviceIndex current();
+void set_current(c10::DeviceIndex index);  // checks the index
+c10::DeviceIndex exchange_current(c10::DeviceIndex index);
+
+/// `index`, or the current device for -1. Throws c10::Error if there is no such device.
+c10::DeviceIndex resolve(c10::DeviceIndex index);
+
+inline c10::Device device(c10::DeviceIndex index) { return {kType, index}; }
+
+/// True in a child forked from a process that had used a device: its memory is shared with the parent's, and
+/// the parent's worker threads are not there.
+bool in_bad_fork();
+/// Throws the error PyTorch's users know ("Cannot re-initialize dev in forked subprocess ...") in such a child.
+void check_fork();
+/// From now on forked children are bad; called when a device is first used. Cheap after the first call.
+void mark_used();
+bool used();
+
+}  // namespace occl::device

@@ -1,0 +1,236 @@
+#include "device/fallback.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/jit_type.h>
+
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <unordered_set>
+#include <vector>
+
+#include "device/alias.h"
+#include "device/allocator.h"
+#include "device/generator.h"
+#include "device/stream.h"
+
+namespace occl::device {
+namespace {
+
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+using c10::IValue;
+using torch::jit::Stack;
+
+/// What the schema of an operator says about its arguments, so that a call looks at the relevant ones only.
+struct Plan {
+  enum class Kind : std::uint8_t { tensor, tensor_list, optional_tensor_list, device, generator };
+  struct Argument {
+    std::uint16_t index;
+    Kind kind;
+    bool written;
+    bool cpu_welcome;  // may be on the CPU whatever its shape
+  };
+  std::vector<Argument> arguments;
+  std::size_t argument_count = 0;
+  std::size_t return_count = 0;
+};
+
+std::optional<Plan::Kind> kind_of(const c10::Type& type) {
+  using c10::TypeKind;
+  using Kind = Plan::Kind;
+  switch (type.kind()) {
+    case TypeKind::TensorType: return Kind::tensor;
+    case TypeKind::GeneratorType: return Kind::generator;
+    case TypeKind::DeviceObjType: return Kind::device;
+    case TypeKind::OptionalType: return kind_of(*type.castRaw<c10::OptionalType>()->getElementType());
+    case TypeKind::ListType: {
+      const auto& element = *type.castRaw<c10::ListType>()->getElementType();
+      if (kind_of(element) != Kind::tensor) return std::nullopt;
+      return element.kind() == TypeKind::OptionalType ? Kind::optional_tensor_list : Kind::tensor_list;
+    }
+    default: return std::nullopt;
+  }
+}
+
+Plan make_plan(const c10::FunctionSchema& schema) {
+  Plan plan;
+  plan.argument_count = schema.arguments().size();
+  plan.return_count = schema.returns().size();
+  for (std::size_t i = 0; i < schema.arguments().size(); ++i) {
+    const auto& argument = schema.arguments()[i];
+    const auto kind = kind_of(*argument.real_type());
+    if (!kind) continue;
+    const bool written = argument.alias_info() && argument.alias_info()->isWrite();
+    // Indices, the scalars of foreach operations and the lengths of CTC may be on the CPU for any device.
+    const bool cpu_welcome = *kind == Plan::Kind::optional_tensor_list || argument.name() == "scalars" ||
+                             schema.name() == "aten::_ctc_loss" || schema.name() == "aten::_ctc_loss_backward";
+    plan.arguments.push_back({static_cast<std::uint16_t>(i), *kind, written, cpu_welcome});
+  }
+  return plan;
+}
+
+bool on_dev(const at::Tensor& t) { return t.defined() && t.device().type() == kType; }
+
+template <class F>
+void each_tensor(const IValue& value, F f) {
+  if (value.isTensor()) {
+    f(value.toTensor());
+  } else if (value.isTensorList()) {
+    for (const at::Tensor& t : value.toTensorList()) f(t);
+  } else if (value.isList()) {
+    for (const IValue& element : value.toListRef())
+      if (element.isTensor()) f(element.toTensor());
+  }
+}
+
+/// The device that a call runs on: that of its first dev tensor, else of its device argument, else the
+/// current one.
+c10::DeviceIndex target_of(const Plan& plan, const IValue* arguments) {
+  std::optional<c10::DeviceIndex> target;
+  for (const auto& argument : plan.arguments) {
+    const IValue& value = arguments[argument.index];
+    if (argument.kind == Plan::Kind::device) {
+      if (!target && value.isDevice() && value.toDevice().type() == kType) target = resolve(value.toDevice().index());
+      continue;
+    }
+    if (argument.kind == Plan::Kind::tensor) {
+      if (value.isTensor() && on_dev(value.toTensor())) return value.toTensor().device().index();
+      continue;
+    }
+    if (argument.kind == Plan::Kind::generator) continue;
+    std::optional<c10::DeviceIndex> found;
+    each_tensor(value, [&](const at::Tensor& t) {
+      if (!found && on_dev(t)) found = t.device().index();
+    });
+    if (found) return *found;
+  }
+  return target ? *target : current();
+}
+
+[[noreturn]] void mixed_devices(const c10::OperatorHandle& op, const Plan::Argument& argument, c10::DeviceIndex target,
+                                const at::Tensor& tensor) {
+  TORCH_CHECK(false, "Expected all tensors to be on the same device, but found at least two devices, ",
+              device(target), " and ", tensor.device(), "! (when checking argument for argument ",
+              op.schema().arguments()[argument.index].name(), " in method ", op.schema().name(), ")");
+}
+
+at::Tensor to_cpu(Aliases& aliases, const c10::OperatorHandle& op, const Plan::Argument& argument,
+                  c10::DeviceIndex target, const at::Tensor& tensor) {
+  if (!tensor.defined()) return tensor;
+  if (C10_LIKELY(on_dev(tensor) && tensor.device().index() == target)) return aliases.add(tensor, argument.written);
+  const bool scalar = tensor.is_cpu() && tensor.dim() == 0 && !argument.written;
+  if (!scalar && !(argument.cpu_welcome && tensor.is_cpu())) mixed_devices(op, argument, target, tensor);
+  aliases.keep(tensor);
+  return tensor;
+}
+
+void convert_argument(Aliases& aliases, const c10::OperatorHandle& op, const Plan::Argument& argument,
+                      c10::DeviceIndex target, IValue& value) {
+  switch (argument.kind) {
+    case Plan::Kind::tensor:
+      if (value.isTensor()) value = to_cpu(aliases, op, argument, target, value.toTensor());
+      break;
+    case Plan::Kind::tensor_list: {
+      if (!value.isTensorList()) break;  // an optional list that is None
+      c10::List<at::Tensor> list;
+      for (const at::Tensor& t : value.toTensorList()) list.push_back(to_cpu(aliases, op, argument, target, t));
+      value = std::move(list);
+      break;
+    }
+    case Plan::Kind::optional_tensor_list: {
+      if (!value.isList()) break;
+      c10::List<std::optional<at::Tensor>> list;
+      for (const IValue& element : value.toListRef())
+        list.push_back(element.isTensor()
+                           ? std::optional(to_cpu(aliases, op, argument, target, element.toTensor()))
+                           : std::nullopt);
+      value = std::move(list);
+      break;
+    }
+    case Plan::Kind::device:
+      if (value.isDevice() && value.toDevice().type() == kType) value = c10::Device(c10::kCPU);
+      break;
+    case Plan::Kind::generator:
+      value = cpu_generator_for(value.isGenerator() ? value.toGenerator() : default_generator(target));
+      break;
+  }
+}
+
+void convert_result(Aliases& aliases, c10::DeviceIndex target, IValue& value) {
+  if (value.isTensor()) {
+    value = aliases.to_device(std::move(value).toTensor(), target);
+  } else if (value.isTensorList()) {
+    auto list = std::move(value).toTensorList();
+    c10::List<at::Tensor> converted;
+    converted.reserve(list.size());
+    for (std::size_t i = 0; i < list.size(); ++i) converted.push_back(aliases.to_device(list.extract(i), target));
+    value = std::move(converted);
+  }
+}
+
+void run(const c10::OperatorHandle& op, const Plan& plan, Stack* stack) {
+  check_fork();
+  const std::size_t first = stack->size() - plan.argument_count;
+  const auto target = target_of(plan, stack->data() + first);
+  wait_for_queued(target);
+  Aliases aliases;
+  for (const auto& argument : plan.arguments)
+    convert_argument(aliases, op, argument, target, (*stack)[first + argument.index]);
+  {
+    // Aliases take no part in autograd; whoever called us has seen to that.
+    at::AutoDispatchBelowADInplaceOrView below;
+    AllocateOn guard(target);
+    op.redispatchBoxed(DispatchKeySet(DispatchKey::CPU), stack);
+  }
+  aliases.finish(target);
+  for (std::size_t i = stack->size() - plan.return_count; i < stack->size(); ++i)
+    convert_result(aliases, target, (*stack)[i]);
+}
+
+/// The kernel of one operator, with its plan.
+struct Kernel final : c10::OperatorKernel {
+  explicit Kernel(Plan p) : plan(std::move(p)) {}
+  void operator()(const c10::OperatorHandle& op, DispatchKeySet, Stack* stack) { run(op, plan, stack); }
+  Plan plan;
+};
+
+/// Operators that came after registration, and those the CPU does not have.
+void run_unplanned(const c10::OperatorHandle& op, Stack* stack) {
+  TORCH_CHECK_NOT_IMPLEMENTED(op.hasComputedKernelForDispatchKey(DispatchKey::CPU), op.operator_name(),
+                              " has no kernel for the CPU, and `dev` runs the CPU's kernels");
+  run(op, make_plan(op.schema()), stack);
+}
+
+/// Composites that choose a backend by the device's name: on `dev` the CPU's choice is the right one. (And
+/// foreach operations, which would otherwise be dispatched once per tensor.)
+bool runs_whole_on_cpu(std::string_view name) {
+  static const std::unordered_set<std::string_view> names{
+      "aten::convolution",          "aten::convolution_backward", "aten::_convolution",
+      "aten::convolution_overrideable", "aten::convolution_backward_overrideable",
+  };
+  return names.contains(name) || name.starts_with("aten::_foreach_");
+}
+
+}  // namespace
+
+void install_fallback() {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  // Registrations live as long as the process.
+  static auto* handles = new std::vector<c10::RegistrationHandleRAII>;
+  handles->push_back(dispatcher.registerFallback(
+      DispatchKey::PrivateUse1, c10::KernelFunction::makeFromBoxedFunction<&run_unplanned>(), "occl: CPU kernels"));
+  for (const auto& name : dispatcher.getAllOpNames()) {
+    const auto op = dispatcher.findOp(name);
+    if (!op || !op->hasSchema()) continue;
+    const bool from_cpu = op->hasKernelForDispatchKey(DispatchKey::CPU) || runs_whole_on_cpu(name.name);
+    if (!from_cpu || op->hasKernelForDispatchKey(DispatchKey::PrivateUse1)) continue;
+    handles->push_back(dispatcher.registerImpl(
+        name, DispatchKey::PrivateUse1,
+        c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(make_plan(op->schema()))), std::nullopt,
+        nullptr, "occl: the CPU's kernel"));
+  }
+}
+
+}  // namespace occl::device

@@ -1,0 +1,39 @@
+"""One process for all tests of the device: importing torch is what costs time."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+
+import torch_occl  # noqa: F401
+
+
+@pytest.fixture
+def run_python():
+    """Runs a script in a fresh interpreter and returns what it printed; the test fails if the script does."""
+
+    def run(script: str, **environment: str) -> str:
+        import os
+
+        result = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(script)],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env={**os.environ, **environment},
+        )
+        assert result.returncode == 0, result.stdout + result.stderr
+        return result.stdout
+
+    return run
+
+
+@pytest.fixture(autouse=True)
+def device_zero():
+    """Every test starts and ends on device 0 with its default stream."""
+    torch.dev.set_device(0)
+    yield
+    assert torch.dev.current_device() == 0
+    assert torch.dev.current_stream().stream_id == 0

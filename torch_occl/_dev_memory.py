@@ -1,0 +1,151 @@
+"""Memory of ``dev``; part of :mod:`torch.dev`. The figures are bytes unless they say otherwise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torch_occl import _C
+from torch_occl._dev_index import Device, device_index
+
+__all__ = [
+    "empty_cache",
+    "get_per_process_memory_fraction",
+    "max_memory_allocated",
+    "max_memory_reserved",
+    "mem_get_info",
+    "memory_allocated",
+    "memory_reserved",
+    "memory_snapshot",
+    "memory_stats",
+    "memory_summary",
+    "reset_accumulated_memory_stats",
+    "reset_peak_memory_stats",
+    "set_per_process_memory_fraction",
+]
+
+
+def empty_cache() -> None:
+    """Gives the free memory of all devices back to the system. Tensors keep theirs."""
+    torch.accelerator.empty_cache()
+
+
+def memory_stats(device: Device = None) -> dict[str, Any]:
+    """All counters, flat, named as :func:`torch.accelerator.memory_stats` names them."""
+    return torch.accelerator.memory_stats(device_index(device))
+
+
+def memory_allocated(device: Device = None) -> int:
+    """What tensors hold now."""
+    return torch.accelerator.memory_allocated(device_index(device))
+
+
+def max_memory_allocated(device: Device = None) -> int:
+    """The most that tensors have held since the start or the last :func:`reset_peak_memory_stats`."""
+    return torch.accelerator.max_memory_allocated(device_index(device))
+
+
+def memory_reserved(device: Device = None) -> int:
+    """What has been had from the system: held by tensors, or cached."""
+    return torch.accelerator.memory_reserved(device_index(device))
+
+
+def max_memory_reserved(device: Device = None) -> int:
+    """The most that has been had from the system since the start or :func:`reset_peak_memory_stats`."""
+    return torch.accelerator.max_memory_reserved(device_index(device))
+
+
+def reset_peak_memory_stats(device: Device = None) -> None:
+    """Starts the peaks again from what is in use now."""
+    torch.accelerator.reset_peak_memory_stats(device_index(device))
+
+
+def reset_accumulated_memory_stats(device: Device = None) -> None:
+    """Starts the counts of what has been allocated and freed again from 0."""
+    torch.accelerator.reset_accumulated_memory_stats(device_index(device))
+
+
+def mem_get_info(device: Device = None) -> tuple[int, int]:
+    """(free, total) of the host, or of the container it runs in: the devices share it."""
+    return torch.accelerator.get_memory_info(device_index(device))
+
+
+def set_per_process_memory_fraction(fraction: float, device: Device = None) -> None:
+    """Limits what all devices of this process together may reserve to a share of the host's memory.
+
+    Raises:
+        ValueError: ``fraction`` is not above 0 and at most 1.
+    """
+    if not 0 < fraction <= 1:
+        raise ValueError(f"the memory fraction must be above 0 and at most 1, not {fraction}")
+    _C._device_set_memory_fraction(fraction)
+
+
+def get_per_process_memory_fraction(device: Device = None) -> float:
+    """The share of the host's memory that this process may reserve; from ``OCCL_MEMORY_FRACTION``."""
+    return _C._device_memory_limit() / mem_get_info(device)[1]
+
+
+def memory_snapshot(device: Device = None) -> list[dict[str, Any]]:
+    """The runs of reserved memory of ``device`` and the blocks in each: address, size and state."""
+    index = device_index(device)
+    segments = []
+    for blocks in _C._device_memory_snapshot(index):
+        segments.append(
+            {
+                "device": index,
+                "address": blocks[0]["address"],
+                "total_size": sum(block["size"] for block in blocks),
+                "allocated_size": sum(b["size"] for b in blocks if b["state"] == "active_allocated"),
+                "active_size": sum(b["size"] for b in blocks if b["state"] != "inactive"),
+                "blocks": blocks,
+            }
+        )
+    return segments
+
+
+def memory_summary(device: Device = None, abbreviated: bool = False) -> str:
+    """The counters as a table for people.
+
+    Args:
+        abbreviated: only the first lines.
+    """
+    index = device_index(device)
+    stats = memory_stats(index)
+
+    def size(n: int) -> str:
+        for unit in ("B", "KiB", "MiB", "GiB"):
+            if abs(n) < 10240 or unit == "GiB":
+                return f"{n:.0f} {unit}"
+            n /= 1024
+        raise AssertionError
+
+    rows = [
+        ("Allocated memory", "allocated_bytes", size),
+        ("Active memory", "active_bytes", size),
+        ("Reserved memory", "reserved_bytes", size),
+    ]
+    if not abbreviated:
+        rows += [
+            ("Requested memory", "requested_bytes", size),
+            ("Cached memory", "inactive_split_bytes", size),
+            ("Allocations", "allocation", str),
+            ("Active blocks", "active", str),
+            ("Reserved runs", "segment", str),
+            ("Cached blocks", "inactive_split", str),
+        ]
+    width = 80
+    lines = [
+        "=" * width,
+        f"torch.dev memory summary, device dev:{index}: "
+        f"{stats.get('num_ooms', 0)} out of memory, {stats.get('num_alloc_retries', 0)} retries",
+        "-" * width,
+        f"{'':<20}{'current':>15}{'peak':>15}{'total':>15}{'freed':>15}",
+        "-" * width,
+    ]
+    for title, name, form in rows:
+        values = [form(stats.get(f"{name}.all.{kind}", 0)) for kind in ("current", "peak", "allocated", "freed")]
+        lines.append(f"{title:<20}" + "".join(f"{value:>15}" for value in values))
+    lines.append("=" * width)
+    return "\n".join(lines)

@@ -1,0 +1,117 @@
+"""Streams and events of ``dev``; part of :mod:`torch.dev`."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from torch_occl._dev_index import Device, device_index
+
+__all__ = ["Event", "Stream", "StreamContext", "current_stream", "default_stream", "set_stream", "stream", "synchronize"]
+
+
+class Stream(torch.Stream):
+    """A queue of collectives, non-blocking copies, event records and waits.
+
+    Computation runs on the calling thread whatever the stream; on a side stream it first waits for what is
+    queued there. The default stream has no queue: what is put there runs at once.
+
+    Args:
+        device: the device (default: the current one).
+        priority: below 0 is high. Accepted, and without effect on ``dev``.
+    """
+
+    def __new__(cls, device: Device = None, priority: int = 0, **kwargs: Any) -> Stream:
+        if "stream_id" in kwargs:
+            return super().__new__(cls, priority=priority, **kwargs)
+        return super().__new__(cls, device=torch.device("dev", device_index(device)), priority=priority)
+
+    @classmethod
+    def _of(cls, stream: torch.Stream) -> Stream:
+        return cls(stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type)
+
+    def wait_stream(self, stream: torch.Stream) -> None:
+        """Makes this stream wait for everything that is in ``stream`` now."""
+        self.wait_event(stream.record_event())
+
+    def record_event(self, event: torch.Event | None = None) -> torch.Event:
+        """Records ``event`` (a new one by default) at the end of this stream and returns it."""
+        if event is None:
+            event = Event()
+        event.record(self)
+        return event
+
+    def __repr__(self) -> str:
+        return f"<torch.dev.Stream device=dev:{self.device_index} id={self.stream_id}>"
+
+
+class Event(torch.Event):
+    """A point in a stream, to wait for or to measure time with.
+
+    Args:
+        enable_timing: whether ``elapsed_time`` will be asked for.
+        blocking: accepted for compatibility; waiting never spins.
+        interprocess: not supported.
+    """
+
+    def __new__(
+        cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, device: Device = None
+    ) -> Event:
+        if interprocess:
+            raise NotImplementedError("dev has no events shared between processes")
+        return super().__new__(
+            cls, device=torch.device("dev", device_index(device)), enable_timing=enable_timing, blocking=blocking
+        )
+
+
+class StreamContext:
+    """Makes a stream the current one; None changes nothing. The current device becomes the stream's."""
+
+    def __init__(self, stream: torch.Stream | None) -> None:
+        self.stream = stream
+        self._before: list[torch.Stream] = []
+        self._device = -1
+
+    def __enter__(self) -> None:
+        if self.stream is None:
+            return
+        self._device = torch.accelerator.current_device_index()
+        self._before.append(current_stream(self._device))
+        if self.stream.device_index != self._device:
+            self._before.append(current_stream(self.stream.device_index))
+        torch.accelerator.set_stream(self.stream)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        while self._before:
+            torch.accelerator.set_stream(self._before.pop())
+
+
+def stream(stream: torch.Stream | None) -> StreamContext:
+    """``with torch.dev.stream(s):`` makes ``s`` the current stream of its device."""
+    return StreamContext(stream)
+
+
+def set_stream(stream: torch.Stream | None) -> None:
+    """Makes ``stream`` the current stream of its device, and that device current. None changes nothing."""
+    if stream is not None:
+        torch.accelerator.set_stream(stream)
+
+
+def current_stream(device: Device = None) -> Stream:
+    """The stream that is current in this thread on ``device``."""
+    return Stream._of(torch.accelerator.current_stream(torch.device("dev", device_index(device))))
+
+
+def default_stream(device: Device = None) -> Stream:
+    """The default stream of ``device``."""
+    index = device_index(device)
+    return Stream(stream_id=0, device_index=index, device_type=current_stream(index).device_type)
+
+
+def synchronize(device: Device = None) -> None:
+    """Waits for all streams of ``device``. Raises the exception of a task that failed."""
+    torch.accelerator.synchronize(device_index(device))

@@ -1,0 +1,47 @@
+"""Makes the device ``dev`` known to PyTorch, unless PrivateUse1 belongs to somebody else."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+NAME = "dev"
+"""What PrivateUse1 is called: ``torch.device("dev:0")``, ``torch.dev``, ``tensor.dev()``."""
+
+_registered = False
+
+
+def register() -> str | None:
+    """Registers the device and returns the name of the PrivateUse1 device of this process.
+
+    That is ``"dev"``; or the name that another package gave to PrivateUse1 before, in which case nothing is
+    registered; or None if ``OCCL_DEVICE=0`` and no other package has claimed PrivateUse1. There is one
+    PrivateUse1 in a process, and who comes first has it.
+
+    Raises:
+        ValueError: ``OCCL_DEVICE_COUNT`` is not a number from 1 to 64.
+    """
+    global _registered
+    if _registered:
+        return NAME
+    current = torch._C._get_privateuse1_backend_name()
+    from torch_occl import _C
+
+    if current != "privateuseone" or _C._device_taken():
+        return current
+    if os.environ.get("OCCL_DEVICE", "1") == "0":
+        return None
+    _C._init_device()
+    torch.utils.rename_privateuse1_backend(NAME)
+    from torch_occl import dev
+
+    torch._register_device_module(NAME, dev)
+    torch.utils.generate_methods_for_privateuse1_backend(for_tensor=True, for_module=True, for_storage=True)
+    _registered = True
+    return NAME
+
+
+def registered() -> bool:
+    """Whether ``dev`` is the PrivateUse1 device of this process."""
+    return _registered

@@ -1,0 +1,187 @@
+"""``torch.dev``: the device ``dev``, as :mod:`torch.cuda` is for CUDA.
+
+``dev`` is host memory that other processes can map, with the CPU's kernels. See
+:mod:`torch_occl._dev_streams`, :mod:`torch_occl._dev_memory` and :mod:`torch_occl._dev_random` for the parts.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import platform
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import torch
+
+from torch_occl import _C
+from torch_occl import _dev_memory, _dev_random, _dev_streams
+from torch_occl._dev_index import Device, device_index
+from torch_occl._dev_memory import *  # noqa: F403
+from torch_occl._dev_random import *  # noqa: F403
+from torch_occl._dev_streams import *  # noqa: F403
+
+__all__ = [
+    "DeviceProperties",
+    "current_device",
+    "default_generators",
+    "device",
+    "device_count",
+    "device_of",
+    "get_amp_supported_dtype",
+    "get_device_capability",
+    "get_device_name",
+    "get_device_properties",
+    "init",
+    "is_available",
+    "is_bf16_supported",
+    "is_initialized",
+    "set_device",
+    *_dev_memory.__all__,
+    *_dev_random.__all__,
+    *_dev_streams.__all__,
+]
+
+
+def is_available() -> bool:
+    """Whether there is a device. Always true: this module exists only with one."""
+    return device_count() > 0
+
+
+def device_count() -> int:
+    """The number of devices, ``OCCL_DEVICE_COUNT`` (default 8). They all are the memory of this host."""
+    return _C._device_count()
+
+
+def is_initialized() -> bool:
+    """Whether a device has been used. Processes forked from then on may not use one."""
+    return _C._device_used() and not _is_in_bad_fork()
+
+
+def init() -> None:
+    """Initializes the devices; every use of one does that.
+
+    Raises:
+        RuntimeError: this process was forked from one that had used a device.
+    """
+    _C._device_mark_used()
+
+
+def _lazy_init() -> None:
+    init()
+
+
+def _is_in_bad_fork() -> bool:
+    return _C._device_in_bad_fork()
+
+
+def current_device() -> int:
+    """The number of the device that is current in this thread."""
+    return _C._device_get()
+
+
+def set_device(device: Device) -> None:
+    """Makes ``device`` current in this thread. A negative number changes nothing.
+
+    Raises:
+        RuntimeError: there is no such device.
+    """
+    index = device_index(device) if not isinstance(device, int) else device
+    if index >= 0:
+        _C._device_set(index)
+
+
+class device:
+    """``with torch.dev.device(1):`` makes a device current and restores the previous one.
+
+    Args:
+        device: the device; None, or a negative number, changes nothing.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self.idx = -1 if device is None else device if isinstance(device, int) else device_index(device)
+        self.prev_idx = -1
+
+    def __enter__(self) -> None:
+        if self.idx >= 0:
+            self.prev_idx = current_device()
+            _C._device_set(self.idx)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.prev_idx >= 0:
+            _C._device_exchange(self.prev_idx)
+
+
+class device_of(device):
+    """Makes the device of a tensor or storage current; one on another device type changes nothing."""
+
+    def __init__(self, obj: Any) -> None:
+        super().__init__(obj.device.index if obj.device.type == "dev" else None)
+
+
+def _exchange_device(index: int) -> int:
+    return _C._device_exchange(index) if index >= 0 else current_device()
+
+
+_maybe_exchange_device = _exchange_device
+
+
+class DeviceProperties(NamedTuple):
+    """What :func:`get_device_properties` tells."""
+
+    name: str
+    total_memory: int
+    """Bytes of memory of the host or container; all devices share it."""
+    multi_processor_count: int
+    """CPU cores that this process may use; all devices share them."""
+    major: int
+    minor: int
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo") as info:
+            for line in info:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.machine()
+
+
+def get_device_properties(device: Device = None) -> DeviceProperties:
+    """Name, memory and cores. Raises RuntimeError for a device that does not exist."""
+    total = _dev_memory.mem_get_info(device)[1]
+    return DeviceProperties(f"dev ({_processor()})", total, len(os.sched_getaffinity(0)), *get_device_capability())
+
+
+def get_device_name(device: Device = None) -> str:
+    """``"dev (<the processor's name>)"``."""
+    return get_device_properties(device).name
+
+
+def get_device_capability(device: Device = None) -> tuple[int, int]:
+    """(major, minor) of this device's programming interface."""
+    return (1, 0)
+
+
+def is_bf16_supported(including_emulation: bool = True) -> bool:
+    """bfloat16 works, as fast as the CPU does it."""
+    return True
+
+
+def get_amp_supported_dtype() -> list[torch.dtype]:
+    """The dtypes that ``torch.autocast("dev")`` takes."""
+    return [torch.bfloat16, torch.float16]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "default_generators":
+        return tuple(_C._device_generator(index) for index in range(device_count()))
+    raise AttributeError(f"module 'torch.dev' has no attribute {name!r}")
+
+
+# Queued work must not outlive the interpreter; what takes longer than this is left behind.
+atexit.register(_C._device_drain, 2.0)
