@@ -51,7 +51,7 @@ lint: setup
 # An editable installation points at the directory it was made in, so a checkout that moved installs again.
 setup:
 	@[ "$$(cat .venv/home 2>/dev/null)" = "$$(pwd -P)" ] || rm -f .venv/installed
-	@$(LOCK) $(MAKE) --no-print-directory .venv/built
+	@$(LOCK) sh -c '$(MAKE) --silent --no-print-directory .venv/installed && $(MAKE) --silent --no-print-directory .venv/built'
 
 .venv/installed: pyproject.toml setup.py Makefile
 	@$(PYTHON) tools/preflight.py
@@ -66,8 +66,9 @@ setup:
 	@pwd -P > .venv/home
 	@touch .venv/installed .venv/built
 
-.venv/built: .venv/installed $(SOURCES)
-	@echo 'Building the extension'
+# Not a prerequisite of .venv/built, although it comes first: it builds too, so nothing is left to do after it.
+.venv/built: $(SOURCES)
+	@echo 'Building what changed in the extension'
 	@mkdir -p build && { $(VENV_PYTHON) setup.py --quiet build_ext --inplace >build/log 2>&1 || \
 	    { cat build/log >&2; exit 1; }; }
 	@touch .venv/built

@@ -20,7 +20,7 @@ class BuildInOnePlace(BuildExtension):
 
     def finalize_options(self) -> None:
         super().finalize_options()
-        self.build_temp = os.path.join("build", f"objects-{sys.implementation.cache_tag}")
+        self.build_temp = str(Path("build", f"objects-{sys.implementation.cache_tag}"))
 
 
 setup(

@@ -9,45 +9,48 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from pathlib import Path
 
 OLDEST = (3, 10)
-PROGRAM = "#include <Python.h>\n#include <span>\n#include <version>\nint main() { return std::span<int>().size(); }\n"
+PROGRAM = """
+#include <Python.h>
+#include <span>
+#include <version>
+int main() { return std::span<int>().size(); }
+"""
 
 
 def fail(sentence):
-    sys.exit("make: " + sentence)
+    sys.exit(f"make: {sentence}")
 
 
 def check_python():
+    version = sys.version.split()[0]
     if sys.version_info < OLDEST:
-        fail(
-            "torch_occl needs Python %d.%d or newer, and %s is %s. Choose another with PYTHON=python3.N."
-            % (OLDEST + (sys.executable, sys.version.split()[0]))
-        )
+        fail(f"Python 3.10 or newer is needed, and {sys.executable} is {version}. Choose with PYTHON=python3.N.")
     try:
         import ensurepip  # noqa: F401
         import venv  # noqa: F401
     except ImportError as error:
-        fail("%s cannot make virtual environments (%s). Debian and Ubuntu: python3-venv." % (sys.executable, error))
+        fail(f"{sys.executable} makes no virtual environments ({error}). Debian and Ubuntu: python3-venv.")
 
 
 def check_compiler():
     compiler = shlex.split(os.environ.get("CXX", "c++"))
     include = sysconfig.get_paths()["include"]
     with tempfile.TemporaryDirectory() as folder:
-        source = os.path.join(folder, "preflight.cpp")
-        with open(source, "w") as file:
-            file.write(PROGRAM)
-        command = compiler + ["-std=c++20", "-I" + include, "-c", source, "-o", source + ".o"]
+        source = Path(folder, "preflight.cpp")
+        source.write_text(PROGRAM)
+        command = [*compiler, "-std=c++20", f"-I{include}", "-c", str(source), "-o", f"{source}.o"]
         try:
-            result = subprocess.run(command, stderr=subprocess.PIPE, universal_newlines=True)
+            result = subprocess.run(command, stderr=subprocess.PIPE, text=True)
         except FileNotFoundError:
-            fail("no C++ compiler: %s was not found. Install g++ or clang++, or set CXX." % compiler[0])
+            fail(f"no C++ compiler: {compiler[0]} was not found. Install g++ or clang++, or set CXX.")
     if result.returncode:
-        advice = "Python.h is missing. Debian and Ubuntu: python3-dev."
-        if "Python.h" not in result.stderr:
-            advice = "it needs C++20: g++ 11, clang++ 14 or newer."
-        fail("%s cannot compile extensions: %s\n%s" % (compiler[0], advice, result.stderr))
+        advice = "C++20 is needed: g++ 11, clang++ 14 or newer."
+        if "Python.h" in result.stderr:
+            advice = "Python.h is missing. Debian and Ubuntu: python3-dev."
+        fail(f"{compiler[0]} cannot compile extensions. {advice}\n{result.stderr}")
 
 
 if __name__ == "__main__":
