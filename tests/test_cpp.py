@@ -33,7 +33,9 @@ def sanitizers() -> dict[str, str]:
         program = Path(folder, "empty")
         command = [*shlex.split(cpp_build.compiler()), "-fsanitize=address", "-xc++", "-", "-o", str(program)]
         subprocess.run(command, input="int main() {}", text=True, check=True)
-        probe = subprocess.run([program], env=os.environ | {"ASAN_OPTIONS": "detect_leaks=1"}, capture_output=True)
+        probe = subprocess.run(
+            [program], env=os.environ | {"ASAN_OPTIONS": "detect_leaks=1"}, capture_output=True
+        )
     return {
         "TSAN_OPTIONS": "halt_on_error=1 second_deadlock_stack=1",
         "ASAN_OPTIONS": f"detect_leaks={int(probe.returncode == 0)}",
@@ -45,7 +47,9 @@ def sanitizers() -> dict[str, str]:
 def without_address_randomization() -> list[str]:
     """A prefix for commands, or nothing: the TSan of older compilers refuses maps placed very randomly."""
     prefix = ["setarch", "--addr-no-randomize"]
-    possible = shutil.which(prefix[0]) and subprocess.run([*prefix, "true"], capture_output=True).returncode == 0
+    possible = (
+        shutil.which(prefix[0]) and subprocess.run([*prefix, "true"], capture_output=True).returncode == 0
+    )
     return prefix if possible else []
 
 
@@ -108,7 +112,11 @@ def test_a_program_that_is_right_passes_in_every_mode(mode, tmp_path):
         ("plain", "std::abort();", "ended with -6"),
         ("plain", "for (;;) two();", "still ran after"),
         ("asan", "int* p = new int(0); delete p; " + PASSES + "return *p;", "heap-use-after-free"),
-        ("asan", "int big = 2147483647; big += two(); " + PASSES + "return big > 0;", "signed integer overflow"),
+        (
+            "asan",
+            "int big = 2147483647; big += two(); " + PASSES + "return big > 0;",
+            "signed integer overflow",
+        ),
         (
             "tsan",
             "int n = 0; std::thread t([&] { n += two(); }); n += two(); t.join(); " + PASSES,

@@ -43,7 +43,9 @@ def test_a_supported_torch_is_accepted(version):
     versions.check(version)
 
 
-@pytest.mark.parametrize("version", ["2.12.0", "2.12.9+cu130", "2.14.0", "2.14.0a0+git123", "3.0.0", "1.13.1"])
+@pytest.mark.parametrize(
+    "version", ["2.12.0", "2.12.9+cu130", "2.14.0", "2.14.0a0+git123", "3.0.0", "1.13.1"]
+)
 def test_another_torch_is_refused_with_the_supported_versions(version):
     with pytest.raises(ImportError, match=re.escape("torch>=2.13,<2.14")) as error:
         versions.check(version)
@@ -97,7 +99,9 @@ def test_a_wheel_works_in_another_environment(tmp_path):
     python("-m", "venv", str(home))
     other = str(home / "bin" / "python")
     python(*pip, "install", "--no-deps", "--no-index", str(wheel), executable=other)
-    site = Path(python("-c", "import sysconfig; print(sysconfig.get_path('purelib'))", executable=other).strip())
+    site = Path(
+        python("-c", "import sysconfig; print(sysconfig.get_path('purelib'))", executable=other).strip()
+    )
     (site / "first.pth").write_text(str(Path(importlib.util.find_spec("torch").origin).parents[1]))
 
     code = "import torch, torch_occl, torch_occl._C; print(torch_occl.__file__, torch.device('dev:0'))"
