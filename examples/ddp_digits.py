@@ -168,7 +168,6 @@ def main() -> None:
             bar.update(arguments.batch_size)
         seconds.append(time.perf_counter() - started)
         hashes.append(same_bits_everywhere(network, device))
-
     bar.close()
 
     accuracy = count_correct(network, test, device) / len(test)
@@ -182,7 +181,6 @@ def main() -> None:
         )
         if arguments.json:
             results = vars(arguments) | {
-                "json": None,
                 "ranks": ranks,
                 "samples_per_epoch": samples_per_epoch,
                 "accuracy": accuracy,
@@ -192,7 +190,7 @@ def main() -> None:
                 "losses": step_losses,
                 "parameter_hashes": hashes,
             }
-            arguments.json.write_text(json.dumps(results, indent=1))
+            arguments.json.write_text(json.dumps(results, indent=1, default=str))
     dist.destroy_process_group()
 
 

@@ -27,9 +27,7 @@ def fail(sentence):
 def check_python():
     version = sys.version.split()[0]
     if sys.version_info < OLDEST:
-        fail(
-            f"Python 3.10 or newer is needed, and {sys.executable} is {version}. Choose with PYTHON=python3.N."
-        )
+        fail(f"Python 3.10 or newer is needed, and {sys.executable} is {version}. Choose: PYTHON=python3.N.")
     try:
         import ensurepip  # noqa: F401
         import venv  # noqa: F401
