@@ -1,5 +1,8 @@
 """Builds torch_occl._C. Everything declarative is in pyproject.toml."""
 
+import os
+import sys
+import sysconfig
 from pathlib import Path
 
 from setuptools import setup
@@ -7,6 +10,18 @@ from torch.utils.cpp_extension import BuildExtension, CppExtension
 
 SOURCES = sorted(str(path) for path in Path("csrc").rglob("*.cpp"))
 HEADERS = sorted(str(path) for path in Path("csrc").rglob("*.h"))
+
+# The ninja of this environment is found even where the environment is not activated.
+os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", os.defpath), sysconfig.get_path("scripts")])
+
+
+class BuildInOnePlace(BuildExtension):
+    """Keeps objects between builds of every kind; an editable installation would throw them away."""
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        self.build_temp = str(Path("build", f"objects-{sys.implementation.cache_tag}"))
+
 
 setup(
     ext_modules=[
@@ -28,5 +43,5 @@ setup(
             ],
         )
     ],
-    cmdclass={"build_ext": BuildExtension.with_options(use_ninja=True)},
+    cmdclass={"build_ext": BuildInOnePlace},
 )

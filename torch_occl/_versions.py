@@ -10,6 +10,6 @@ def check(version: str) -> None:
     low, high = SUPPORTED
     if not low <= (major, minor) < high:
         raise ImportError(
-            f"torch_occl supports torch>={low[0]}.{low[1]},<{high[0]}.{high[1]}, and this is torch {version}. "
-            f"Install a supported torch, or a torch_occl built for this one."
+            f"torch_occl supports torch>={low[0]}.{low[1]},<{high[0]}.{high[1]}, "
+            f"and this is torch {version}. Install a supported torch, or a torch_occl built for this one."
         )

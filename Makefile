@@ -1,0 +1,82 @@
+# Every target sets up .venv first when that is needed. Paths are relative throughout, because the path of a
+# checkout may contain spaces, which make cannot quote.
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+ARGS ?=
+
+VENV_PYTHON := .venv/bin/python
+SOURCES := $(shell find csrc -type d -o -name '*.cpp' -o -name '*.h')
+
+export MAX_JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
+CCACHE := $(firstword $(wildcard /usr/lib/ccache /usr/lib64/ccache))
+export PATH := $(CURDIR)/.venv/bin:$(if $(CCACHE),$(CCACHE):)$(PATH)
+
+# Two terminals may both find something to do: the second waits, and then looks again.
+LOCK := $(if $(shell command -v flock),flock Makefile)
+
+.PHONY: help demo test test-all bench lint setup clean distclean
+
+help:
+	@echo 'make demo        train on handwritten digits with occl and with Gloo, and compare'
+	@echo 'make test        every test but the long matrices;  ARGS="-k packaging" is handed to pytest'
+	@echo 'make test-all    every test'
+	@echo 'make bench       time collectives beside Gloo;      ARGS="--quick" is handed to the benchmark'
+	@echo 'make lint        ruff, and clang-format where it is installed'
+	@echo 'make setup       only .venv and the extension, which the targets above make when they need them'
+	@echo 'make clean       remove what was built;             make distclean removes .venv too'
+	@echo
+	@echo 'PYTHON=python3.12 chooses the interpreter of a new .venv; TORCH=torch==2.13.0 what is installed in it;'
+	@echo 'MAX_JOBS=N limits the number of compilers that run at once.'
+
+demo: setup
+	@$(VENV_PYTHON) examples/compare.py $(ARGS)
+
+test: setup
+	@$(VENV_PYTHON) -m pytest $(ARGS)
+
+test-all: setup
+	@$(VENV_PYTHON) -m pytest -m '' $(ARGS)
+
+bench: setup
+	@$(VENV_PYTHON) -m torch_occl.bench $(ARGS)
+
+lint: setup
+	@$(VENV_PYTHON) -m pip install --quiet ruff
+	@$(VENV_PYTHON) -m ruff check .
+	@$(VENV_PYTHON) -m ruff format --check .
+	@! command -v clang-format >/dev/null || find csrc tests -name '*.cpp' -o -name '*.h' | \
+	    xargs clang-format --dry-run --Werror
+
+# An editable installation points at the directory it was made in, so a checkout that moved installs again.
+setup:
+	@[ "$$(cat .venv/home 2>/dev/null)" = "$$(pwd -P)" ] || rm -f .venv/installed
+	@$(LOCK) sh -c '$(MAKE) --silent --no-print-directory .venv/installed && $(MAKE) --silent --no-print-directory .venv/built'
+
+.venv/installed: pyproject.toml setup.py Makefile
+	@$(PYTHON) tools/preflight.py
+	@echo 'Setting up .venv'
+	@$(PYTHON) -m venv .venv
+	@$(VENV_PYTHON) -m pip install --quiet 'setuptools>=77' wheel ninja
+	@$(VENV_PYTHON) -m pip install --quiet '$(TORCH)' || { echo \
+	    "make: no '$(TORCH)' for $$($(PYTHON) --version) on $$(uname -sm): choose an interpreter that it" \
+	    "supports with 'make distclean' and PYTHON=python3.N." >&2; exit 1; }
+	@echo 'Building the extension (a few minutes the first time)'
+	@$(VENV_PYTHON) -m pip install --quiet --no-build-isolation --editable '.[test,demo,bench]'
+	@pwd -P > .venv/home
+	@touch .venv/installed .venv/built
+
+# Not a prerequisite of .venv/built, although it comes first: it builds too, so nothing is left to do after it.
+.venv/built: $(SOURCES)
+	@echo 'Building what changed in the extension'
+	@mkdir -p build && { $(VENV_PYTHON) setup.py --quiet build_ext --inplace >build/log 2>&1 || \
+	    { cat build/log >&2; exit 1; }; }
+	@touch .venv/built
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .venv/built
+	rm -f torch_occl/*.so
+	find csrc torch_occl tests examples tools -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf .venv

@@ -1,0 +1,104 @@
+"""Builds the torch-free core and its C++ tests, once for each way of checking them, with ninja.
+
+For each mode a static archive of the core and one program for each ``tests/cpp/test_*.cpp``, under
+``build/cpp/<mode>/``. Ninja and the compiler's own dependency files decide what is out of date.
+"""
+
+import fcntl
+import os
+import re
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+CORE = ("base", "kernels", "shm", "coll")
+FLAGS = "-std=c++20 -ffp-contract=off -Wall -Wextra -pthread -Icsrc"
+MODES = {
+    "plain": "-O2",
+    "asan": "-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all",
+    "tsan": "-O1 -g -fno-omit-frame-pointer -fsanitize=thread",
+}
+
+RULES = """\
+ninja_required_version = 1.5
+builddir = {out}
+rule compile
+  command = {compiler} $flags -MMD -MF $out.d -c $in -o $out
+  depfile = $out.d
+  deps = gcc
+  description = $out
+rule archive
+  command = rm -f $out && ar rcs $out $in
+  description = $out
+rule link
+  command = {compiler} $flags $in -o $out
+  description = $out
+"""
+
+
+def core_sources(root: Path = ROOT) -> list[Path]:
+    """Every source file of the core, relative to the root of the repository."""
+    return sorted(path.relative_to(root) for layer in CORE for path in (root / "csrc" / layer).rglob("*.cpp"))
+
+
+def test_sources(root: Path = ROOT) -> list[Path]:
+    """Every C++ test, relative to the root of the repository."""
+    return sorted(path.relative_to(root) for path in (root / "tests" / "cpp").glob("test_*.cpp"))
+
+
+def modes_of(text: str) -> list[str]:
+    """The modes a test runs in: all of them, unless a line ``// modes: plain asan`` in it names some."""
+    if not (line := re.search(r"^// modes:(.*)$", text, re.MULTILINE)):
+        return list(MODES)
+    modes = line[1].split()
+    if not modes or not set(modes) <= set(MODES):
+        raise ValueError(f"'{line[0]}' must name some of {', '.join(MODES)}")
+    return modes
+
+
+def ninja_file(mode: str, core: list[Path], tests: list[Path], out: Path, compiler: str) -> str:
+    """The build of one mode. All paths are relative to the root, so that none needs quoting."""
+    lines = [RULES.format(out=out, compiler=compiler), f"flags = {FLAGS} {MODES[mode]}", ""]
+
+    def compile_(source: Path) -> str:
+        lines.append(f"build {out / source}.o: compile {source}")
+        return f"{out / source}.o"
+
+    archive = out / "core.a"
+    lines.append(f"build {archive}: archive {' '.join([compile_(source) for source in core])}")
+    lines.extend(f"build {out / test.stem}: link {compile_(test)} {archive}" for test in tests)
+    return "\n".join(lines) + "\n"
+
+
+def compiler() -> str:
+    """The compiler's command, through ccache where that is installed."""
+    command = os.environ.get("CXX", "c++")
+    return f"ccache {command}" if shutil.which("ccache") and "ccache" not in command else command
+
+
+def build(mode: str, source: Path, root: Path = ROOT) -> Path:
+    """Brings the program of one test up to date and returns its path. Raises RuntimeError with the output."""
+    out = Path("build", "cpp", mode)
+    (root / out).mkdir(parents=True, exist_ok=True)
+    rules = ninja_file(mode, core_sources(root), test_sources(root), out, compiler())
+    ninja = shutil.which("ninja", path=f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ['PATH']}")
+    if not ninja:
+        raise RuntimeError("ninja is not installed: pip install ninja")
+    jobs = os.environ.get("MAX_JOBS", str(os.cpu_count()))
+    with (root / out / "build.ninja").open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # another run of the tests may be building here
+        file.truncate(0)
+        file.write(rules)
+        file.flush()
+        result = subprocess.run(
+            [ninja, "-f", file.name, "-j", jobs, str(out / source.stem)],
+            cwd=root,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+    if result.returncode:
+        raise RuntimeError(result.stdout)
+    return root / out / source.stem

@@ -1,0 +1,182 @@
+"""The benchmark measures every operation with every contender and would notice a wrong result."""
+
+import dataclasses
+import json
+import math
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from torch_occl.bench import contenders, report
+from torch_occl.bench.__main__ import NAMES, parse_arguments, parse_size
+from torch_occl.bench.contenders import CONTENDERS
+from torch_occl.bench.gate import Gate, make_counters
+from torch_occl.bench.measure import Arena, Data, Samples, WrongResult, measure
+from torch_occl.bench.operations import OPERATIONS
+
+TIMEOUT = 300
+"""Seconds after which a run counts as hanging."""
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "torch_occl.bench", *arguments],
+        env=os.environ | {"COLUMNS": "200"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=TIMEOUT,
+    )
+
+
+@pytest.fixture
+def alone():
+    """A group of this process alone, with Gloo."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("names", [list(CONTENDERS), ["gloo", "floor"]], ids=["all", "without_occl"])
+def test_every_operation_is_measured_with_every_contender(ranks, names, tmp_path):
+    file = tmp_path / "results.json"
+    sizes = ["4", "4K", "1M"]
+    options = ["--ranks", str(ranks), "--sizes", *sizes, "--seconds", "0.5", "--json", str(file)]
+    shown = run(*options, "--contenders", *names)
+    assert shown.returncode == 0, shown.stdout
+    content = json.loads(file.read_text())
+    assert content["ranks"] == ranks
+    assert {"cpu", "cores", "caches", "memory", "kernel", "torch", "date"} <= set(content["machine"])
+    assert all(value in shown.stdout for value in content["machine"].values())
+    measured = [(row["operation"], row["bytes"], row["contender"]) for row in content["results"]]
+    assert measured == [
+        (operation.name, size, name)
+        for operation in OPERATIONS
+        for size in ([4, 4096, 1 << 20] if operation.has_data else [0])
+        for name in names
+    ]
+    for row in content["results"]:
+        values = [row[f"{name}_us"] for name in ("least", "lower", "median", "upper", "most")]
+        assert values == sorted(values)
+        assert 0 < values[0] <= values[-1] < math.inf
+
+
+def test_the_picture_is_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    file = tmp_path / "picture.png"
+    options = ["--contenders", "gloo", "--ops", "all_reduce", "--sizes", "4", "4K", "--seconds", "0.1"]
+    shown = run(*options, "--plot", str(file))
+    assert shown.returncode == 0, shown.stdout
+    assert file.read_bytes().startswith(b"\x89PNG")
+
+
+def test_help_names_every_operation_and_contender():
+    shown = " ".join(run("--help").stdout.split())
+    assert ", ".join(NAMES) in shown
+    assert ", ".join(CONTENDERS) in shown
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=NAMES)
+def test_one_wrong_element_is_an_error_that_names_it(operation, alone):
+    arena = Arena(operation, "gloo", alone, whole=8, calls=3)
+    data = Data(8, 3)
+    expected = operation.expected(lambda rank: data(rank, 1), 0, 1)
+    arena.refill(data(0, 1))
+    for call in arena.calls:
+        call()
+    arena.check(expected, 3)
+    arena._output[2, 5] += 1
+    arena.check(expected, 2)
+    with pytest.raises(WrongResult, match=f"gloo .* rank 0: element 5 of 8 after {operation.name}"):
+        arena.check(expected, 3)
+
+
+@pytest.mark.parametrize("operation", [o for o in OPERATIONS if not o.in_place], ids=lambda o: o.name)
+def test_a_call_that_does_nothing_is_a_wrong_result(operation, alone):
+    arena = Arena(operation, "gloo", alone, whole=4, calls=1)
+    data = Data(4, 1)
+    arena.refill(data(0, 1))
+    wrong = operation.expected(lambda rank: data(rank, 1), 0, 1)
+    if operation.name == "send_recv":  # a rank alone has no partner, and expects nothing
+        wrong = data(1, 1)
+    with pytest.raises(WrongResult):
+        arena.check(wrong, 1)
+
+
+def test_a_wrong_result_stops_the_measurement(alone):
+    wrong = dataclasses.replace(OPERATIONS[0], expected=lambda inputs, rank, _: inputs(rank) + 1)
+    with pytest.raises(WrongResult):
+        measure(wrong, 64, {"gloo": alone}, Gate(make_counters(1), 0), budget=0.1)
+
+
+def test_inputs_differ_between_ranks_rounds_calls_and_elements():
+    data = Data(elements=1000, calls=64)
+    assert (
+        len({tuple(row) for rank in range(4) for round_ in range(4) for row in data(rank, round_).tolist()})
+        > 900
+    )
+    assert data(0, 1).shape == (64, 1000)
+    assert len(set(data(0, 1)[0].tolist())) == 1000
+
+
+def test_sums_of_inputs_are_exact_for_64_ranks():
+    data = Data(elements=2000, calls=2)
+    exact = sum(data(rank, 299).double() for rank in range(64))
+    (all_reduce,) = (operation for operation in OPERATIONS if operation.name == "all_reduce")
+    assert torch.equal(all_reduce.expected(lambda rank: data(rank, 299), 0, 64).double(), exact)
+
+
+def test_sizes_are_bytes_with_powers_of_1024():
+    assert [parse_size(text) for text in ("4", "16K", "64M")] == [4, 16384, 64 << 20]
+    for wrong in ("", "3", "1G", "4.0", "-4", "K"):
+        with pytest.raises(ValueError):
+            parse_size(wrong)
+
+
+def test_quick_takes_less_of_everything():
+    full, quick = parse_arguments([]), parse_arguments(["--quick"])
+    assert (min(full.sizes), max(full.sizes)) == (4, 64 << 20)
+    assert len(quick.sizes) < len(full.sizes)
+    assert quick.seconds < full.seconds
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--ranks", "0"], ["--ops", "all"], ["--sizes", "2"], ["--contenders", "x"]]
+)
+def test_wrong_arguments_are_refused(arguments):
+    with pytest.raises(SystemExit):
+        parse_arguments(arguments)
+
+
+def test_a_contender_that_is_not_there_is_named(monkeypatch):
+    monkeypatch.setattr(contenders.dist, "is_backend_available", lambda backend: backend != "occl")
+    contenders.check_available(["gloo", "floor"])
+    with pytest.raises(RuntimeError, match="occl-cpu cannot run: the backend occl is not registered"):
+        contenders.check_available(["gloo", "occl-cpu"])
+
+
+def test_a_value_with_wide_quartiles_counts_as_too_noisy_to_tell():
+    steady = report.summarize(Samples("all_reduce", 4, "gloo", 1, [1e-6, 1.1e-6, 1.2e-6, 1.3e-6]))
+    restless = report.summarize(Samples("all_reduce", 4, "gloo", 1, [1e-6, 2e-6, 3e-6, 9e-6]))
+    assert (steady.median_us, steady.noisy, restless.noisy) == (1.15, False, True)
+    assert not any("noisy" in line for line in report.footnotes([steady]))
+    assert any("too noisy to tell, 1 of 2 values" in line for line in report.footnotes([steady, restless]))
+
+
+def test_ratios_are_of_medians_in_the_columns_of_the_header():
+    results = [
+        report.summarize(Samples("all_reduce", 1 << 20, name, 1, [seconds] * 3))
+        for name, seconds in [("occl-dev", 20e-6), ("occl-cpu", 50e-6), ("gloo", 1000e-6), ("floor", 4e-6)]
+    ]
+    table = report.Table(list(CONTENDERS))
+    header = table.header().splitlines()[0]
+    assert header.split()[-4:] == ["gloo/dev", "gloo/cpu", "dev/floor", "cpu/floor"]
+    line = table.line(results)
+    assert line.split()[-4:] == ["50", "20", "5", "12.5"]
+    assert line.split()[:3] == ["all_reduce", "1", "MiB"]
+    assert len(line) == len(header)

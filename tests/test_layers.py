@@ -1,0 +1,104 @@
+"""Each folder of csrc includes only what the layers below it offer; the core includes nothing of PyTorch."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+CSRC = Path(__file__).parents[1] / "csrc"
+
+MAY_INCLUDE = {
+    "base": {"base"},
+    "kernels": {"kernels", "base"},
+    "shm": {"shm", "base"},
+    "coll": {"coll", "base", "kernels", "shm"},
+    "device": {"device", "base", "shm", "torch"},
+    "pg": {"pg", "base", "kernels", "shm", "coll", "device", "torch"},
+    "bind": {"bind", "base", "kernels", "shm", "coll", "device", "pg", "torch"},
+}
+"""For each layer the layers whose headers it may include; "torch" stands for PyTorch and all it brings."""
+
+TORCH = {"torch", "ATen", "c10", "c10d", "caffe2", "pybind11", "Python.h", "gloo", "fmt"}
+INCLUDE = re.compile(r'^\s*#\s*(?:include|include_next|import)\b\s*(?:([<"])([^>"]+)[>"]|(.*))')
+
+
+def violations(layer: str, text: str) -> list[str]:
+    """The lines of a source file of ``layer`` that include what that layer may not."""
+    allowed = MAY_INCLUDE[layer]
+    found = []
+    for line in text.splitlines():
+        if not (match := INCLUDE.match(line)):
+            continue
+        bracket, name, computed = match.groups()
+        first = name.split("/")[0] if name else ""
+        if first in TORCH:
+            fine = "torch" in allowed
+        elif computed is not None or ".." in name:
+            fine = False
+        else:
+            # In angle brackets: the standard library or the system. In quotes: always from csrc.
+            fine = first in allowed if bracket == '"' else first not in MAY_INCLUDE
+        if not fine:
+            found.append(line.strip())
+    return found
+
+
+def sources() -> list[Path]:
+    return sorted(path for path in CSRC.rglob("*") if path.suffix in {".h", ".cpp", ".inc"})
+
+
+def test_every_source_file_lies_in_a_layer():
+    assert sources()
+    assert [path for path in sources() if path.relative_to(CSRC).parts[0] not in MAY_INCLUDE] == []
+
+
+@pytest.mark.parametrize("layer", MAY_INCLUDE)
+def test_a_layer_includes_only_what_it_may(layer):
+    found = {
+        str(path.relative_to(CSRC)): wrong
+        for path in sources()
+        if path.relative_to(CSRC).parts[0] == layer and (wrong := violations(layer, path.read_text()))
+    }
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    ("layer", "line"),
+    [
+        ("base", '#include "shm/region.h"'),
+        ("base", "#include <torch/extension.h>"),
+        ("kernels", '#include "coll/plan.h"'),
+        ("kernels", "#include <c10/util/BFloat16.h>"),
+        ("shm", '#include "kernels/kernels.h"'),
+        ("shm", "  #  include <ATen/ATen.h>"),
+        ("shm", '#include "../coll/plan.h"'),
+        ("shm", '#include "region.h"'),
+        ("coll", '#include "pg/work.h"'),
+        ("coll", "#include <pybind11/pybind11.h>"),
+        ("coll", "#include <Python.h>"),
+        ("coll", "#include <device/allocator.h>"),
+        ("coll", "#include OCCL_HEADER"),
+        ("device", '#include "pg/work.h"'),
+        ("pg", '#include "bind/bind.h"'),
+    ],
+)
+def test_an_include_of_a_higher_layer_is_found(layer, line):
+    assert violations(layer, f"#pragma once\n{line}\n") == [line.strip()]
+
+
+@pytest.mark.parametrize(
+    ("layer", "line"),
+    [
+        ("base", "#include <atomic>"),
+        ("base", '#include "base/error.h"'),
+        ("shm", "#include <sys/mman.h>"),
+        ("coll", '#include "kernels/kernels.h"'),
+        ("device", "#include <c10/core/Allocator.h>"),
+        ("device", '#include "shm/region.h"'),
+        ("pg", '#include "coll/plan.h"'),
+        ("bind", "#include <torch/extension.h>"),
+        ("base", '// #include "pg/work.h" would be wrong here'),
+    ],
+)
+def test_an_include_of_a_lower_layer_is_allowed(layer, line):
+    assert violations(layer, line) == []

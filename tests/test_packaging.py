@@ -1,0 +1,113 @@
+"""What an installation promises: which PyTorch it works with, how it is found, that a wheel stands alone."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PYPROJECT = (ROOT / "pyproject.toml").read_text()
+
+
+def load_versions():
+    """``torch_occl/_versions.py`` alone, which must not need the rest of the package."""
+    spec = importlib.util.spec_from_file_location("occl_versions", ROOT / "torch_occl" / "_versions.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def python(*arguments: str, executable: str = sys.executable, cwd: Path = ROOT) -> str:
+    """The output of a fresh interpreter, which must succeed."""
+    result = subprocess.run(
+        [executable, *arguments],
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=500,
+    )
+    assert result.returncode == 0, result.stdout
+    return result.stdout
+
+
+versions = load_versions()
+
+
+@pytest.mark.parametrize("version", ["2.13.0", "2.13.0+cpu", "2.13.1", "2.13.0a0+git123", "2.13.0rc1"])
+def test_a_supported_torch_is_accepted(version):
+    versions.check(version)
+
+
+@pytest.mark.parametrize(
+    "version", ["2.12.0", "2.12.9+cu130", "2.14.0", "2.14.0a0+git123", "3.0.0", "1.13.1"]
+)
+def test_another_torch_is_refused_with_the_supported_versions(version):
+    with pytest.raises(ImportError, match=re.escape("torch>=2.13,<2.14")) as error:
+        versions.check(version)
+    assert f"this is torch {version}." in str(error.value)
+
+
+def test_every_requirement_names_the_torch_that_the_code_checks_for():
+    (low, high) = versions.SUPPORTED
+    wanted = f'"torch>={low[0]}.{low[1]},<{high[0]}.{high[1]}"'
+    assert re.findall(r'"torch\b[^"-]*"', PYPROJECT.replace('"torch.backends"', "")) == [wanted, wanted]
+
+
+def test_make_installs_a_torch_that_the_code_accepts():
+    (pinned,) = re.findall(r"^TORCH \?= torch==(.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    versions.check(pinned)
+
+
+def test_autoload_has_its_entry_point():
+    assert '[project.entry-points."torch.backends"]\noccl = "torch_occl:_autoload"\n' in PYPROJECT
+
+
+def test_ci_calls_make_test_and_nothing_else():
+    commands = [
+        line
+        for line in (ROOT / ".ci" / "run").read_text().splitlines()
+        if not line.startswith(("#", "set ", "cd "))
+    ]
+    assert commands == ["make test"]
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)
+
+
+def test_importing_torch_alone_makes_the_backend_available():
+    code = "import torch, torch.distributed as dist; print('occl' in dist.Backend.backend_list)"
+    assert python("-c", code).strip() == "True"
+
+
+def test_the_package_can_be_imported_before_torch():
+    assert python("-c", "import torch_occl, torch; print(torch.device('dev:0'))").strip() == "dev:0"
+
+
+@pytest.mark.full
+def test_a_wheel_works_in_another_environment(tmp_path):
+    pip = ["-m", "pip", "--disable-pip-version-check"]
+    wheels = tmp_path / "wheels"
+    python(*pip, "wheel", "--no-build-isolation", "--no-deps", "--wheel-dir", str(wheels), str(ROOT))
+    (wheel,) = wheels.glob("torch_occl-*.whl")
+
+    # A virtual environment with no packages of its own, which sees those of this one (torch) by path: but not
+    # this one's torch_occl, which is an editable installation and not in the folder itself.
+    home = tmp_path / "other environment"
+    python("-m", "venv", str(home))
+    other = str(home / "bin" / "python")
+    python(*pip, "install", "--no-deps", "--no-index", str(wheel), executable=other)
+    site = Path(
+        python("-c", "import sysconfig; print(sysconfig.get_path('purelib'))", executable=other).strip()
+    )
+    (site / "first.pth").write_text(str(Path(importlib.util.find_spec("torch").origin).parents[1]))
+
+    code = "import torch, torch_occl, torch_occl._C; print(torch_occl.__file__, torch.device('dev:0'))"
+    file, device = python("-c", code, executable=other, cwd=tmp_path).strip().rsplit(" ", 1)
+    assert Path(file).is_relative_to(site)
+    assert device == "dev:0"
+    metadata = next(site.glob("torch_occl-*.dist-info"))
+    assert (metadata / "licenses" / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
+    assert "torch_occl:_autoload" in (metadata / "entry_points.txt").read_text()

@@ -1,0 +1,99 @@
+"""Times collectives of occl, beside Gloo and beside a backend that does nothing, in one run.
+
+python -m torch_occl.bench                        every operation, 4 B to 64 MiB, about three minutes
+python -m torch_occl.bench --quick                fewer sizes, less than a minute
+python -m torch_occl.bench --ops all_reduce --sizes 4 1M --json all_reduce.json --plot all_reduce.png
+"""
+
+import argparse
+import dataclasses
+import json
+import pickle
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+import torch.multiprocessing as mp
+
+from torch_occl.bench import machine
+from torch_occl.bench.contenders import CONTENDERS, check_available
+from torch_occl.bench.gate import make_counters
+from torch_occl.bench.operations import OPERATIONS
+from torch_occl.bench.report import Result, footnotes
+from torch_occl.bench.worker import work
+
+SIZES = ["4", "64", "1K", "16K", "64K", "256K", "1M", "4M", "16M", "64M"]
+QUICK_SIZES = ["4", "4K", "64K", "1M", "16M"]
+SECONDS, QUICK_SECONDS = 150.0, 15.0
+NAMES = [operation.name for operation in OPERATIONS]
+
+
+def parse_size(text: str) -> int:
+    """Bytes: 4, 16K, 1M. Raises ValueError for anything else, and for less than one float32."""
+    match = re.fullmatch(r"(\d+)([KM]?)", text)
+    size = int(match[1]) << {"": 0, "K": 10, "M": 20}[match[2]] if match else 0
+    if size < 4:
+        raise ValueError(text)
+    return size
+
+
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m torch_occl.bench",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--ranks", type=int, default=2, help="processes (default: 2)")
+    parser.add_argument("--ops", nargs="+", choices=NAMES, default=NAMES, metavar="OP", help=", ".join(NAMES))
+    parser.add_argument("--sizes", nargs="+", type=parse_size, metavar="SIZE", help="bytes: 4, 16K, 64M")
+    parser.add_argument(
+        "--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS), metavar="NAME",
+        help=", ".join(CONTENDERS),
+    )  # fmt: skip
+    parser.add_argument("--seconds", type=float, help=f"time to spend measuring (default: {SECONDS:.0f})")
+    parser.add_argument("--quick", action="store_true", help="fewer sizes and less time")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write machine and results to FILE")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE.png", help="draw time over size (needs matplotlib)"
+    )
+    chosen = parser.parse_args(arguments)
+    if chosen.ranks < 1:
+        parser.error(f"--ranks must be at least 1, and is {chosen.ranks}")
+    chosen.sizes = chosen.sizes or [parse_size(size) for size in (QUICK_SIZES if chosen.quick else SIZES)]
+    chosen.seconds = chosen.seconds or (QUICK_SECONDS if chosen.quick else SECONDS)
+    return chosen
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = parse_arguments(arguments)
+    if options.plot:
+        import matplotlib  # noqa: F401  (missing: better now than after minutes)
+    check_available(options.contenders)
+    about = machine.describe()
+    for name, value in about.items():
+        print(f"{name + ':':<13}{value}")
+    print(f"{'ranks:':<13}{options.ranks}, float32, one thread each\n", flush=True)
+
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(work, (options, folder, make_counters(options.ranks)), nprocs=options.ranks)
+        measured: list[Result] = pickle.loads(Path(folder, "results").read_bytes())
+    print("\n" + "\n".join(footnotes(measured)))
+    if options.json:
+        rows = [dataclasses.asdict(result) | {"noisy": result.noisy} for result in measured]
+        content = {"machine": about, "ranks": options.ranks, "dtype": "float32", "results": rows}
+        options.json.write_text(json.dumps(content, indent=1) + "\n")
+    if options.plot:
+        from torch_occl.bench.plot import draw
+
+        title = (
+            f"{options.ranks} ranks, float32, {about['cpu']} ({about['cores']} cores), torch {about['torch']}"
+        )
+        draw(options.plot, measured, title)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (RuntimeError, ImportError, mp.ProcessRaisedException, mp.ProcessExitedException) as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,40 @@
+"""Lets all ranks start a timed section at the same moment."""
+
+import multiprocessing as mp
+import os
+import time
+from ctypes import c_int64
+from typing import Any
+
+TIMEOUT = 120.0
+"""Seconds after which the other ranks are given up."""
+
+
+def make_counters(ranks: int) -> Any:
+    """Memory that the gates of all ranks share; it is handed to each process when it starts."""
+    return mp.get_context("spawn").RawArray(c_int64, ranks)
+
+
+class Gate:
+    """A barrier that spins. Ranks leave it within about a microsecond of each other, given a core for each.
+
+    It uses none of the backends that are timed. It orders nothing but time: no data is passed through it.
+    """
+
+    def __init__(self, counters: Any, rank: int) -> None:
+        self._counters = counters
+        self._rank = rank
+        self._round = 0
+        self._yield = len(counters) > len(os.sched_getaffinity(0))
+
+    def wait(self) -> None:
+        """Returns when all ranks have called it equally often. Raises TimeoutError if one does not come."""
+        self._round += 1
+        self._counters[self._rank] = self._round
+        deadline = time.monotonic() + TIMEOUT
+        for counter in range(len(self._counters)):
+            while self._counters[counter] < self._round:
+                if self._yield:
+                    os.sched_yield()
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"rank {counter} did not come within {TIMEOUT:.0f} s")

@@ -1,0 +1,128 @@
+"""What is timed: each operation is one entry of OPERATIONS.
+
+Sizes are those of the largest tensor of a call: what all_gather puts out, what reduce_scatter takes in.
+all_gather_single and reduce_scatter_single were called all_gather_into_tensor and reduce_scatter_tensor
+before PyTorch 2.13; the old names work, but spend microseconds on a warning.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+STALE = -1.0
+"""What outputs hold before a call; no right result contains it."""
+
+Call = Callable[[], object]
+Inputs = Callable[[int], Tensor]
+"""Gives the input of a rank, made anew: float32[calls, elements]."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One kind of call, how it is made, and what it must give."""
+
+    name: str
+    bind: Callable[[Tensor, Tensor, dist.ProcessGroup], Call]
+    """(input, output, group) to a call without arguments, so that the timed loop does nothing else."""
+    expected: Callable[[Inputs, int, int], Tensor]
+    """(inputs of every rank, this rank, number of ranks) to the output, float32[calls, elements]."""
+    input_is_part: bool = False
+    """The input is one rank's part of the whole size."""
+    output_is_part: bool = False
+    """The output is one rank's part of the whole size."""
+    in_place: bool = False
+    """The result is in the input; there is no output."""
+    has_data: bool = True
+    steps: int = 1
+    """By how much the time of a call is divided: 2 for a round trip."""
+
+
+def total(inputs: Inputs, ranks: int) -> Tensor:
+    result = inputs(0)
+    for rank in range(1, ranks):
+        result += inputs(rank)
+    return result
+
+
+def joined(inputs: Inputs, ranks: int) -> Tensor:
+    return torch.cat([inputs(rank) for rank in range(ranks)], dim=1)
+
+
+def part(whole: Tensor, rank: int, ranks: int) -> Tensor:
+    return whole.chunk(ranks, dim=1)[rank]
+
+
+def parts(whole: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
+    return list(whole.chunk(group.size()))
+
+
+def round_trip(x: Tensor, y: Tensor, group: dist.ProcessGroup) -> Call:
+    """Even ranks send to the next rank and then receive from it; a last rank without a partner rests."""
+    peer = group.rank() ^ 1
+    if peer >= group.size():
+        return lambda: None
+    send = functools.partial(dist.send, x, group=group, group_dst=peer)
+    receive = functools.partial(dist.recv, y, group=group, group_src=peer)
+    first, second = (send, receive) if group.rank() < peer else (receive, send)
+
+    def call() -> None:
+        first()
+        second()
+
+    return call
+
+
+def of_partner(inputs: Inputs, rank: int, ranks: int) -> Tensor:
+    return inputs(rank ^ 1) if rank ^ 1 < ranks else torch.full_like(inputs(rank), STALE)
+
+
+OPERATIONS = [
+    Operation(
+        "all_reduce",
+        lambda x, _, group: functools.partial(dist.all_reduce, x, group=group),
+        lambda inputs, _, ranks: total(inputs, ranks),
+        in_place=True,
+    ),
+    Operation(
+        "broadcast",
+        lambda x, _, group: functools.partial(dist.broadcast, x, group=group, group_src=0),
+        lambda inputs, *_: inputs(0),
+        in_place=True,
+    ),
+    Operation(
+        "all_gather_single",
+        lambda x, y, group: functools.partial(dist.all_gather_single, y, x, group=group),
+        lambda inputs, _, ranks: joined(inputs, ranks),
+        input_is_part=True,
+    ),
+    Operation(
+        "reduce_scatter_single",
+        lambda x, y, group: functools.partial(dist.reduce_scatter_single, y, x, group=group),
+        lambda inputs, rank, ranks: part(total(inputs, ranks), rank, ranks),
+        output_is_part=True,
+    ),
+    Operation(
+        "all_gather",
+        lambda x, y, group: functools.partial(dist.all_gather, parts(y, group), x, group=group),
+        lambda inputs, _, ranks: joined(inputs, ranks),
+        input_is_part=True,
+    ),
+    Operation(
+        "reduce_scatter",
+        lambda x, y, group: functools.partial(dist.reduce_scatter, y, parts(x, group), group=group),
+        lambda inputs, rank, ranks: part(total(inputs, ranks), rank, ranks),
+        output_is_part=True,
+    ),
+    Operation("send_recv", round_trip, of_partner, steps=2),
+    Operation(
+        "barrier",
+        lambda *arguments: functools.partial(dist.barrier, group=arguments[-1]),
+        lambda inputs, rank, _: inputs(rank),
+        in_place=True,
+        has_data=False,
+    ),
+]
