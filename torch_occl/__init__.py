@@ -14,7 +14,9 @@ _versions.check(torch.__version__)
 
 from torch_occl import _backend, _device  # noqa: E402
 
-if _device.register():
-    _backend.register(["dev", "cpu"])
-else:
-    _backend.register(["cpu"])
+_backend.register(_device.register())
+
+from torch_occl._C import ProcessGroupOCCL, WorkOCCL  # noqa: E402
+
+__all__ = ["ProcessGroupOCCL", "WorkOCCL"]
+__version__ = "0.1.0"

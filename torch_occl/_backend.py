@@ -34,8 +34,11 @@ def create(opts, options: ProcessGroupOCCL.Options | None = None) -> ProcessGrou
     return ProcessGroupOCCL(opts.store, opts.group_rank, opts.group_size, options)
 
 
-def register(devices: list[str]) -> bool:
-    """Registers ``occl`` for these device types; False (with a warning) if another package has taken the name."""
+def register(device: str | None) -> bool:
+    """Registers ``occl`` for CPU tensors and for the PrivateUse1 device of this name, if there is one.
+
+    Returns False, with a warning, if another package has taken the name ``occl``.
+    """
     if not dist.is_available():
         return False
     if "occl" in dist.Backend.backend_list:
@@ -45,5 +48,6 @@ def register(devices: list[str]) -> bool:
             stacklevel=3,
         )
         return False
+    devices = ["cpu"] if device is None else [device, "cpu"]
     dist.Backend.register_backend("occl", create, extended_api=True, devices=devices)
     return True
