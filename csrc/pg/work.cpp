@@ -9,50 +9,63 @@
 namespace occl::pg {
 namespace {
 
-/// Only when somebody profiles: Work's constructor would allocate for every operation otherwise.
-const char* title_if_profiled(const Request& request) {
-  return at::hasCallbacks() ? request.title : nullptr;
-}
-
-coll::Operation make_operation(coll::Listener& listener, const Request& request, std::chrono::milliseconds timeout) {
-  const Deadline deadline = Deadline::after(timeout);
-  if (request.is_transfer) return {listener, request.transfer, deadline};
+/// The core's view of a request. Lists of blocks have their final place now.
+coll::Collective with_lists(const Request& request) {
   coll::Collective collective = request.collective;
   if (!request.in.empty()) collective.in.list = request.in.data();
   if (!request.out.empty()) collective.out.list = request.out.data();
-  return {listener, collective, deadline};
+  return collective;
+}
+
+coll::Operation make_operation(coll::Listener& listener, const Request& request, Deadline deadline) {
+  if (request.is_transfer) return {listener, request.transfer, deadline};
+  return {listener, with_lists(request), deadline};
 }
 
 }  // namespace
 
-WorkOCCL::WorkOCCL(std::shared_ptr<coll::Group> group, Request request, std::chrono::milliseconds timeout)
-    : Work(group->mesh().rank(), request.type, title_if_profiled(request), request.inputs),
+WorkOCCL::Part::Part(coll::Listener& listener, Request&& r, Deadline deadline)
+    : request(std::move(r)), operation(make_operation(listener, request, deadline)) {}
+
+// The title makes Work's constructor allocate, so only somebody who profiles gets it.
+WorkOCCL::WorkOCCL(std::shared_ptr<coll::Group> group, c10d::OpType type, const char* title,
+                   const std::vector<at::Tensor>& inputs)
+    : Work(group->mesh().rank(), type, at::hasCallbacks() ? title : nullptr, inputs),
       group_(std::move(group)),
-      request_(std::move(request)),
-      timeout_(timeout),
-      operation_(make_operation(*this, request_, timeout)),
       begin_(std::chrono::steady_clock::now()) {}
 
-c10::intrusive_ptr<WorkOCCL> WorkOCCL::launch(std::shared_ptr<coll::Group> group, Request request,
+c10::intrusive_ptr<WorkOCCL> WorkOCCL::launch(std::shared_ptr<coll::Group> group, std::vector<Request> requests,
                                               std::chrono::milliseconds timeout, bool blocking) {
-  auto work = c10::make_intrusive<WorkOCCL>(std::move(group), std::move(request), timeout);
-  c10::raw::intrusive_ptr::incref(work.get());  // until released(): the group holds the operation
-  if (blocking) {
-    work->group_->submit(work->operation_);
-    work->wait();
-  } else {
-    engine().submit(*work->group_, work->operation_);
-  }
+  const Request& first = requests.front();
+  auto work = c10::make_intrusive<WorkOCCL>(std::move(group), first.type, first.title, first.inputs);
+  for (Request& request : requests) work->add(std::move(request), timeout, blocking);
+  work->seal();
+  if (blocking) work->wait();
   return work;
 }
 
-void WorkOCCL::completed(coll::Operation&) noexcept {
-  end_ = std::chrono::steady_clock::now();
+void WorkOCCL::add(Request request, std::chrono::milliseconds timeout, bool lonely) {
+  Part& part = parts_.emplace_back(static_cast<coll::Listener&>(*this), std::move(request), Deadline::after(timeout));
+  open_.fetch_add(1, std::memory_order_relaxed);  // not 0 before seal()
+  c10::raw::intrusive_ptr::incref(this);          // until released(): the group holds the operation
+  if (lonely)
+    group_->submit(part.operation);
+  else
+    engine().submit(*group_, part.operation);
+}
+
+void WorkOCCL::seal() { one_less(); }
+
+void WorkOCCL::completed(coll::Operation&) noexcept { one_less(); }
+
+void WorkOCCL::one_less() noexcept {
+  if (open_.load(std::memory_order_acquire) == 1) end_ = std::chrono::steady_clock::now();
+  if (open_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;  // pairs with ended()
   if (recordFunctionEndCallback_) recordFunctionEndCallback_();
   FuturePtr future, result;
   {
     std::lock_guard lock(mutex_);
-    ended_ = true;
+    told_ = true;
     future = future_;
     result = future_result_;
   }
@@ -63,35 +76,47 @@ void WorkOCCL::completed(coll::Operation&) noexcept {
 
 void WorkOCCL::released(coll::Operation&) noexcept { c10::raw::intrusive_ptr::decref(this); }
 
+const Error* WorkOCCL::error() const {
+  for (const Part& part : parts_)
+    if (part.operation.finished() && part.operation.error()) return part.operation.error();
+  return nullptr;
+}
+
+std::vector<at::Tensor> WorkOCCL::outputs() const {
+  std::vector<at::Tensor> all;
+  for (const Part& part : parts_) all.insert(all.end(), part.request.outputs.begin(), part.request.outputs.end());
+  return all;
+}
+
 void WorkOCCL::settle(const FuturePtr& future) const noexcept try {
-  if (const Error* error = operation_.error())
-    future->setError(as_exception(*error));
+  if (const Error* failed = error())
+    future->setError(as_exception(*failed));
   else
-    future->markCompleted(c10::IValue(request_.outputs));
+    future->markCompleted(c10::IValue(outputs()));
 } catch (const std::exception& error) {
-  TORCH_WARN("a callback on the future of ", operation_.describe(), " failed: ", error.what());
+  TORCH_WARN("a callback on the future of a collective failed: ", error.what());
 }
 
 void WorkOCCL::settle_result(const FuturePtr& future) const noexcept try {
-  const Error* error = operation_.error();
-  const auto result = !error                           ? c10d::WorkResult::SUCCESS
-                      : error->code() == Errc::timeout ? c10d::WorkResult::TIMEOUT
-                                                       : c10d::WorkResult::COMM_ERROR;
+  const Error* failed = error();
+  const auto result = !failed                           ? c10d::WorkResult::SUCCESS
+                      : failed->code() == Errc::timeout ? c10d::WorkResult::TIMEOUT
+                                                        : c10d::WorkResult::COMM_ERROR;
   future->markCompleted(c10::IValue(static_cast<int64_t>(result)));
 } catch (const std::exception& error) {
-  TORCH_WARN("a callback on the future of ", operation_.describe(), " failed: ", error.what());
+  TORCH_WARN("a callback on the future of a collective failed: ", error.what());
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> WorkOCCL::getFuture() {
   std::unique_lock lock(mutex_);
   if (future_) return future_;
   std::vector<c10::Device> devices;
-  for (const auto& tensor : request_.outputs)
+  for (const auto& tensor : outputs())
     if (!tensor.device().is_cpu() && devices.empty()) devices.push_back(tensor.device());
   future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()), devices);
-  const bool ended = ended_;
+  const bool late = told_;
   lock.unlock();
-  if (ended) settle(future_);
+  if (late) settle(future_);
   return future_;
 }
 
@@ -99,54 +124,57 @@ c10::intrusive_ptr<c10::ivalue::Future> WorkOCCL::getFutureResult() {
   std::unique_lock lock(mutex_);
   if (future_result_) return future_result_;
   future_result_ = c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get());
-  const bool ended = ended_;
+  const bool late = told_;
   lock.unlock();
-  if (ended) settle_result(future_result_);
+  if (late) settle_result(future_result_);
   return future_result_;
 }
 
 bool WorkOCCL::isCompleted() {
-  if (!operation_.finished()) group_->drive(false);
-  return operation_.finished();
+  if (!ended()) group_->drive(false);
+  return ended();
 }
 
-bool WorkOCCL::isSuccess() const { return operation_.finished() && !operation_.error(); }
+bool WorkOCCL::isSuccess() const { return ended() && !error(); }
 
 std::exception_ptr WorkOCCL::exception() const {
-  return operation_.finished() && operation_.error() ? as_exception(*operation_.error()) : nullptr;
+  const Error* failed = ended() ? error() : nullptr;
+  return failed ? as_exception(*failed) : nullptr;
 }
 
 int WorkOCCL::sourceRank() const {
-  if (!operation_.is_transfer() || operation_.transfer().send) return rank_;
-  return operation_.finished() ? operation_.source() : operation_.transfer().peer;
+  const coll::Operation& first = parts_.front().operation;
+  if (!first.is_transfer() || first.transfer().send) return rank_;
+  return first.finished() ? first.source() : first.transfer().peer;
 }
 
 std::vector<at::Tensor> WorkOCCL::result() {
   TORCH_CHECK(isCompleted(), "Work needs to be completed before calling result(). Call wait() first.");
-  return request_.outputs;
+  return outputs();
 }
 
 void WorkOCCL::synchronize() { wait(); }
 
 bool WorkOCCL::wait(std::chrono::milliseconds timeout) {
-  if (!operation_.finished()) {
-    const Deadline deadline = timeout == kNoTimeout ? Deadline::never() : Deadline::after(timeout);
-    if (!engine().wait(*group_, operation_, deadline, interrupt_check()))
-      raise(Error(Errc::timeout, concat("Timed out waiting ", timeout.count(), "ms for ", operation_.describe(), " #",
-                                        operation_.sequence(), " of group ", group_->mesh().name(), " on rank ",
-                                        group_->mesh().rank(), "; it is still in flight")));
+  const Deadline deadline = timeout == kNoTimeout ? Deadline::never() : Deadline::after(timeout);
+  for (const Part& part : parts_) {
+    const coll::Operation& op = part.operation;
+    if (!engine().wait(*group_, op, deadline, interrupt_check()))
+      raise(Error(Errc::timeout, concat("Timed out waiting ", timeout.count(), "ms for ", op.describe(), " #",
+                                        op.sequence(), " of group ", group_->mesh().name(), " on rank ", rank_,
+                                        "; it is still in flight")));
   }
-  if (const Error* error = operation_.error()) raise(*error);
+  if (const Error* failed = error()) raise(*failed);
   return true;
 }
 
-void WorkOCCL::abort() { group_->abort(concat("Work.abort() of ", operation_.describe())); }
+void WorkOCCL::abort() { group_->abort(concat("Work.abort() of ", parts_.front().operation.describe())); }
 
 float WorkOCCL::getDuration() const {
-  TORCH_CHECK(operation_.finished(), "getDuration() needs a completed work");
+  TORCH_CHECK(ended(), "getDuration() needs a completed work");
   return std::chrono::duration<float, std::milli>(end_ - begin_).count();
 }
 
-uint64_t WorkOCCL::getSequencenumber() const { return operation_.sequence(); }
+uint64_t WorkOCCL::getSequencenumber() const { return parts_.front().operation.sequence(); }
 
 }  // namespace occl::pg

@@ -1,6 +1,8 @@
 // The one Work: any number of operations that end together, the tensors they use, and their future.
 #pragma once
 
+#include <atomic>
+#include <list>
 #include <memory>
 #include <vector>
 
@@ -24,11 +26,18 @@ struct Request {
 
 class WorkOCCL final : public c10d::Work, private coll::Listener {
  public:
-  WorkOCCL(std::shared_ptr<coll::Group> group, Request request, std::chrono::milliseconds timeout);
+  /// No operation yet: `add` them, then `seal`.
+  WorkOCCL(std::shared_ptr<coll::Group> group, c10d::OpType type, const char* title,
+           const std::vector<at::Tensor>& inputs);
 
-  /// Queues the operation; with `blocking`, drives it to its end and throws its error.
-  static c10::intrusive_ptr<WorkOCCL> launch(std::shared_ptr<coll::Group> group, Request request,
+  /// Queues the requests; with `blocking`, drives them to their end and throws the first error.
+  static c10::intrusive_ptr<WorkOCCL> launch(std::shared_ptr<coll::Group> group, std::vector<Request> requests,
                                              std::chrono::milliseconds timeout, bool blocking);
+
+  /// Queues one more operation. `lonely`: the caller will wait right away, so nobody else needs to drive.
+  void add(Request request, std::chrono::milliseconds timeout, bool lonely = false);
+  /// There will be no more: the work ends with the last of its operations.
+  void seal();
 
   bool isCompleted() override;
   bool isSuccess() const override;
@@ -44,20 +53,29 @@ class WorkOCCL final : public c10d::Work, private coll::Listener {
   uint64_t getSequencenumber() const override;
 
  private:
+  struct Part {
+    Part(coll::Listener& listener, Request&& r, Deadline deadline);
+    const Request request;
+    coll::Operation operation;
+  };
+  using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
+
   void completed(coll::Operation& operation) noexcept override;
   void released(coll::Operation& operation) noexcept override;
-  using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
+  void one_less() noexcept;
+  bool ended() const { return open_.load(std::memory_order_acquire) == 0; }  // pairs with one_less
+  const Error* error() const;
+  std::vector<at::Tensor> outputs() const;
   void settle(const FuturePtr& future) const noexcept;
   void settle_result(const FuturePtr& future) const noexcept;
 
   const std::shared_ptr<coll::Group> group_;
-  const Request request_;
-  const std::chrono::milliseconds timeout_;
-  coll::Operation operation_;
+  std::list<Part> parts_;            // grows only before seal(), on the thread that adds
+  std::atomic<std::size_t> open_ = 1;  // parts that have not ended, and one for the seal
   const std::chrono::steady_clock::time_point begin_;
   std::chrono::steady_clock::time_point end_;
   // Guarded by Work::mutex_:
-  bool ended_ = false;
+  bool told_ = false;        // the end has been told to the futures of that moment
   FuturePtr future_;         // carries the outputs
   FuturePtr future_result_;  // carries a WorkResult
 };

@@ -1,0 +1,220 @@
+// modes: plain asan
+// Processes that meet: who may connect, what they get, and how a death is noticed.
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <functional>
+
+#include "check.h"
+#include "shm/endpoint.h"
+#include "shm/socket.h"
+
+using namespace occl;
+using namespace occl::shm;
+
+namespace {
+
+constexpr auto kPatience = std::chrono::seconds(20);
+const Endpoint::Config kConfig{std::size_t{64} << 20, 0};
+
+/// A child process with an endpoint, that runs `body` and then waits to be killed.
+class Child {
+ public:
+  explicit Child(const std::function<void(Endpoint&)>& body = [](Endpoint&) {}) {
+    int pipe_fds[2];
+    CHECK(pipe(pipe_fds) == 0);
+    pid_ = fork();
+    if (pid_ == 0) {
+      Endpoint endpoint(std::make_shared<RegionTable>(), kConfig);
+      body(endpoint);
+      const Address address = endpoint.address();
+      if (write(pipe_fds[1], &address, sizeof(address)) != sizeof(address)) _exit(1);
+      for (;;) pause();
+    }
+    close(pipe_fds[1]);
+    CHECK(read(pipe_fds[0], &address, sizeof(address)) == sizeof(address));
+    close(pipe_fds[0]);
+  }
+  ~Child() { end(); }
+  void end() {
+    if (pid_ > 0) {
+      kill(pid_, SIGKILL);
+      waitpid(pid_, nullptr, 0);
+    }
+    pid_ = -1;
+  }
+  pid_t pid() const { return pid_; }
+  Address address;
+
+ private:
+  pid_t pid_ = -1;
+};
+
+Errc code_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error.code();
+  }
+  throw std::runtime_error("expected an error, there was none");
+}
+
+}  // namespace
+
+TEST("a process reads and writes the memory of another, and the other sees it") {
+  Child child([](Endpoint& endpoint) {
+    auto region = std::make_shared<Region>(Region::create("test", 1 << 20, Access::read_write));
+    region->commit(0, 1 << 20);
+    std::strcpy(reinterpret_cast<char*>(region->base()) + 4096, "hello");
+    endpoint.regions().add(region);
+  });
+  Endpoint endpoint(std::make_shared<RegionTable>(), kConfig);
+  auto peer = endpoint.peer(child.address, Deadline::after(kPatience));
+  const auto deadline = Deadline::after(kPatience);
+  auto* text = reinterpret_cast<char*>(peer->resolve(Ref{0, 4096}, 100, deadline));
+  CHECK(std::strcmp(text, "hello") == 0);
+  std::strcpy(text, "changed");
+  // A second endpoint maps the same memory anew.
+  Endpoint other(std::make_shared<RegionTable>(), kConfig);
+  const auto* again = other.peer(child.address, deadline)->resolve(Ref{0, 4096}, 100, deadline);
+  CHECK(std::strcmp(reinterpret_cast<const char*>(again), "changed") == 0);
+  CHECK(endpoint.peer(child.address, deadline) == peer, "connected twice");
+}
+
+TEST("addresses outside of a peer's memory are refused") {
+  Child child([](Endpoint& endpoint) {
+    auto region = std::make_shared<Region>(Region::create("test", 1 << 16, Access::read_write));
+    endpoint.regions().add(region);
+  });
+  Endpoint endpoint(std::make_shared<RegionTable>(), kConfig);
+  auto peer = endpoint.peer(child.address, Deadline::after(kPatience));
+  const auto deadline = Deadline::after(kPatience);
+  peer->resolve(Ref{0, 0}, 1 << 16, deadline);
+  CHECK(code_of([&] { peer->resolve(Ref{0, 1}, 1 << 16, deadline); }) == Errc::protocol);
+  CHECK(code_of([&] { peer->resolve(Ref{0, ~std::uint64_t{0} >> 16}, 2, deadline); }) == Errc::protocol);
+  CHECK(code_of([&] { peer->resolve(Ref{0, 8}, ~std::size_t{0}, deadline); }) == Errc::protocol);
+  CHECK(code_of([&] { peer->resolve(Ref{7, 0}, 1, deadline); }) == Errc::protocol);
+  CHECK(code_of([&] { peer->control(kConfig.control_bytes - 1, 2); }) == Errc::protocol);
+  CHECK(code_of([&] { peer->control(~std::uint64_t{0}, 2); }) == Errc::protocol);
+}
+
+TEST("a death is noticed, even while a forked child of the dead lives on") {
+  int grandchild_pipe[2];
+  CHECK(pipe(grandchild_pipe) == 0);
+  Child child([&](Endpoint&) {
+    const pid_t pid = fork();
+    if (pid == 0)
+      for (;;) pause();
+    if (write(grandchild_pipe[1], &pid, sizeof(pid)) != sizeof(pid)) _exit(1);
+  });
+  pid_t grandchild = 0;
+  CHECK(read(grandchild_pipe[0], &grandchild, sizeof(grandchild)) == sizeof(grandchild));
+  Endpoint endpoint(std::make_shared<RegionTable>(), kConfig);
+  auto peer = endpoint.peer(child.address, Deadline::after(kPatience));
+  CHECK(!peer->exited());
+  child.end();
+  const auto deadline = Deadline::after(kPatience);
+  while (!peer->exited()) CHECK(!deadline.passed(), "the death was not noticed");
+  CHECK(kill(grandchild, 0) == 0);
+  kill(grandchild, SIGKILL);
+  close(grandchild_pipe[0]);
+  close(grandchild_pipe[1]);
+}
+
+TEST("a process that is gone is an error that says so") {
+  Child child;
+  child.end();
+  Endpoint endpoint(std::make_shared<RegionTable>(), kConfig);
+  CHECK(code_of([&] { endpoint.peer(child.address, Deadline::after(kPatience)); }) == Errc::peer_exited);
+}
+
+TEST("who does not know the secret gets nothing") {
+  Child child;
+  Endpoint endpoint(std::make_shared<RegionTable>(), kConfig);
+  Address guess = child.address;
+  guess.secret[0] ^= 1;
+  CHECK(code_of([&] { Peer::connect(guess, Deadline::after(kPatience)); }) == Errc::peer_exited);
+}
+
+TEST("a process that shares other memory than it announced is refused") {
+  Child child;
+  Address lie = child.address;
+  lie.nonce ^= 1;
+  CHECK(code_of([&] { Peer::connect(lie, Deadline::after(kPatience)); }) == Errc::protocol);
+}
+
+TEST("silent and babbling clients do not keep others out") {
+  Child child;
+  std::vector<UniqueFd> silent;
+  for (int i = 0; i < 300; ++i) {
+    int error = 0;
+    silent.push_back(connect_to(child.address.socket, Deadline::after(kPatience), error));
+    CHECK(silent.back(), "connection ", i, ": ", std::strerror(error));
+    if (i % 3 == 0) send_packet(silent.back().get(), bytes_of(child.address), {});  // not a request
+  }
+  Endpoint endpoint(std::make_shared<RegionTable>(), kConfig);
+  CHECK(endpoint.peer(child.address, Deadline::after(kPatience)) != nullptr);
+}
+
+TEST("a stopped process is given up at the deadline") {
+  Child child;
+  kill(child.pid(), SIGSTOP);
+  CHECK(code_of([&] { Peer::connect(child.address, Deadline::after(std::chrono::milliseconds(100))); }) == Errc::timeout);
+  kill(child.pid(), SIGCONT);
+  CHECK(Peer::connect(child.address, Deadline::after(kPatience)) != nullptr);
+}
+
+TEST("only sealed regions are mapped, and read-only ones only for reading") {
+  UniqueFd plain(memfd_create("plain", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  CHECK(ftruncate(plain.get(), 8192) == 0);
+  CHECK(code_of([&] { Region::attach(UniqueFd(dup(plain.get())), Access::read); }) == Errc::protocol);
+  CHECK(fcntl(plain.get(), F_ADD_SEALS, F_SEAL_SHRINK) == 0);
+  CHECK(code_of([&] { Region::attach(UniqueFd(dup(plain.get())), Access::read); }) == Errc::protocol);
+
+  const Region owned = Region::create("owned", 8192, Access::read);
+  CHECK(ftruncate(owned.fd(), 0) != 0 && ftruncate(owned.fd(), 1 << 20) != 0, "the size can be changed");
+  CHECK(code_of([&] { Region::attach(UniqueFd(dup(owned.fd())), Access::read_write); }) == Errc::system);
+  const Region reader = Region::attach(UniqueFd(dup(owned.fd())), Access::read);
+  std::memcpy(owned.base(), "seen", 5);
+  CHECK(std::memcmp(reader.base(), "seen", 5) == 0);
+}
+
+TEST("decommitted memory goes back to the system and reads as zero") {
+  Region region = Region::create("test", 1 << 22, Access::read_write);
+  region.commit(0, 1 << 22);
+  std::memset(region.base(), 1, 1 << 22);
+  const auto blocks = [&] {
+    struct stat status {};
+    CHECK(fstat(region.fd(), &status) == 0);
+    return status.st_blocks;
+  };
+  const auto before = blocks();
+  region.decommit(100, (1 << 22) - 200);  // the first and last page stay
+  CHECK(blocks() < before / 100, blocks(), " of ", before);
+  CHECK(region.base()[0] == std::byte{1} && region.base()[2 << 20] == std::byte{0});
+}
+
+TEST("memory that cannot be had is an error, not a signal") {
+  Region region = Region::create("test", std::size_t{1} << 44, Access::read_write);  // more than any machine has
+  CHECK(code_of([&] { region.commit(0, std::size_t{1} << 44); }) == Errc::out_of_memory);
+}
+
+TEST("blocks are used again only when nobody reads them any more") {
+  Arena arena(16 << 20, 64);
+  const auto first = arena.allocate(5000);
+  CHECK(first.bytes == round_up_to_pages(5000) && first.offset % page_size() == 0);
+  bool unread = false;
+  std::memset(arena.at(first.offset), 1, first.bytes);
+  arena.retire({first}, [&] { return unread; });
+  const auto second = arena.allocate(5000);
+  CHECK(second.offset != first.offset);
+  unread = true;
+  const auto third = arena.allocate(5000);
+  CHECK(third.offset == first.offset && arena.at(third.offset)[10] == std::byte{0});
+  CHECK(code_of([&] { arena.allocate(64 << 20); }) == Errc::out_of_memory);
+}
