@@ -17,8 +17,8 @@ CORE = ("base", "kernels", "shm", "coll")
 FLAGS = "-std=c++20 -ffp-contract=off -Wall -Wextra -pthread -Icsrc"
 MODES = {
     "plain": "-O2",
-    "asan": "-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all",
-    "tsan": "-O1 -g -fno-omit-frame-pointer -fsanitize=thread",
+    "asan": "-O2 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all",
+    "tsan": "-O2 -g -fno-omit-frame-pointer -fsanitize=thread",
 }
 
 RULES = """\

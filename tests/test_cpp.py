@@ -16,7 +16,7 @@ from pathlib import Path
 import cpp_build
 import pytest
 
-TIMEOUT = 240
+TIMEOUT = 300
 """Seconds after which a program counts as hanging."""
 
 CASES = [
