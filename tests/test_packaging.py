@@ -64,7 +64,7 @@ def test_make_installs_a_torch_that_the_code_accepts():
 
 
 def test_autoload_has_its_entry_point():
-    assert '[project.entry-points."torch.backends"]\noccl = "torch_occl:_autoload"\n' in PYPROJECT
+    assert '[project.entry-points."torch.backends"]\noccl = "_torch_occl_autoload:autoload"\n' in PYPROJECT
 
 
 def test_ci_calls_make_test_and_nothing_else():
@@ -110,4 +110,4 @@ def test_a_wheel_works_in_another_environment(tmp_path):
     assert device == "dev:0"
     metadata = next(site.glob("torch_occl-*.dist-info"))
     assert (metadata / "licenses" / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
-    assert "torch_occl:_autoload" in (metadata / "entry_points.txt").read_text()
+    assert "_torch_occl_autoload:autoload" in (metadata / "entry_points.txt").read_text()

@@ -1,34 +1,16 @@
 #include "device/memory_limit.h"
 
-#include <algorithm>
 #include <atomic>
 #include <cstdlib>
-#include <fstream>
-#include <limits>
 #include <string>
 
 #include "base/error.h"
 
 namespace occl::device {
+
 namespace {
 
 constexpr double kDefaultFraction = 0.95;
-
-/// The number in a one-line file; "max" or a missing file is no limit.
-std::size_t limit_in(const char* path) {
-  std::ifstream file(path);
-  unsigned long long value = 0;
-  return file >> value ? static_cast<std::size_t>(value) : std::numeric_limits<std::size_t>::max();
-}
-
-std::size_t meminfo(const std::string& field) {
-  std::ifstream file("/proc/meminfo");
-  std::string name;
-  unsigned long long kib = 0;
-  for (std::string unit; file >> name >> kib; std::getline(file, unit))
-    if (name == field) return static_cast<std::size_t>(kib) * 1024;
-  return 0;
-}
 
 double checked(double fraction, const char* from) {
   if (!(fraction > 0 && fraction <= 1))
@@ -47,18 +29,6 @@ double fraction_from_environment() {
 std::atomic<std::size_t> g_limit{0};  // 0: not computed yet
 
 }  // namespace
-
-HostMemory host_memory() {
-  HostMemory memory{meminfo("MemTotal:"), meminfo("MemAvailable:")};
-  // A memfd page beyond the cgroup's limit does not fail: it gets the process killed. So the limit counts.
-  const std::size_t cgroup = limit_in("/sys/fs/cgroup/memory.max");
-  if (cgroup < memory.total) {
-    const std::size_t used = std::min(limit_in("/sys/fs/cgroup/memory.current"), cgroup);
-    memory.total = cgroup;
-    memory.free = std::min(memory.free, cgroup - used);
-  }
-  return memory;
-}
 
 std::size_t memory_limit() {
   // relaxed: every thread computes the same number

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "shm/host_memory.h"
 
 namespace occl::shm {
 namespace {
@@ -119,6 +120,9 @@ bool Region::contains(const void* p, std::size_t bytes) const {
 void Region::commit(std::size_t offset, std::size_t bytes) {
   const std::size_t first = offset & ~(page_size() - 1);
   const std::size_t last = round_up_to_pages(offset + bytes);
+  // fallocate reserves the pages one by one, and would bring the out-of-memory killer before it fails.
+  if (const std::size_t free = host_memory().free; last - first > free)
+    fail(Errc::out_of_memory, "cannot reserve ", last - first, " bytes of shared memory: ", free, " are free");
   int rc = 0;
   do {
     rc = fallocate(fd(), 0, static_cast<off_t>(first), static_cast<off_t>(last - first));

@@ -164,6 +164,7 @@ TEST("silent and babbling clients do not keep others out") {
 TEST("a stopped process is given up at the deadline") {
   Child child;
   kill(child.pid(), SIGSTOP);
+  CHECK(waitpid(child.pid(), nullptr, WUNTRACED) == child.pid());  // it has really stopped
   CHECK(code_of([&] { Peer::connect(child.address, Deadline::after(std::chrono::milliseconds(100))); }) == Errc::timeout);
   kill(child.pid(), SIGCONT);
   CHECK(Peer::connect(child.address, Deadline::after(kPatience)) != nullptr);
