@@ -20,6 +20,7 @@ would with the fastest network ("with waiting").
 """
 
 import argparse
+import gc
 import hashlib
 import json
 import os
@@ -191,6 +192,10 @@ def main() -> None:
                 "parameter_hashes": hashes,
             }
             arguments.json.write_text(json.dumps(results, indent=1, default=str))
+    # Everything that holds the group goes first, so that its threads end here and not at the interpreter's exit:
+    # Gloo's may hold the last reference to a Python object, and would abort then.
+    del network
+    gc.collect()
     dist.destroy_process_group()
 
 

@@ -29,6 +29,8 @@ void bind_backend(py::module_& module) {
   // PyTorch has bound the base classes, but only once torch.distributed is loaded.
   py::module_::import("torch.distributed");
   install_interrupt_check();
+  py::module_::import("atexit").attr("register")(
+      py::cpp_function(&pg::stop_background, py::call_guard<py::gil_scoped_release>()));
 
   py::class_<ProcessGroupOCCL, c10::intrusive_ptr<ProcessGroupOCCL>, c10d::Backend> group(module, "ProcessGroupOCCL");
   py::class_<ProcessGroupOCCL::Options, c10::intrusive_ptr<ProcessGroupOCCL::Options>, c10d::Backend::Options>(

@@ -67,7 +67,9 @@ class Engine::Waiting {
 Engine::Engine(std::shared_ptr<shm::Endpoint> endpoint)
     : endpoint_(std::move(endpoint)), cores_(available_cores()) {}
 
-Engine::~Engine() {
+Engine::~Engine() { stop_background(); }
+
+void Engine::stop_background() {
   {
     std::lock_guard lock(background_mutex_);
     stop_ = true;
@@ -133,6 +135,7 @@ bool Engine::wait(Group& group, const Operation& op, Deadline deadline, const st
 void Engine::start_background() {
   if (!parked_.load(std::memory_order_seq_cst)) return;  // it looks at pending_ and waiters_ before it parks
   std::lock_guard lock(background_mutex_);
+  if (stop_) return;
   if (!background_.joinable()) background_ = std::thread([this] { run_background(); });
   background_work_.notify_all();
 }

@@ -38,6 +38,9 @@ class Engine {
   /// while there is nothing to do; what it throws is passed on, and the operation stays in flight.
   bool wait(Group& group, const Operation& op, Deadline deadline, const std::function<void()>& interrupted);
 
+  /// Ends the background thread for good: from now on only those who wait drive.
+  void stop_background();
+
   /// Wakes every thread of this process that sleeps in `wait`.
   void ring() const { endpoint_->bell().ring(); }
 

@@ -48,6 +48,10 @@ coll::Engine& engine() {
   return *made;
 }
 
+void stop_background() {
+  if (auto* made = the_engine.load(std::memory_order_acquire)) made->stop_background();  // pairs with engine()
+}
+
 int fork_generation() { return generation.load(std::memory_order_relaxed); }  // changes only in a new process
 
 void set_interrupt_check(std::function<void()> check) { the_interrupt_check = std::move(check); }
