@@ -99,17 +99,17 @@ class ZygoteClient:
 class Member:
     """One rank's process, its pipe and its output."""
 
-    def __init__(self, rank: int, pipe: socket.socket, log) -> None:
+    def __init__(self, rank: int, pipe: socket.socket) -> None:
         self.rank = rank
         self.pipe = Connection(pipe.detach())
-        self.log = log
+        self.log = os.memfd_create(f"output of rank {rank}")
         self.pid = 0
         self.pidfd = -1
         self.status: int | None = None
 
     def output(self) -> str:
-        size = os.fstat(self.log.fileno()).st_size
-        return os.pread(self.log.fileno(), 1 << 16, max(0, size - (1 << 16))).decode(errors="replace")
+        size = os.fstat(self.log).st_size
+        return os.pread(self.log, 1 << 16, max(0, size - (1 << 16))).decode(errors="replace")
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         """By descriptor: it cannot hit another process that has got the same number since."""
@@ -124,8 +124,10 @@ class Team:
         self.zygote = zygote
         self.size = size
         pairs = [socket.socketpair() for _ in range(size)]
-        self.members = [Member(i, ours, tempfile.TemporaryFile()) for i, (ours, _) in enumerate(pairs)]
-        fds = [fd for (_, theirs), m in zip(pairs, self.members, strict=True) for fd in (theirs.fileno(), m.log.fileno())]
+        self.members = [Member(i, ours) for i, (ours, _) in enumerate(pairs)]
+        fds = []
+        for member, (_, theirs) in zip(self.members, pairs, strict=True):
+            fds += [theirs.fileno(), member.log]
         for member, pid in zip(self.members, zygote.ask("fork", fds=tuple(fds)), strict=True):
             member.pid = pid
             member.pidfd = os.pidfd_open(pid)
@@ -135,7 +137,7 @@ class Team:
         self.heard: dict[int, list] = {}
         self.deadline = 0.0
 
-    def __enter__(self) -> Team:
+    def __enter__(self):
         return self
 
     def __exit__(self, *_) -> None:
@@ -270,6 +272,7 @@ class Team:
                 member.status = self.zygote.ask("reap", member.pid)
             if member.pidfd >= 0:
                 os.close(member.pidfd)
+                os.close(member.log)
                 member.pipe.close()
                 member.pidfd = -1
 

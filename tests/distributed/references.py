@@ -19,6 +19,16 @@ INTEGERS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uin
 REDUCIBLE = [*FLOATS, *COMPLEX, *INTEGERS, "bool"]
 MOVABLE = [*REDUCIBLE, "float8_e8m0fnu", "float4_e2m1fn_x2"]
 
+NAN_BITS = {
+    "float16": 0x7E00,
+    "bfloat16": 0x7FC0,
+    "float8_e4m3fn": 0x7F,
+    "float8_e5m2": 0x7F,
+    "float8_e4m3fnuz": 0x80,
+    "float8_e5m2fnuz": 0x80,
+}
+"""The one NaN that reductions produce."""
+
 PERIOD = 65521  # a prime: repetitions of the data fall on no boundary of an algorithm
 
 
@@ -79,15 +89,27 @@ def reduced(inputs: list[torch.Tensor], op: str) -> torch.Tensor:
     """The combination of all ranks' inputs, in rank order."""
     t = inputs[0].dtype
     with np.errstate(all="ignore"):
+        if inputs[0].numel() == 0:
+            return torch.empty(0, dtype=t)
         if t.is_complex:
-            reals = [torch.view_as_real(x) for x in inputs]
+            reals = [torch.view_as_real(x).reshape(-1) for x in inputs]
             if op != "PRODUCT":
-                return torch.view_as_complex(reduced(reals, op))
-            return torch.view_as_complex(torch.from_numpy(_canonical(_complex_product([r.numpy() for r in reals]))))
+                return reduced(reals, op).view(t)
+            product = _complex_product([r.reshape(-1, 2).numpy() for r in reals])
+            return torch.from_numpy(_canonical(product).reshape(-1)).view(t)
         if not t.is_floating_point:
             return torch.from_numpy(_reduced_integers([x.numpy() for x in inputs], op))
         widened = [(x if t.itemsize >= 4 else x.float()).numpy() for x in inputs]
-        return torch.from_numpy(_canonical(_reduced_floats(widened, op))).to(t)
+        result = _reduced_floats(widened, op)
+        return torch.from_numpy(_canonical(result)) if t.itemsize >= 4 else _narrowed(result, t)
+
+
+def _narrowed(values: np.ndarray, t: torch.dtype) -> torch.Tensor:
+    """PyTorch's rounding; but its NaNs have bits that depend on the instruction set."""
+    lies = {1: torch.uint8, 2: torch.int16}[t.itemsize]
+    result = torch.from_numpy(values).to(t)
+    nan = NAN_BITS[str(t).removeprefix("torch.")]
+    return torch.where(result.float().isnan(), torch.tensor(nan, dtype=lies), result.view(lies)).view(t)
 
 
 def _canonical(values: np.ndarray) -> np.ndarray:
@@ -134,7 +156,8 @@ def _reduced_integers(inputs: list[np.ndarray], op: str) -> np.ndarray:
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
     """All bytes of a contiguous tensor, on the CPU."""
-    return tensor.cpu().reshape(-1).view(torch.uint8)
+    flat = tensor.cpu().reshape(-1)
+    return flat.as_strided(flat.shape, (1,)).view(torch.uint8)  # the stride of one element may be any
 
 
 def assert_same_bits(actual: torch.Tensor, expected: torch.Tensor, *what) -> None:

@@ -67,11 +67,8 @@ class Zygote:
         self.control = control
         self.workers: set[int] = set()
         _prctl(PR_SET_CHILD_SUBREAPER, 1)  # what a killed rank leaves behind becomes a child of ours
-        import pytest  # noqa: F401
-        import torch.distributed.tensor  # noqa: F401
-        import torch.nn.parallel  # noqa: F401
-
-        import torch_occl._C  # noqa: F401
+        for name in ("pytest", "torch.distributed.tensor", "torch.nn.parallel", "torch_occl._C"):
+            importlib.import_module(name)
 
     def serve(self) -> None:
         while True:
@@ -81,7 +78,7 @@ class Zygote:
             name, *args = pickle.loads(request)
             try:
                 answer = getattr(self, name)(fds, *args)
-            except Exception:
+            except Exception:  # noqa: BLE001 whatever it is, the test shows it
                 answer = RuntimeError(f"in the zygote:\n{traceback.format_exc()}")
             self.control.send(pickle.dumps(answer))
         for pid in _children():
@@ -150,7 +147,7 @@ def _run(module: str, name: str, path: list[str], args: tuple, params: dict) -> 
         result = getattr(importlib.import_module(module), name)(*args, **params)
         message = ("returned", result)
         pickle.dumps(message)
-    except BaseException as error:  # a rank's KeyboardInterrupt or SystemExit is the test's business
+    except BaseException as error:  # noqa: BLE001 KeyboardInterrupt and SystemExit are the test's business too
         message = ("raised", f"{type(error).__name__}: {error}", traceback.format_exc())
     return message
 
