@@ -62,11 +62,12 @@ class ZygoteClient:
     def __init__(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         code = f"import sys; sys.path[:] = {sys.path!r}; from {worker.__name__} import main; main({theirs.fileno()})"
-        one_thread = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "MKL", "OPENBLAS")}
+        settings = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "MKL", "OPENBLAS")}
+        settings["PYTHONWARNINGS"] = "ignore::FutureWarning"  # PyTorch renames its functions
         self.process = subprocess.Popen(
             [sys.executable, "-c", code],
             pass_fds=[theirs.fileno()],
-            env=os.environ | one_thread,
+            env=os.environ | settings,
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is for pytest, which then closes the socket
         )
