@@ -27,6 +27,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 
 from . import worker
 
@@ -177,11 +178,24 @@ class Team:
                 self._fail(f"rank {rank} did not tell what the test waits for")
         return self.heard[rank].pop(0)
 
+    def wait_until_asleep(self, rank: int) -> None:
+        """Until the kernel says that the rank's main thread sleeps (in whatever its body calls next)."""
+        stat = Path(f"/proc/{self.members[rank].pid}/stat")
+        while stat.read_text().rpartition(")")[2].split()[0] != "S":
+            if time.monotonic() > self.deadline:
+                self._fail(f"rank {rank} does not sleep")
+
     def kill(self, rank: int, number: int = signal.SIGKILL) -> int:
         """Sends the signal; returns when, by the clock that all processes share (nanoseconds)."""
         when = time.monotonic_ns()
         self.members[rank].kill(number)
         return when
+
+    def wait_for(self, *ranks: int) -> None:
+        """Until these ranks' bodies have ended, one way or another."""
+        while late := [rank for rank in ranks if self.running[rank] is None]:
+            if not self._receive(self.deadline):
+                self._fail(f"ranks {late} did not finish")
 
     def finish(self) -> list[Outcome]:
         """Waits until every rank's body has ended somehow; fails the test if one does not."""
@@ -208,8 +222,7 @@ class Team:
         for member in self.members:
             if member.status is None:
                 waited_for[member.pipe] = waited_for[member.pidfd] = member
-        left = deadline - time.monotonic()
-        ready = wait(list(waited_for), timeout=max(left, 0.0))
+        ready = wait(list(waited_for), timeout=max(deadline - time.monotonic(), 0.0))
         for source in sorted(ready, key=lambda s: isinstance(s, int)):  # last words before deaths
             member = waited_for[source]
             if source == member.pidfd:
