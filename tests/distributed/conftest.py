@@ -1,0 +1,85 @@
+"""Fixtures of the distributed tests. Run ``-m full`` for the full matrix of operations, types and sizes."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+
+import pytest
+
+from .harness import Pool
+
+COMBINATIONS = pytest.StashKey[Counter]()
+LATENCIES = pytest.StashKey[list]()
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "full: the full product of the matrix, for minutes; run with -m full")
+    config.stash[COMBINATIONS] = Counter()
+    config.stash[LATENCIES] = []
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leaves the full matrix out (and pytest says how many) unless marks are chosen explicitly."""
+    if config.option.markexpr:
+        return
+    full = [item for item in items if item.get_closest_marker("full")]
+    config.hook.pytest_deselected(items=full)
+    items[:] = [item for item in items if item not in full]
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    combinations, latencies = config.stash[COMBINATIONS], config.stash[LATENCIES]
+    if combinations:
+        terminalreporter.section("combinations of operation, type, reduction, size and layout, all ranks compared")
+        for name, count in sorted(combinations.items()):
+            terminalreporter.write_line(f"{count:8}  {name}")
+        terminalreporter.write_line(f"{combinations.total():8}  in all")
+    if latencies:
+        terminalreporter.section("milliseconds from kill -9 to the exception, over survivors (not asserted)")
+        for name, values in latencies:
+            terminalreporter.write_line(f"{min(values):8.1f} .. {max(values):8.1f}  {name}")
+
+
+@pytest.fixture(scope="session")
+def _pool():
+    pool = Pool()
+    yield pool
+    strays = pool.strays()
+    pool.close()
+    assert not strays, f"tests left processes behind: {strays}"
+
+
+@pytest.fixture
+def pool(_pool) -> Pool:
+    """Ranks with a default group, shared with other tests."""
+    return _pool
+
+
+@pytest.fixture
+def fresh(_pool):
+    """``with fresh(n) as team``: processes of this test's own. Nothing of them may be left."""
+    before = sorted(os.listdir("/dev/shm"))
+    yield _pool.fresh
+    assert sorted(os.listdir("/dev/shm")) == before
+    assert _pool.strays() == []
+
+
+@pytest.fixture
+def count(request):
+    """Adds to the table of combinations at the end of the run."""
+
+    def add(name: str, number: int) -> None:
+        request.config.stash[COMBINATIONS][name] += number
+
+    return add
+
+
+@pytest.fixture
+def latency(request):
+    """Adds to the table of latencies at the end of the run."""
+
+    def add(name: str, milliseconds: list[float]) -> None:
+        request.config.stash[LATENCIES].append((name, milliseconds))
+
+    return add

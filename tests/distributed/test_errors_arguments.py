@@ -1,0 +1,226 @@
+"""Bad arguments raise before anything is sent: only one rank makes the mistake, and the group works on."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from .checks import assert_works, backend
+from .devices import DEVICES
+from .references import reduce_op, room
+
+
+class Calls:
+    """The operations of the backend, on a tensor each, so that one argument at a time can be made wrong."""
+
+    def __init__(self, n: int, device: str) -> None:
+        self.pg, self.n, self.device = backend(device), n, device
+
+    def tensors(self, count=4):
+        return [self.zeros(count) for _ in range(self.n)]
+
+    def zeros(self, *shape, dtype=torch.float32):
+        return torch.zeros(*shape, dtype=dtype, device=self.device)
+
+    @staticmethod
+    def options(kind, **fields):
+        opts = kind()
+        for name, value in fields.items():
+            setattr(opts, name, value)
+        return opts
+
+    def broadcast(self, t, **fields):
+        return self.pg.broadcast([t], self.options(dist.BroadcastOptions, **fields))
+
+    def all_reduce(self, t, **fields):
+        return self.pg.allreduce([t], self.options(dist.AllreduceOptions, **fields))
+
+    def reduce(self, t, **fields):
+        return self.pg.reduce([t], self.options(dist.ReduceOptions, **fields))
+
+    def all_gather(self, t, outputs=None):
+        return self.pg.allgather([self.tensors() if outputs is None else outputs], [t])
+
+    def all_gather_into_tensor(self, t, out=None):
+        return self.pg._allgather_base(self.zeros(4 * self.n) if out is None else out, t)
+
+    def gather(self, t, outputs=None, root=0):
+        opts = self.options(dist.GatherOptions, rootRank=root)
+        return self.pg.gather([self.tensors() if outputs is None else outputs], [t], opts)
+
+    def scatter(self, t, inputs=None, root=0):
+        opts = self.options(dist.ScatterOptions, rootRank=root)
+        return self.pg.scatter([t], [self.tensors() if inputs is None else inputs], opts)
+
+    def reduce_scatter(self, t, inputs=None, op=dist.ReduceOp.SUM):
+        opts = self.options(dist.ReduceScatterOptions, reduceOp=op)
+        return self.pg.reduce_scatter([t], [self.tensors() if inputs is None else inputs], opts)
+
+    def reduce_scatter_tensor(self, t, whole=None, op=dist.ReduceOp.SUM):
+        opts = self.options(dist.ReduceScatterOptions, reduceOp=op)
+        return self.pg._reduce_scatter_base(t, self.zeros(4 * self.n) if whole is None else whole, opts)
+
+    def all_to_all(self, t, outputs=None):
+        opts = dist.AllToAllOptions()
+        return self.pg.alltoall(self.tensors() if outputs is None else outputs, [t, *self.tensors()[1:]], opts)
+
+    def all_to_all_single(self, t, out=None, output_splits=(), input_splits=()):
+        out = self.zeros(4) if out is None else out
+        return self.pg.alltoall_base(out, t, list(output_splits), list(input_splits), dist.AllToAllOptions())
+
+
+ALL = [
+    "broadcast",
+    "all_reduce",
+    "reduce",
+    "all_gather",
+    "all_gather_into_tensor",
+    "gather",
+    "scatter",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "all_to_all",
+    "all_to_all_single",
+]
+REDUCING = ["all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"]
+LISTS = {"all_gather": "outputs", "gather": "outputs", "scatter": "inputs", "reduce_scatter": "inputs"}
+LISTS |= {"all_to_all": "outputs"}
+
+
+def refused(call, pattern, *args, **kwargs):
+    with pytest.raises(ValueError, match=pattern):
+        call(*args, **kwargs)
+
+
+def bad_tensor(calls, operation):
+    call = getattr(calls, operation)
+    refused(call, "invalid tensor layout: tensors must be contiguous", calls.zeros(8)[::2])
+    refused(call, "invalid tensor layout: tensors must be contiguous", calls.zeros(1).expand(4))
+    refused(call, "unsupported layout", torch.zeros(4).to_sparse())
+    refused(call, "unsupported device type meta", torch.zeros(4, device="meta"))
+    refused(call, "conjugate", torch.zeros(4, dtype=torch.complex64, device=calls.device).conj())
+    with pytest.raises((TypeError, ValueError)):
+        call(None)
+    with pytest.raises(TypeError):
+        call("no tensor")
+
+
+def bad_root(calls, operation):
+    call = getattr(calls, operation)
+    name = "rootRank" if operation in ("broadcast", "reduce") else "root"
+    for root in (-1, calls.n, 1 << 20):
+        refused(call, f"invalid root rank: {root}", calls.zeros(4), **{name: root})
+    if name == "rootRank":
+        refused(call, "invalid root tensor: 1", calls.zeros(4), rootTensor=1)
+
+
+def bad_reduction(calls, operation):
+    call = getattr(calls, operation)
+    name = "reduceOp" if operation in ("all_reduce", "reduce") else "op"
+    pairs = [("BAND", "float32"), ("BXOR", "bfloat16"), ("AVG", "bool"), ("MIN", "complex64"), ("MAX", "complex128")]
+    pairs += [("SUM", "float8_e8m0fnu"), ("MAX", "float4_e2m1fn_x2"), ("BOR", "complex64"), ("PREMUL_SUM", "int32")]
+    for op, dtype in pairs:
+        whole = room(dtype, 4 * calls.n, calls.device)
+        parts = [whole[4 * i : 4 * i + 4] for i in range(calls.n)]
+        other = {"reduce_scatter": {"inputs": parts}, "reduce_scatter_tensor": {"whole": whole}}.get(operation, {})
+        refused(call, f"{op} has no meaning for", room(dtype, 4, calls.device), **{name: reduce_op(op, 0)}, **other)
+
+
+def bad_list(calls, operation):
+    call, name, good = getattr(calls, operation), LISTS[operation], calls.tensors
+    wrong_number = f"expected one tensor for each of the {calls.n} ranks, got {calls.n - 1}"
+    refused(call, wrong_number, calls.zeros(4), **{name: good()[1:]})
+    refused(call, "invalid output tensor list", calls.zeros(4), **{name: [*good(), calls.zeros(4)]})
+    wrong = {
+        "invalid tensor type": calls.zeros(4, dtype=torch.int32),
+        "tensors must be contiguous": calls.zeros(8)[::2],
+        "unsupported layout": torch.zeros(4).to_sparse(),
+        "unsupported device type": torch.zeros(4, device="meta"),
+    }
+    if operation in ("gather", "scatter"):
+        wrong["invalid tensor size"] = calls.zeros(5)
+    if len(DEVICES) > 1:
+        other = DEVICES[DEVICES[0] == calls.device]
+        wrong["tensors on different devices"] = torch.zeros(4, device=other)
+    for pattern, tensor in wrong.items():
+        refused(call, pattern, calls.zeros(4), **{name: [*good()[1:], tensor]})
+
+
+def bad_size(calls, operation):
+    call, n = getattr(calls, operation), calls.n
+    if operation == "all_gather_into_tensor":
+        refused(call, "output tensor size must be equal to world_size", calls.zeros(4), out=calls.zeros(4 * n + 1))
+        refused(call, "invalid tensor type", calls.zeros(4), out=calls.zeros(4 * n, dtype=torch.int32))
+        whole = calls.zeros(4 * n)
+        refused(call, "overlap", whole[1:5], out=whole)
+    elif operation == "reduce_scatter_tensor":
+        refused(call, "input tensor must be the same size as output size", calls.zeros(4), whole=calls.zeros(4 * n + 1))
+        refused(call, "invalid tensor type", calls.zeros(4), whole=calls.zeros(4 * n, dtype=torch.int32))
+        whole = calls.zeros(4 * n)
+        refused(call, "overlap", whole[1:5], whole=whole)
+    elif operation in ("all_gather", "reduce_scatter"):
+        refused(call, "invalid tensor size", calls.zeros(5))
+    else:
+        t = calls.zeros(2 * n)
+        refused(call, "same number of elements", t, out=calls.zeros(4 * n))
+        refused(call, "divisible by world_size", calls.zeros(2 * n + 1), out=calls.zeros(2 * n + 1))
+        refused(call, "number of input splits .1. must be the world size", t, out=t.clone(), input_splits=[2 * n])
+        refused(call, "number of output splits .1. must be", t, out=t.clone(), output_splits=[2 * n])
+        refused(call, "do not add up", t, out=t.clone(), input_splits=[3] * n)
+        refused(call, "do not add up", t, out=t.clone(), input_splits=[-1, *[0] * (n - 2), 2 * n + 1])
+        refused(call, "overlap", t, out=t)
+
+
+def one_rank_errs(rank, n, device, *, mistake, operation):
+    if rank == 0:  # the root, where there is one
+        globals()[mistake](Calls(n, device), operation)
+    assert_works(device)
+
+
+def lists_of_tensors(rank, n, device):
+    """The backend's own lists, around the tensors."""
+    pg, t = backend(device), torch.zeros(4, device=device)
+    for call in (pg.broadcast, pg.allreduce, pg.reduce):
+        refused(call, "non-empty tensor list", [])
+        refused(call, "must have one tensor, got 2", [t, t.clone()])
+    refused(pg.allgather, "one list of tensors, got 0", [], [t])
+    refused(pg.gather, "non-empty tensor list", [[t] * n], [])
+    if rank != 0:
+        refused(pg.gather, "requires empty output on non-root", [[t.clone() for _ in range(n)]], [t])
+        refused(pg.scatter, "requires empty input on non-root", [t], [[t.clone() for _ in range(n)]])
+    refused(pg.alltoall, "non-empty tensor list", [], [])
+    assert_works(device)
+
+
+def python_level(rank, n, device):
+    """What torch.distributed's own functions find out."""
+    t = torch.zeros(4, device=device)
+    for call in (dist.broadcast, dist.reduce, dist.scatter, dist.gather, dist.send):
+        with pytest.raises((ValueError, RuntimeError)):
+            call(t, **{"src" if call in (dist.broadcast, dist.scatter) else "dst": n})
+    with pytest.raises(TypeError):
+        dist.all_reduce([t])
+    with pytest.raises(ValueError):
+        dist.all_reduce(torch.zeros(4, dtype=torch.complex64, device=device), dist.ReduceOp.MAX)
+    assert_works(device)
+
+
+ROWS = [("bad_tensor", operation) for operation in ALL]
+ROWS += [("bad_root", operation) for operation in ("broadcast", "reduce", "gather", "scatter")]
+ROWS += [("bad_reduction", operation) for operation in REDUCING]
+ROWS += [("bad_list", operation) for operation in LISTS]
+SIZED = ("all_gather_into_tensor", "reduce_scatter_tensor", "all_gather", "reduce_scatter", "all_to_all_single")
+ROWS += [("bad_size", operation) for operation in SIZED]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("mistake", "operation"), ROWS)
+def test_a_mistake_raises_and_the_group_works_on(pool, mistake, operation, device):
+    pool.run(one_rank_errs, 3, device, mistake=mistake, operation=operation)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("body", [lists_of_tensors, python_level])
+def test_mistakes_around_the_tensors_raise_and_the_group_works_on(pool, body, device):
+    pool.run(body, 3, device)

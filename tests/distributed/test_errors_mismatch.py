@@ -1,0 +1,176 @@
+"""Ranks that do not call the same: an error on every rank, which names both sides, and the group works on."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from .checks import assert_works, backend
+from .devices import DEVICES
+
+SUM, MAX = dist.ReduceOp.SUM, dist.ReduceOp.MAX
+
+
+def zeros(device, count, dtype=torch.float32):
+    return torch.zeros(count, dtype=dtype, device=device)
+
+
+def call(name, device, count=4, dtype=torch.float32, op=SUM, root=0):
+    """One collective, and how errors name it."""
+    n, t = dist.get_world_size(), zeros(device, count, dtype)
+    many = [t.clone() for _ in range(n)]
+    lists = many if dist.get_rank() == root else None
+    flat = zeros(device, count * n, dtype)
+    calls = {
+        "broadcast": lambda: dist.broadcast(t, root),
+        "all_reduce": lambda: dist.all_reduce(t, op),
+        "reduce": lambda: dist.reduce(t, root, op),
+        "all_gather": lambda: dist.all_gather(many, t),
+        "gather": lambda: dist.gather(t, lists, root),
+        "scatter": lambda: dist.scatter(t, lists, root),
+        "reduce_scatter": lambda: dist.reduce_scatter_tensor(t, flat, op),
+        "all_to_all": lambda: dist.all_to_all_single(flat.clone(), flat),
+        "barrier": dist.barrier,
+    }
+    calls[name]()
+
+
+def description(name, count=4, dtype=torch.float32, op=SUM, root=0):
+    if name == "barrier":
+        return "barrier()"
+    text = f"{name}({str(dtype).removeprefix('torch.')}[{count}]"
+    if name in ("all_reduce", "reduce", "reduce_scatter"):
+        text += ", MAX" if op == MAX else ", SUM"
+    if name in ("broadcast", "scatter"):
+        text += f", src={root}"
+    if name in ("reduce", "gather"):
+        text += f", dst={root}"
+    return text + ")"
+
+
+def differ(rank, n, device, *, odd_one, usual, odd):
+    """The odd rank calls `odd` where the others call `usual`."""
+    mine, theirs = (odd, usual) if rank == odd_one else (usual, odd)
+    other = (0 if odd_one != 0 else 1) if rank == odd_one else odd_one
+    assert_works(device)
+    number = backend(device)._get_sequence_number_for_group() + 1
+    with pytest.raises(dist.DistBackendError) as caught:
+        call(mine[0], device, **mine[1])
+    text = str(caught.value)
+    expected = (
+        f"rank {other} called {description(theirs[0], **theirs[1])} where rank {rank} called "
+        f"{description(mine[0], **mine[1])} as operation #{number} of group "
+    )
+    assert expected in text, f"{text}\n  is not\n{expected}"
+    assert_works(device)
+
+
+def differ_in_flight(rank, n, device):
+    """Of ten operations in flight the fifth does not fit: the others do their job."""
+    tensors = [torch.ones(1 + (rank == 1 and i == 5), device=device) for i in range(10)]
+    works = [dist.all_reduce(t, async_op=True) for t in tensors]
+    for i, (work, t) in enumerate(zip(works, tensors, strict=True)):
+        if i == 5:
+            with pytest.raises(dist.DistBackendError, match=re.escape("all_reduce(float32[2], SUM)")):
+                work.wait()
+        else:
+            work.wait()
+            assert (t == n).all()
+    assert_works(device)
+
+
+def error_then_next(rank, n, device):
+    """One rank's arguments are bad; it goes on to what comes next, and the others learn of it."""
+    t = torch.zeros(4, device=device)
+    if rank == 0:
+        with pytest.raises(ValueError, match="contiguous"):
+            dist.all_reduce(torch.zeros(8, device=device)[::2])
+    else:
+        with pytest.raises(dist.DistBackendError, match=re.escape("rank 0 called barrier()")):
+            dist.all_reduce(t)
+    if rank == 0:
+        with pytest.raises(dist.DistBackendError, match=re.escape("called all_reduce(float32[4], SUM)")):
+            dist.barrier()
+    assert_works(device)
+
+
+def uneven_lists_differ(rank, n, device):
+    """all_gather and reduce_scatter of lists: rank 1 believes in other sizes."""
+    counts = [3, 4, 5] if rank != 1 else [3, 4, 6]
+    outputs = [zeros(device, k) for k in counts]
+    with pytest.raises(dist.DistBackendError, match=re.escape("all_gather(float32[uneven])")):
+        dist.all_gather(outputs, zeros(device, counts[rank]))
+    with pytest.raises(dist.DistBackendError, match=re.escape("reduce_scatter(float32[uneven], SUM)")):
+        dist.reduce_scatter(zeros(device, counts[rank]), outputs)
+    assert_works(device)
+
+
+def splits_differ(rank, n, device):
+    """Rank 0 sends rank 1 more than it expects: nobody gets wrong data, nobody hangs."""
+    received = [2] * n
+    sent = [2] * n
+    if rank == 0:
+        sent[1] = 3
+    with pytest.raises(dist.DistBackendError) as caught:
+        dist.all_to_all_single(zeros(device, sum(received)), zeros(device, sum(sent)), received, sent)
+    assert "rank 0 sends 3 elements to rank 1, which expects 2" in str(caught.value)
+
+
+def splits_written_down_or_not(rank, n, device):
+    """Equal splits are the same collective, whether a rank writes them down or leaves them out."""
+    t = torch.full((2 * n,), rank, dtype=torch.float32, device=device)
+    out = torch.empty_like(t)
+    splits = [2] * n if rank == 0 else None
+    dist.all_to_all_single(out, t, splits, splits)
+    assert out.tolist() == [r for r in range(n) for _ in range(2)]
+
+
+USUAL = ("all_reduce", {})
+ROWS = [
+    (USUAL, ("broadcast", {})),
+    (USUAL, ("barrier", {})),
+    (USUAL, ("reduce_scatter", {})),
+    (USUAL, ("all_reduce", {"dtype": torch.int32})),
+    (USUAL, ("all_reduce", {"dtype": torch.bfloat16, "count": 8})),
+    (USUAL, ("all_reduce", {"count": 5})),
+    (USUAL, ("all_reduce", {"count": 0})),
+    (USUAL, ("all_reduce", {"count": 5000})),
+    (USUAL, ("all_reduce", {"count": 500_000})),
+    (USUAL, ("all_reduce", {"op": MAX})),
+    (("broadcast", {}), ("broadcast", {"root": 1})),
+    (("broadcast", {}), ("scatter", {})),
+    (("reduce", {}), ("reduce", {"root": 1})),
+    (("reduce", {"count": 200_000}), ("reduce", {"count": 200_000, "op": MAX})),
+    (("gather", {}), ("gather", {"root": 1})),
+    (("gather", {}), ("gather", {"dtype": torch.int32})),
+    (("scatter", {}), ("scatter", {"root": 1})),
+    (("all_gather", {}), ("all_gather", {"count": 3})),
+    (("all_gather", {"count": 200_000}), ("all_gather", {"count": 3})),
+    (("reduce_scatter", {"count": 100_000}), ("reduce_scatter", {"count": 100_000, "dtype": torch.int32})),
+    (("all_to_all", {}), ("all_gather", {})),
+    (("all_to_all", {}), ("all_to_all", {"count": 8})),
+    (("all_to_all", {"count": 100_000}), ("all_to_all", {"count": 100_001})),
+    (("barrier", {}), ("all_to_all", {"count": 70_000})),
+]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("world_size", "odd_one"), [(2, 0), (2, 1), (3, 0), (3, 2), (8, 5)])
+@pytest.mark.parametrize(("usual", "odd"), ROWS, ids=lambda row: description(row[0], **row[1]))
+def test_every_rank_raises_and_names_both_sides(pool, usual, odd, world_size, odd_one, device):
+    pool.run(differ, world_size, device, odd_one=odd_one, usual=usual, odd=odd)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("body", [differ_in_flight, error_then_next, uneven_lists_differ, splits_written_down_or_not])
+def test_the_group_works_on_after_a_mismatch(pool, body, device):
+    pool.run(body, 3, device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_splits_that_do_not_fit_end_the_group_on_every_rank(fresh, device):
+    with fresh(3) as team:
+        team.join().run(splits_differ, device)

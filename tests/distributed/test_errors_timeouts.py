@@ -1,0 +1,147 @@
+"""Deadlines: the error names who is missing and comes no earlier than asked; nothing waits for ever."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from .checks import assert_works, backend
+from .devices import DEVICES
+from .worker import join, listen, tell
+
+TIMEOUT = 0.6
+
+
+def late_ranks(rank, n, device, *, count, late):
+    """The late ones do not come to the second all_reduce until the others have given up."""
+    assert_works(device)
+    t = torch.ones(count, device=device)
+    if rank in late:
+        listen()
+        with pytest.raises(dist.DistBackendError, match="Timed out"):
+            while True:  # the others may have done their part of the first
+                dist.all_reduce(t)
+        return None
+    begin = time.monotonic()
+    with pytest.raises(dist.DistBackendError) as caught:
+        dist.all_reduce(t)
+    with pytest.raises(dist.DistBackendError):
+        dist.barrier()  # the group has ended
+    return str(caught.value), time.monotonic() - begin
+
+
+def lonely_receive(rank, n, device):
+    if rank == 0:
+        begin = time.monotonic()
+        with pytest.raises(dist.DistBackendError, match=r"(?s)Timed out in recv\(float32\[4\], src=1, tag=5\)"):
+            dist.recv(torch.zeros(4, device=device), 1, tag=5)
+        assert time.monotonic() - begin >= TIMEOUT
+    else:
+        listen()
+
+
+def impatient_wait(rank, n, device):
+    """wait(timeout) gives up waiting; the operation itself goes on, and so does the group."""
+    t = torch.ones(1000, device=device)
+    if rank == 0:
+        work = dist.all_reduce(t, async_op=True)
+        begin = time.monotonic()
+        with pytest.raises(dist.DistBackendError, match="Timed out waiting 50ms"):
+            work.wait(timedelta(milliseconds=50))
+        assert time.monotonic() - begin >= 0.05
+        assert not work.is_completed()
+        tell("gave up")
+        work.wait()
+        assert work.is_completed()
+    else:
+        if rank == 1:
+            listen()
+        dist.all_reduce(t)
+    assert (t == n).all()
+    assert_works(device)
+
+
+def own_timeout(rank, n, device):
+    """A call's own timeout counts, not the group's."""
+    opts = dist.AllreduceOptions()
+    opts.timeout = timedelta(milliseconds=200)
+    t = torch.ones(4, device=device)
+    if rank == 0:
+        begin = time.monotonic()
+        with pytest.raises(dist.DistBackendError, match="Timed out"):
+            backend(device).allreduce([t], opts).wait()
+        assert 0.2 <= time.monotonic() - begin
+    else:
+        listen()
+
+
+def missing_member(rank, n, device, *, store, missing):
+    if rank in missing:
+        return None
+    begin = time.monotonic()
+    with pytest.raises(dist.DistBackendError) as caught:
+        join(rank, n, device, store=store, timeout=TIMEOUT)
+    return str(caught.value), time.monotonic() - begin
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("count", [1, 1000, 1_000_000])
+@pytest.mark.parametrize("late", [[2], [0], [0, 2]])
+def test_a_timeout_names_the_ranks_that_have_not_come_and_what_they_did_last(fresh, late, count, device):
+    with fresh(3) as team:
+        team.join(timeout=TIMEOUT).start(late_ranks, device, count=count, late=late)
+        in_time = [rank for rank in range(3) if rank not in late]
+        team.wait_for(*in_time)
+        for rank in late:
+            team.say(rank, "go on")
+        outcomes = team.finish()
+        assert not any(outcome.failed for outcome in outcomes), outcomes
+        texts = [outcomes[rank].result[0] for rank in in_time]
+        assert all(outcomes[rank].result[1] >= TIMEOUT for rank in in_time[:1]), outcomes
+        assert any(f"Timed out in all_reduce(float32[{count}], SUM)" in text for text in texts), texts
+        for text in texts:
+            for rank in late:
+                assert f"rank {rank} (pid {team.pids[rank]}" in text, text
+        first = next(text for text in texts if text.startswith("Timed out"))
+        assert first.count("has not arrived, its last operation was all_gather(int64[3]) #4") == len(late), first
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_receive_that_nobody_answers_times_out(fresh, device):
+    with fresh(2) as team:
+        team.join(timeout=TIMEOUT).start(lonely_receive, device)
+        team.wait_for(0)
+        team.say(1, "go on")
+        assert not any(outcome.failed for outcome in team.finish()), team.running
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_wait_with_a_timeout_leaves_the_operation_in_flight(fresh, device):
+    with fresh(3) as team:
+        team.join().start(impatient_wait, device)
+        assert team.hear(0) == "gave up"
+        team.say(1, "go on")
+        assert not any(outcome.failed for outcome in team.finish()), team.running
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_call_may_have_a_timeout_of_its_own(fresh, device):
+    with fresh(2) as team:
+        team.join().start(own_timeout, device)
+        team.wait_for(0)
+        team.say(1, "go on")
+        assert not any(outcome.failed for outcome in team.finish()), team.running
+
+
+@pytest.mark.parametrize("missing", [[0], [3], [1, 2]])
+def test_a_group_whose_members_do_not_come_names_them(fresh, missing):
+    with fresh(4) as team:
+        results = team.run(missing_member, store=team.zygote.new_file(), missing=missing)
+        for result in results:
+            if result:
+                assert f"waiting for rank(s) {', '.join(map(str, missing))} of 4" in result[0]
+                assert result[1] >= TIMEOUT

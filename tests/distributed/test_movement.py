@@ -1,0 +1,220 @@
+"""Collectives that move data: every type that there is, to the bit."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from . import matrix
+from .devices import DEVICES
+from .references import assert_guards, assert_same_bits, contribution, place, room
+
+KINDS = ["broadcast", "all_gather", "all_gather_into_tensor", "gather", "scatter", "all_to_all", "all_to_all_single"]
+
+
+def split(whole, counts):
+    """Blocks of these sizes, empty ones too."""
+    ends = [sum(counts[: i + 1]) for i in range(len(counts))]
+    return [whole[end - n : end] for end, n in zip(ends, counts, strict=True)]
+
+
+def placed_blocks(dtype, rank, counts, device, offset):
+    return [place(block, device, offset) for block in split(contribution(dtype, rank, sum(counts)), counts)]
+
+
+def rooms(dtype, counts, device, offset):
+    return [room(dtype, n, device, offset) for n in counts]
+
+
+def assert_blocks(outputs, expected, *what):
+    for out, block in zip(outputs, expected, strict=True):
+        assert_same_bits(out.cpu(), block, *what)
+        assert_guards(out)
+
+
+def broadcast(rank, n, device, case):
+    t = place(contribution(case.dtype, rank, case.count), device, case.offset)
+    dist.broadcast(t, case.root)
+    assert_blocks([t], [contribution(case.dtype, case.root, case.count)], case)
+
+
+def all_gather(rank, n, device, case):
+    outputs = rooms(case.dtype, [case.count] * n, device, case.offset)
+    dist.all_gather(outputs, place(contribution(case.dtype, rank, case.count), device, case.offset))
+    assert_blocks(outputs, [contribution(case.dtype, r, case.count) for r in range(n)], case)
+
+
+def all_gather_into_tensor(rank, n, device, case):
+    out = room(case.dtype, case.count * n, device, case.offset)
+    dist.all_gather_into_tensor(out, place(contribution(case.dtype, rank, case.count), device, case.offset))
+    assert_guards(out)
+    for r, block in enumerate(split(out.cpu(), [case.count] * n)):
+        assert_same_bits(block, contribution(case.dtype, r, case.count), case)
+
+
+def gather(rank, n, device, case):
+    outputs = rooms(case.dtype, [case.count] * n, device, case.offset) if rank == case.root else None
+    dist.gather(place(contribution(case.dtype, rank, case.count), device, case.offset), outputs, case.root)
+    if outputs:
+        assert_blocks(outputs, [contribution(case.dtype, r, case.count) for r in range(n)], case)
+
+
+def scatter(rank, n, device, case):
+    counts = [case.count] * n
+    inputs = placed_blocks(case.dtype, case.root, counts, device, case.offset) if rank == case.root else None
+    out = room(case.dtype, case.count, device, case.offset)
+    dist.scatter(out, inputs, case.root)
+    assert_blocks([out], [split(contribution(case.dtype, case.root, case.count * n), counts)[rank]], case)
+
+
+def all_to_all(rank, n, device, case):
+    counts = [case.count] * n
+    outputs = rooms(case.dtype, counts, device, case.offset)
+    dist.all_to_all(outputs, placed_blocks(case.dtype, rank, counts, device, case.offset))
+    expected = [split(contribution(case.dtype, r, case.count * n), counts)[rank] for r in range(n)]
+    assert_blocks(outputs, expected, case)
+
+
+def all_to_all_single(rank, n, device, case):
+    counts = [case.count] * n
+    out = room(case.dtype, case.count * n, device, case.offset)
+    dist.all_to_all_single(out, place(contribution(case.dtype, rank, case.count * n), device, case.offset))
+    assert_guards(out)
+    for r, block in enumerate(split(out.cpu(), counts)):
+        assert_same_bits(block, split(contribution(case.dtype, r, case.count * n), counts)[rank], case)
+
+
+def run_cases(rank, world_size, device, *, kind, cases):
+    for case in cases:
+        globals()[kind](rank, world_size, device, case)
+
+
+def counts_of(rank, n, step):
+    """Elements that a rank sends to each: 0 here and there, and nothing is symmetric."""
+    return [(rank * 3 + to * 5) % 7 * step for to in range(n)]
+
+
+def uneven_all_gather(rank, n, device, *, step):
+    counts = [(r * 2 + 1) % 5 * step for r in range(n)]
+    for dtype in ("float32", "uint8", "complex128"):
+        outputs = rooms(dtype, counts, device, 1)
+        dist.all_gather(outputs, place(contribution(dtype, rank, counts[rank]), device, 3))
+        assert_blocks(outputs, [contribution(dtype, r, counts[r]) for r in range(n)], dtype, counts)
+
+
+def uneven_all_to_all(rank, n, device, *, step):
+    sent = [counts_of(r, n, step) for r in range(n)]
+    received = [sent[r][rank] for r in range(n)]
+    for dtype in ("float32", "int8", "complex64"):
+        outputs = rooms(dtype, received, device, 1)
+        dist.all_to_all(outputs, placed_blocks(dtype, rank, sent[rank], device, 3))
+        expected = [split(contribution(dtype, r, sum(sent[r])), sent[r])[rank] for r in range(n)]
+        assert_blocks(outputs, expected, dtype, sent)
+
+
+def uneven_all_to_all_single(rank, n, device, *, step):
+    """Rows of three elements; splits count rows."""
+    sent = [counts_of(r, n, step) for r in range(n)]
+    received = [sent[r][rank] for r in range(n)]
+    for dtype in ("float32", "int16", "float64"):
+        out = room(dtype, sum(received) * 3, device, 1)
+        rows = place(contribution(dtype, rank, sum(sent[rank]) * 3), device, 3)
+        dist.all_to_all_single(out.view(-1, 3), rows.view(-1, 3), received, sent[rank])
+        assert_guards(out)
+        for r, block in enumerate(split(out.cpu(), [k * 3 for k in received])):
+            in_rows = [k * 3 for k in sent[r]]
+            assert_same_bits(block, split(contribution(dtype, r, sum(in_rows)), in_rows)[rank], dtype, sent)
+
+
+def splits_on_one_side(rank, n, device):
+    """Equal splits need not be written down, on either side or both."""
+    for splits in ([None, [2] * n], [[2] * n, None], [[2] * n, [2] * n], [None, None]):
+        out = room("int32", 2 * n, device)
+        dist.all_to_all_single(out, place(contribution("int32", rank, 2 * n), device), *splits)
+        for r, block in enumerate(split(out.cpu(), [2] * n)):
+            assert_same_bits(block, split(contribution("int32", r, 2 * n), [2] * n)[rank])
+
+
+def all_splits_empty(rank, n, device):
+    empty = torch.empty(0, 4, device=device)
+    dist.all_to_all_single(empty.clone(), empty, [0] * n, [0] * n)
+    dist.all_to_all([torch.empty(0, device=device) for _ in range(n)], [torch.empty(0, device=device) for _ in range(n)])
+
+
+def other_orders_of_memory(rank, n, device):
+    """A transposed matrix has no gaps: its bytes are reduced, and moved, as they lie."""
+    mine = contribution("float32", rank, 35).nan_to_num()
+    t = place(mine, device).view(5, 7).t()
+    dist.all_reduce(t, dist.ReduceOp.MAX)
+    assert_same_bits(t.t().reshape(-1).cpu(), torch.stack([contribution("float32", r, 35).nan_to_num() for r in range(n)]).amax(0))
+    t = place(mine, device).view(5, 7).t()
+    dist.broadcast(t, n - 1)
+    assert_same_bits(t.t().reshape(-1).cpu(), contribution("float32", n - 1, 35).nan_to_num())
+
+
+def in_place(rank, n, device):
+    """Input and output of the flat operations may share the rank's own block."""
+    for count in (3, 5000, 200001):
+        out = room("float32", count * n, device)
+        mine = split(out, [count] * n)[rank]
+        mine.copy_(contribution("float32", rank, count))
+        dist.all_gather_into_tensor(out, mine)
+        for r, block in enumerate(split(out.cpu(), [count] * n)):
+            assert_same_bits(block, contribution("float32", r, count))
+        whole = place(contribution("int32", rank, count * n), device)
+        mine = split(whole, [count] * n)[rank]
+        dist.reduce_scatter_tensor(mine, whole)
+        parts = [split(contribution("int32", r, count * n), [count] * n)[rank] for r in range(n)]
+        assert_same_bits(mine.cpu(), torch.stack(parts).sum(0, dtype=torch.int32))
+
+
+def barriers(rank, n, device, *, times):
+    log = []
+    for _ in range(times):
+        before = time.monotonic_ns()
+        dist.barrier()
+        log.append((before, time.monotonic_ns()))
+    return log
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("world_size", matrix.WORLD_SIZES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_data_arrives_as_it_was(pool, count, kind, world_size, device):
+    cases = matrix.movements(kind, world_size)
+    pool.run(run_cases, world_size, device, limit=120, kind=kind, cases=cases)
+    count(f"{kind} on {device}", len(cases))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("world_size", matrix.WORLD_SIZES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_data_arrives_as_it_was_in_every_combination(pool, count, kind, world_size, device):
+    cases = matrix.movements(kind, world_size, full=True)
+    pool.run(run_cases, world_size, device, limit=600, kind=kind, cases=cases)
+    count(f"{kind} on {device}", len(cases))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("world_size", matrix.WORLD_SIZES)
+@pytest.mark.parametrize("step", [1, 4001, 40009])
+@pytest.mark.parametrize("body", [uneven_all_gather, uneven_all_to_all, uneven_all_to_all_single])
+def test_blocks_may_differ_in_size(pool, body, step, world_size, device):
+    pool.run(body, world_size, device, step=step)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("world_size", matrix.WORLD_SIZES)
+@pytest.mark.parametrize("body", [splits_on_one_side, all_splits_empty, other_orders_of_memory, in_place])
+def test_special_arguments(pool, body, world_size, device):
+    pool.run(body, world_size, device)
+
+
+@pytest.mark.parametrize("world_size", matrix.WORLD_SIZES)
+def test_nobody_leaves_a_barrier_before_everybody_has_come(pool, world_size):
+    for entries in zip(*pool.run(barriers, world_size, times=50), strict=True):
+        assert max(before for before, _ in entries) <= min(after for _, after in entries)

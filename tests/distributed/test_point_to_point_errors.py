@@ -1,0 +1,96 @@
+"""Messages that do not fit are errors on the receiver, and on the sender where it still waits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from .devices import DEVICES
+
+SMALL, LARGE = 10, 100_000
+
+
+def still_works(rank, device):
+    t = torch.ones(1000, device=device)
+    dist.all_reduce(t)
+    assert (t == dist.get_world_size()).all()
+    out = torch.zeros(50000, device=device)
+    works = [dist.isend(torch.full_like(out, rank), 1 - rank), dist.irecv(out, 1 - rank)]
+    for work in works:
+        work.wait()
+    assert (out == 1 - rank).all()
+
+
+def mismatch(rank, n, device, *, sent, received, posted_first):
+    """Rank 0 sends `sent` (count, dtype) where rank 1 expects `received`."""
+    order = {"send": (0, 1), "recv": (1, 0)}[posted_first]
+    for turn in order:
+        if rank != turn:
+            dist.barrier()
+            continue
+        count, dtype = sent if rank == 0 else received
+        t = torch.zeros(count, dtype=getattr(torch, dtype), device=device)
+        work = dist.isend(t, 1, tag=3) if rank == 0 else dist.irecv(t, 0, tag=3)
+        dist.barrier()
+    if rank == 1:
+        with pytest.raises(dist.DistBackendError) as caught:
+            work.wait()
+        text = str(caught.value)
+        assert f"rank 0 sent {sent[1]}[{sent[0]}] with tag 3" in text
+        assert f"rank 1 called recv({received[1]}[{received[0]}], src=0, tag=3)" in text
+    elif sent[0] == LARGE:
+        with pytest.raises(dist.DistBackendError, match="rank 1") as caught:
+            work.wait()
+        assert f"send({sent[1]}[{sent[0]}], dst=1, tag=3)" in str(caught.value)
+    else:
+        work.wait()  # it left before anybody could know
+    still_works(rank, device)
+
+
+def bad_transfer(rank, n, device):
+    pg = dist.group.WORLD._get_backend(torch.device(device))
+    t = torch.zeros(4, device=device)
+    for call in (pg.send, pg.recv):
+        for peer in (-1, n, -7):
+            if call == pg.recv and peer == -1:
+                continue
+            with pytest.raises(ValueError, match=f"invalid rank {peer}"):
+                call([t], peer, 0)
+        with pytest.raises(ValueError, match="tag"):
+            call([t], 0, -3)
+        with pytest.raises(ValueError, match="non-empty"):
+            call([], 0, 0)
+        with pytest.raises(ValueError, match="one tensor"):
+            call([t, t], 0, 0)
+        with pytest.raises(ValueError, match="contiguous"):
+            call([torch.zeros(8, device=device)[::2]], 0, 0)
+        with pytest.raises(ValueError, match="unsupported device type"):
+            call([torch.zeros(4, device="meta")], 0, 0)
+    with pytest.raises(ValueError, match="sparse|layout"):
+        pg.send([torch.zeros(4, 4).to_sparse()], 0, 0)
+    still_works(rank, device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("posted_first", ["send", "recv"])
+@pytest.mark.parametrize(
+    ("sent", "received"),
+    [
+        ((SMALL, "float32"), (SMALL + 1, "float32")),
+        ((SMALL, "float32"), (SMALL - 1, "float32")),
+        ((SMALL, "float32"), (SMALL, "int32")),
+        ((SMALL, "float32"), (LARGE, "float32")),
+        ((LARGE, "float32"), (LARGE + 1, "float32")),
+        ((LARGE, "float32"), (LARGE - 1, "float32")),
+        ((LARGE, "float32"), (LARGE, "int32")),
+        ((LARGE, "float32"), (SMALL, "float32")),
+    ],
+)
+def test_a_message_that_does_not_fit_its_receive_is_an_error(pool, sent, received, posted_first, device):
+    pool.run(mismatch, 2, device, sent=sent, received=received, posted_first=posted_first)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_bad_arguments_of_send_and_recv_raise_before_anything_is_sent(pool, device):
+    pool.run(bad_transfer, 2, device)
