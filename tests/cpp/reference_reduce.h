@@ -146,7 +146,9 @@ T integer(ReduceOp op, const std::vector<T>& in) {
   for (std::size_t k = 1; k < in.size(); ++k) {
     const Wide x = in[k];
     switch (op) {
-      case ReduceOp::product: acc = static_cast<T>(acc * x); break;
+      case ReduceOp::product:
+        acc = static_cast<T>(static_cast<unsigned __int128>(acc) * static_cast<unsigned __int128>(x));
+        break;
       case ReduceOp::min: acc = std::min(acc, x); break;
       case ReduceOp::max: acc = std::max(acc, x); break;
       case ReduceOp::band: acc &= x; break;
