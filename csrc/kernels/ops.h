@@ -40,7 +40,14 @@ struct Average : Sum {
   template <class V>
   V last(V a) const {
     using T = std::remove_cvref_t<decltype(a[0])>;
-    return a / broadcast<V>(static_cast<T>(count));
+    const T divisor = static_cast<T>(count);
+    if constexpr (std::floating_point<T>) {
+      return a / broadcast<V>(divisor);
+    } else {  // no CPU divides vectors of integers; a loop is the smallest code for one division at a time
+#pragma GCC unroll 1
+      for (std::size_t i = 0; i < sizeof(V) / sizeof(T); ++i) a[i] = a[i] / divisor;
+      return a;
+    }
   }
   std::size_t count;
 };

@@ -87,7 +87,8 @@ TEST("every reduction has the bits of the definition, for all shapes and instruc
     for (const ReduceOp op : ops)
       for (const std::size_t k : kSourceCounts)
         for (const std::size_t count : kCounts)
-          check_case(dtype, op, sources.first(k), count, sources.factors(k, op), buffers);
+          if (k <= 8 || count <= 1000)  // as much again for nothing new
+            check_case(dtype, op, sources.first(k), count, sources.factors(k, op), buffers);
   }
 }
 
@@ -112,11 +113,11 @@ TEST("every narrow float survives a sum of one, and every NaN becomes the canoni
   }
 }
 
-TEST("all pairs of 8-bit and a million pairs of 16-bit floats combine as defined") {
+TEST("all pairs of 8-bit and many pairs of 16-bit floats combine as defined") {
   std::mt19937_64 random(7);
   for (const DType dtype : all_dtypes()) {
     if (!reference::small_format(dtype)) continue;
-    const std::size_t size = size_of(dtype), count = size == 1 ? 65536 : 1 << 20;
+    const std::size_t size = size_of(dtype), count = size == 1 ? 65536 : 1 << 17;
     std::vector<unsigned char> a(count * size), b(count * size);
     for (std::size_t i = 0; i < count; ++i) {
       const std::size_t code_a = size == 1 ? i & 255 : random(), code_b = size == 1 ? i >> 8 : random();
