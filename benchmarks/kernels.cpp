@@ -84,8 +84,8 @@ int main() {
           std::vector<const void*> srcs;
           for (std::size_t i = 0; i < c.dsts; ++i) dsts.push_back(buffers[i].get());
           for (std::size_t i = 0; i < c.srcs; ++i) srcs.push_back(buffers[c.dsts + i].get());
-          const Kernel kernel = c.reduce ? kernels->reduce[static_cast<int>(c.dtype)][static_cast<int>(ReduceOp::sum)]
-                                         : kernels->copy;
+          const auto& row = kernels->reduce[static_cast<int>(c.dtype)];
+          const Kernel kernel = c.reduce ? row[static_cast<int>(ReduceOp::sum)] : kernels->copy;
           const Call call{dsts.data(), dsts.size(), srcs.data(), srcs.size(), size, nullptr, streaming};
           return gigabytes_per_second((c.srcs + c.dsts) * size, [&] { kernel(call); });
         });

@@ -88,7 +88,9 @@ struct BFloat16Format {
   using Floats = Vector<Isa, float>;
   using Acc = Accumulators<Floats, 2>;
   static Acc decode(Raw<Isa> raw) { return {(Floats)(raw << 16), (Floats)(raw & 0xffff0000u)}; }
-  static Raw<Isa> encode(const Acc& acc) { return rounded(acc.part[0]) >> 16 | (rounded(acc.part[1]) & 0xffff0000u); }
+  static Raw<Isa> encode(const Acc& acc) {
+    return rounded(acc.part[0]) >> 16 | (rounded(acc.part[1]) & 0xffff0000u);
+  }
 
  private:
   static Raw<Isa> rounded(Floats v) {
@@ -137,7 +139,8 @@ struct SmallFloatFormat<Isa, SmallFloat<Bits, kExponentBits, kBias, kSpecials, k
 
   /// `w` holds an element in its highest bits.
   static Floats widen(Raw<Isa> w) {
-    const Ints small = (Ints)((w & ~kSign) >> (8 - kExponentBits));  // exponent and mantissa where a float has them
+    // Exponent and mantissa where a float has them.
+    const Ints small = (Ints)((w & ~kSign) >> (8 - kExponentBits));
     const Ints normal = small + kRebias;
     // Without its hidden bit a denormal is 2^(1-bias) too much. No denormal float appears on the way.
     const Floats denormal = (Floats)(normal + kOne) - power_of_two(1 - kBias);

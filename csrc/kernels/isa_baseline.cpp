@@ -36,7 +36,9 @@ struct Baseline {
   template <class Element>
   using Format = FormatOf<Baseline, Element, Float16Format>;
 
-  static Raw<Baseline> load_some(const std::byte* from, std::size_t n) { return load_pieces<Raw<Baseline>>(from, n); }
+  static Raw<Baseline> load_some(const std::byte* from, std::size_t n) {
+    return load_pieces<Raw<Baseline>>(from, n);
+  }
   static void store_some(std::byte* to, Raw<Baseline> raw, std::size_t n) { store_pieces(to, raw, n); }
 
 #if defined(__x86_64__)

@@ -2,6 +2,8 @@
 // last(a) ends it.
 #pragma once
 
+#include <concepts>
+#include <type_traits>
 #include <utility>
 
 #include "kernels/isa.h"
@@ -18,10 +20,19 @@ struct Op {
   V last(V a) const { return a; }
 };
 
+/// Integers wrap.
 struct Sum : Op {
   using Op::Op;
   template <class V>
-  V next(V a, V x, std::size_t) const { return a + x; }
+  V next(V a, V x, std::size_t) const {
+    using T = std::remove_cvref_t<decltype(a[0])>;
+    if constexpr (std::signed_integral<T>) {
+      using Unsigned = typename VectorOf<std::make_unsigned_t<T>, sizeof(V)>::type;
+      return (V)((Unsigned)a + (Unsigned)x);
+    } else {
+      return a + x;
+    }
+  }
 };
 
 struct Average : Sum {
@@ -29,11 +40,19 @@ struct Average : Sum {
   template <class V>
   V last(V a) const {
     using T = std::remove_cvref_t<decltype(a[0])>;
-    return a / broadcast<V>(static_cast<T>(count));
+    const T divisor = static_cast<T>(count);
+    if constexpr (std::floating_point<T>) {
+      return a / broadcast<V>(divisor);
+    } else {  // no CPU divides vectors of integers; a loop is the smallest code for one division at a time
+#pragma GCC unroll 1
+      for (std::size_t i = 0; i < sizeof(V) / sizeof(T); ++i) a[i] = a[i] / divisor;
+      return a;
+    }
   }
   std::size_t count;
 };
 
+/// Integers wrap if they are unsigned.
 struct Product : Op {
   using Op::Op;
   template <class V>

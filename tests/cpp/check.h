@@ -66,6 +66,7 @@ int main(int argc, char** argv) {
     } catch (const std::exception& e) {
       ++failed;
       std::printf("FAILED %s: %s\n", test->name, e.what());
+      std::fflush(stdout);  // a later test may crash
     }
   }
   std::printf("%d passed, %d failed\n", passed, failed);

@@ -27,9 +27,10 @@ struct SmallFormat {
   bool negative_zero;   // the code of -0 is -0, not NaN
   std::vector<double> values;  // of the codes without sign, up to the first that is too large
 
-  SmallFormat(int bits, int exponent_bits, int bias, unsigned nan, bool infinities, bool saturates, bool negative_zero)
-      : bits(bits), exponent_bits(exponent_bits), bias(bias), nan(nan), infinities(infinities), saturates(saturates),
-        negative_zero(negative_zero) {
+  SmallFormat(int bits, int exponent_bits, int bias, unsigned nan, bool infinities, bool saturates,
+              bool negative_zero)
+      : bits(bits), exponent_bits(exponent_bits), bias(bias), nan(nan), infinities(infinities),
+        saturates(saturates), negative_zero(negative_zero) {
     const unsigned codes = 1u << (bits - 1);
     unsigned finite = codes;
     if (infinities) finite = ((1u << exponent_bits) - 1) << mantissa_bits();
@@ -43,7 +44,8 @@ struct SmallFormat {
   double magnitude(unsigned code) const {
     const unsigned mantissa = code & ((1u << mantissa_bits()) - 1), exponent = code >> mantissa_bits();
     const double fraction = std::ldexp(mantissa, -mantissa_bits());
-    return exponent == 0 ? std::ldexp(fraction, 1 - bias) : std::ldexp(1 + fraction, static_cast<int>(exponent) - bias);
+    if (exponent == 0) return std::ldexp(fraction, 1 - bias);
+    return std::ldexp(1 + fraction, static_cast<int>(exponent) - bias);
   }
 
   float decode(unsigned code) const {
@@ -72,9 +74,12 @@ struct SmallFormat {
 };
 
 inline const SmallFormat* small_format(DType dtype) {
-  static const SmallFormat f16(16, 5, 15, 0x7e00, true, false, true), bf16(16, 8, 127, 0x7fc0, true, false, true),
-      e5m2(8, 5, 15, 0x7f, true, false, true), e4m3fn(8, 4, 7, 0x7f, false, true, true),
-      e4m3fnuz(8, 4, 8, 0x80, false, false, false), e5m2fnuz(8, 5, 16, 0x80, false, false, false);
+  static const SmallFormat f16(16, 5, 15, 0x7e00, true, false, true);
+  static const SmallFormat bf16(16, 8, 127, 0x7fc0, true, false, true);
+  static const SmallFormat e5m2(8, 5, 15, 0x7f, true, false, true);
+  static const SmallFormat e4m3fn(8, 4, 7, 0x7f, false, true, true);
+  static const SmallFormat e4m3fnuz(8, 4, 8, 0x80, false, false, false);
+  static const SmallFormat e5m2fnuz(8, 5, 16, 0x80, false, false, false);
   switch (dtype) {
     case DType::f16: return &f16;
     case DType::bf16: return &bf16;
@@ -146,7 +151,9 @@ T integer(ReduceOp op, const std::vector<T>& in) {
   for (std::size_t k = 1; k < in.size(); ++k) {
     const Wide x = in[k];
     switch (op) {
-      case ReduceOp::product: acc = static_cast<T>(acc * x); break;
+      case ReduceOp::product:
+        acc = static_cast<T>(static_cast<unsigned __int128>(acc) * static_cast<unsigned __int128>(x));
+        break;
       case ReduceOp::min: acc = std::min(acc, x); break;
       case ReduceOp::max: acc = std::max(acc, x); break;
       case ReduceOp::band: acc &= x; break;
@@ -193,7 +200,9 @@ void small(const SmallFormat& format, ReduceOp op, std::size_t count, std::span<
 
 inline void reduce(DType dtype, ReduceOp op, std::size_t count, std::span<const void* const> srcs, void* out,
                    std::span<const double> factors) {
-  const auto integers = [&]<class T>(T) { each<T>(count, srcs, out, [&](auto& in) { return integer<T>(op, in); }); };
+  const auto integers = [&]<class T>(T) {
+    each<T>(count, srcs, out, [&](auto& in) { return integer<T>(op, in); });
+  };
   const auto reals = [&]<class T>(T) {
     each<T>(count, srcs, out, [&](auto& in) { return one_nan(real<T>(op, in, factors)); });
   };
