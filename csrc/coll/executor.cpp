@@ -204,6 +204,17 @@ void Executor::locate_slots() {
   }
 }
 
+/// Memory of rank `i`, mapped at first use: that asks its process for a descriptor.
+std::byte* Executor::reach(int i, shm::Ref ref, std::size_t bytes) const {
+  try {
+    return bytes ? mesh_.member(i).peer->resolve(ref, bytes, deadline_) : nullptr;
+  } catch (const Error& error) {
+    if (error.code() != Errc::peer_exited) throw;
+    fail(error.code(), mesh_.describe(i), " exited during ", signature_.describe(), " #", q_, " of group ", mesh_.name(),
+         " on rank ", mesh_.rank());
+  }
+}
+
 void Executor::locate_tensors() {
   const Traits& t = traits(c_.kind);
   const auto me = static_cast<std::uint32_t>(mesh_.rank());
@@ -217,10 +228,10 @@ void Executor::locate_tensors() {
       const std::size_t bytes = c_.out.n ? c_.out.at(t.out_per_rank ? i : 0, size).count * size : block_bytes;
       auto ref = shm::Ref::unpack(post.in_listed ? member.block.listed(q_)[me].ref : post.in);
       if (t.in_per_rank && !post.in_listed) ref.offset += me * block_bytes;
-      in_[i] = bytes ? member.peer->resolve(ref, bytes, deadline_) : nullptr;
+      in_[i] = reach(i, ref, bytes);
     }
     const bool has_out = plan_.split == Split::range && (!t.out_root_only || i == c_.root);
-    if (has_out && block_bytes) out_[i] = member.peer->resolve(shm::Ref::unpack(post.out), block_bytes, deadline_);
+    if (has_out) out_[i] = reach(i, shm::Ref::unpack(post.out), block_bytes);
   }
 }
 

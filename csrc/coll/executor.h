@@ -43,6 +43,7 @@ class Executor {
   bool all_reached(std::uint64_t tick);
   void choose_plan();
   void compare_pairs() const;
+  std::byte* reach(int rank, shm::Ref ref, std::size_t bytes) const;
   void locate_slots();
   void locate_tensors();
   bool moves_done();

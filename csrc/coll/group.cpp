@@ -130,7 +130,6 @@ void Group::finish(OperationList& done) {
   engine_.ring();  // another thread of this process may wait for one of them
 }
 
-/// After the ranks that are gone: whoever aborted because of them names them too, but at second hand.
 void Group::check_aborts() {
   for (int i = 0; i < mesh_->size(); ++i) {
     const auto& header = mesh_->member(i).block.header();
@@ -146,29 +145,30 @@ std::string Group::doing(const Operation& op) const {
 
 /// Nothing moves: is that because it never will?
 void Group::check(OperationList& done) {
-  check_members(done);
+  // In the order of causes: who died made others give up, and who gave up leaves.
+  check_gone(true, done);
   check_aborts();
+  check_gone(false, done);
   check_deadlines();
 }
 
-void Group::check_members(OperationList& done) {
+/// A rank that is gone may have done its part of what is in flight: only what waits for it has failed. So this
+/// makes one more attempt. (The look that found it gone came after everything that it ever wrote.)
+void Group::check_gone(bool exited, OperationList& done) {
   for (int i = 0; i < mesh_->size(); ++i) {
-    if (i == mesh_->rank()) continue;
     const Member& member = mesh_->member(i);
-    const auto& header = member.block.header();
-    const bool exited = member.peer->exited();
-    if (!exited && !(header.presence.load(std::memory_order_acquire) & kLeft)) continue;  // pairs with close
-    const auto how = exited ? Errc::peer_exited : Errc::peer_left;
+    const bool gone = exited ? member.peer->exited()
+                             : member.block.header().presence.load(std::memory_order_acquire) & kLeft;  // Mesh::leave
+    if (i == mesh_->rank() || !gone) continue;
+    const auto code = exited ? Errc::peer_exited : Errc::peer_left;
     const char* verb = exited ? " exited during " : " left the group during ";
-    // A rank that is gone may have done its part of what is in flight: only what waits for it has failed.
-    // (That nothing moved was seen before this look at it: everything it ever wrote has been seen.)
     if (!collectives_.empty()) {
       if (advance_collectives(done)) return;
-      fail(how, mesh_->describe(i), verb, doing(collectives_.front()));
+      fail(code, mesh_->describe(i), verb, doing(collectives_.front()));
     }
     if (messenger_.needs(i)) {
       if (messenger_.advance(done)) return;
-      messenger_.fail(i, Error(how, concat(mesh_->describe(i), verb, "a message exchange of group ", mesh_->name())), done);
+      messenger_.fail(i, Error(code, concat(mesh_->describe(i), verb, "a message exchange of group ", mesh_->name())), done);
     }
   }
 }

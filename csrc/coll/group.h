@@ -59,7 +59,7 @@ class Group {
   void set_restless(bool restless);
   bool advance_collectives(OperationList& done);
   void check(OperationList& done);
-  void check_members(OperationList& done);
+  void check_gone(bool exited, OperationList& done);
   void check_aborts();
   void check_deadlines();
   void end_all(const Error& error, OperationList& done);

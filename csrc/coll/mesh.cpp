@@ -20,7 +20,7 @@ Mesh::Mesh(std::shared_ptr<shm::Endpoint> endpoint, std::string name, int rank, 
 }
 
 void Mesh::leave() {
-  own_.header().presence.fetch_or(kLeft, std::memory_order_seq_cst);  // pairs with Group::check_members, and ~Mesh
+  own_.header().presence.fetch_or(kLeft, std::memory_order_seq_cst);  // pairs with Group::check_gone, and ~Mesh
   if (!members_.empty()) ring_all();
 }
 

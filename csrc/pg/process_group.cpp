@@ -34,11 +34,14 @@ ProcessGroupOCCL::ProcessGroupOCCL(const c10::intrusive_ptr<c10d::Store>& store,
   init();
 }
 
-ProcessGroupOCCL::~ProcessGroupOCCL() { shutdown(); }
+ProcessGroupOCCL::~ProcessGroupOCCL() {
+  shutdown();
+  // In a forked child the group is the parent's: not even its destructor may run, it would leave the group.
+  if (forked()) new std::shared_ptr<coll::Group>(std::move(group_));
+}
 
 void ProcessGroupOCCL::shutdown() {
-  // In a forked child the group is the parent's: leave it alone.
-  if (group_ && fork_generation_ == fork_generation()) group_->close();
+  if (group_ && !forked()) group_->close();
 }
 
 void ProcessGroupOCCL::abort() {
@@ -57,8 +60,10 @@ c10d::ErrorType ProcessGroupOCCL::getError() {
   }
 }
 
+bool ProcessGroupOCCL::forked() const { return fork_generation_ != fork_generation(); }
+
 void ProcessGroupOCCL::check_usable() const {
-  if (fork_generation_ != fork_generation())
+  if (forked())
     raise(Error(Errc::closed, concat("group ", group_->mesh().name(), " of rank ", getRank(),
                                      " was created before this process was forked, and belongs to the parent: create "
                                      "process groups in the process that uses them, or start it with 'spawn'")));

@@ -93,6 +93,7 @@ class ProcessGroupOCCL final : public c10d::Backend {
  private:
   WorkPtr launch(Request request, std::chrono::milliseconds timeout, bool async = true);
   WorkPtr launch(std::vector<Request> requests, std::chrono::milliseconds timeout, bool async = true);
+  bool forked() const;
   void check_usable() const;
   [[noreturn]] static void not_offered(const char* what);
   Asker who() const { return {getRank(), getSize()}; }
