@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace occl::coll {
 namespace {
@@ -47,22 +48,40 @@ class Spinner {
   int yields_;
 };
 
+/// What this thread is to the engine.
+enum class Role { other, waits, drives };
+thread_local Role role = Role::other;
+
 }  // namespace
 
-/// A thread inside wait(): while there is one, the background thread stays away.
+/// A thread inside wait(): while there is one, the background stays away.
 class Engine::Waiting {
  public:
-  explicit Waiting(Engine& engine) : engine_(engine) { engine_.waiters_.fetch_add(1, std::memory_order_seq_cst); }
+  explicit Waiting(Engine& engine) : engine_(engine), before_(std::exchange(role, Role::waits)) {
+    engine_.waiters_.fetch_add(1, std::memory_order_seq_cst);
+  }
   ~Waiting() {
-    engine_.waiters_.fetch_sub(1, std::memory_order_seq_cst);  // pairs with run_background's parking
-    if (engine_.pending_.load(std::memory_order_seq_cst) == 0) return;
-    engine_.ring();  // another waiter may have left driving to this one
-    engine_.start_background();
+    role = before_;
+    engine_.waiters_.fetch_sub(1, std::memory_order_seq_cst);
+    engine_.hand_over();
   }
 
  private:
   Engine& engine_;
+  const Role before_;
 };
+
+Engine::Callback::Callback(Engine& engine) : engine_(engine), role_(static_cast<int>(std::exchange(role, Role::other))) {
+  if (role_ == static_cast<int>(Role::other)) return;
+  (role_ == static_cast<int>(Role::waits) ? engine_.waiters_ : engine_.drivers_).fetch_sub(1, std::memory_order_seq_cst);
+  engine_.hand_over();
+}
+
+Engine::Callback::~Callback() {
+  role = static_cast<Role>(role_);
+  if (role == Role::other) return;
+  (role == Role::waits ? engine_.waiters_ : engine_.drivers_).fetch_add(1, std::memory_order_seq_cst);
+}
 
 Engine::Engine(std::shared_ptr<shm::Endpoint> endpoint)
     : endpoint_(std::move(endpoint)), cores_(available_cores()) {}
@@ -70,13 +89,15 @@ Engine::Engine(std::shared_ptr<shm::Endpoint> endpoint)
 Engine::~Engine() { stop_background(); }
 
 void Engine::stop_background() {
+  std::vector<std::thread> threads;
   {
     std::lock_guard lock(background_mutex_);
     stop_ = true;
+    threads.swap(background_);
   }
   background_work_.notify_all();
   ring();
-  if (background_.joinable()) background_.join();
+  for (auto& thread : threads) thread.join();
 }
 
 void Engine::add(const std::shared_ptr<Group>& group) {
@@ -132,33 +153,45 @@ bool Engine::wait(Group& group, const Operation& op, Deadline deadline, const st
   }
 }
 
+/// This thread stops driving: somebody else must, if there is anything.
+void Engine::hand_over() {
+  if (pending_.load(std::memory_order_seq_cst) == 0) return;
+  ring();  // another waiter may have found a group being driven by this thread, and gone to sleep
+  if (waiters_.load(std::memory_order_seq_cst) == 0) start_background();
+}
+
 void Engine::start_background() {
-  if (!parked_.load(std::memory_order_seq_cst)) return;  // it looks at pending_ and waiters_ before it parks
+  if (drivers_.load(std::memory_order_seq_cst) > 0) return;  // it will look at pending_ before it parks
   std::lock_guard lock(background_mutex_);
   if (stop_) return;
-  if (!background_.joinable()) background_ = std::thread([this] { run_background(); });
-  background_work_.notify_all();
+  if (parked_ == 0) background_.emplace_back([this] { run_background(); });
+  background_work_.notify_one();
 }
 
 void Engine::run_background() {
+  const auto needed = [this] {
+    return pending_.load(std::memory_order_seq_cst) > 0 && waiters_.load(std::memory_order_seq_cst) == 0;
+  };
+  role = Role::drives;
   for (;;) {
     {
       std::unique_lock lock(background_mutex_);
-      parked_.store(true, std::memory_order_seq_cst);
-      background_work_.wait(lock, [this] {
-        return stop_ || (pending_.load(std::memory_order_seq_cst) > 0 && waiters_.load(std::memory_order_seq_cst) == 0);
-      });
-      parked_.store(false, std::memory_order_seq_cst);
+      ++parked_;
+      background_work_.wait(lock, [&] { return stop_ || (needed() && drivers_.load(std::memory_order_seq_cst) == 0); });
+      --parked_;
       if (stop_) return;
+      drivers_.fetch_add(1, std::memory_order_seq_cst);
     }
-    while (pending_.load(std::memory_order_seq_cst) > 0 && waiters_.load(std::memory_order_seq_cst) == 0) {
+    // Back from a callback there may be another driver by now: one of them leaves, or both, and one returns.
+    while (needed() && drivers_.load(std::memory_order_seq_cst) == 1) {
       if (drive_all(false)) continue;
       const shm::Bell::Sleep sleep(endpoint_->bell());
-      if (waiters_.load(std::memory_order_seq_cst) > 0 || drive_all(true)) continue;
+      if (!needed() || drive_all(true)) continue;
       sleep.wait(kSlice);
       std::lock_guard lock(background_mutex_);
-      if (stop_) return;
+      if (stop_) break;
     }
+    drivers_.fetch_sub(1, std::memory_order_seq_cst);
     ring();  // a waiter may have found a group being driven by this thread, and gone to sleep
   }
 }

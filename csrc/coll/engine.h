@@ -2,6 +2,12 @@
 //
 // Whoever waits, drives. A background thread takes over while operations are in flight and nobody waits; it
 // is started when it is first needed, and sleeps without any CPU otherwise.
+//
+//     pending_ > 0, waiters_ = 0, drivers_ = 0   must not last: whoever makes it so calls start_background
+//
+// All three change with seq_cst, and each side changes its own before it looks at the others (as in
+// shm/bell.h): a submitter adds to pending_ and looks at drivers_, a driver that leaves takes itself off
+// drivers_ and looks at pending_ and waiters_.
 #pragma once
 
 #include <atomic>
@@ -38,7 +44,21 @@ class Engine {
   /// while there is nothing to do; what it throws is passed on, and the operation stays in flight.
   bool wait(Group& group, const Operation& op, Deadline deadline, const std::function<void()>& interrupted);
 
-  /// Ends the background thread for good: from now on only those who wait drive.
+  /// While a thread runs code of the user's (a future's callback), it does not drive, whatever it did before:
+  /// that code may wait, in ways of its own, for operations that somebody has to drive.
+  class Callback {
+   public:
+    explicit Callback(Engine& engine);
+    ~Callback();
+    Callback(const Callback&) = delete;
+    Callback& operator=(const Callback&) = delete;
+
+   private:
+    Engine& engine_;
+    const int role_;  // what the thread was to the engine before
+  };
+
+  /// Ends the background threads for good: from now on only those who wait drive.
   void stop_background();
 
   /// Wakes every thread of this process that sleeps in `wait`.
@@ -49,6 +69,7 @@ class Engine {
   class Waiting;
 
   bool drive_all(bool patient);
+  void hand_over();
   void start_background();
   void run_background();
 
@@ -60,11 +81,13 @@ class Engine {
   std::mutex groups_mutex_;
   std::vector<std::weak_ptr<Group>> groups_;
 
+  // Background threads: one that drives is enough. There are more only while others are inside a Callback.
+  std::atomic<int> drivers_ = 0;             // background threads that drive
   std::mutex background_mutex_;
   std::condition_variable background_work_;
-  std::atomic<bool> parked_ = true;          // the background thread waits on background_work_, or is not started
-  bool stop_ = false;                        // under background_mutex_
-  std::thread background_;
+  int parked_ = 0;                           // under background_mutex_, as are the next two
+  bool stop_ = false;
+  std::vector<std::thread> background_;
 };
 
 }  // namespace occl::coll

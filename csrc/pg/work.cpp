@@ -69,7 +69,9 @@ void WorkOCCL::one_less() noexcept {
     future = future_;
     result = future_result_;
   }
+  if (!future && !result) return;
   // Outside of the lock: callbacks may do anything, even launch collectives and wait for them.
+  const coll::Engine::Callback callback(engine());
   if (future) settle(future);
   if (result) settle_result(result);
 }

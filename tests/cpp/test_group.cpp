@@ -318,3 +318,44 @@ TEST("reductions with a factor use each rank's own") {
     });
   }
 }
+
+namespace {
+
+/// A listener that blocks until another operation has ended, without driving anything itself.
+class Blocked : public Listener {
+ public:
+  Blocked(Rank& rank, const Collective& c, std::function<void()> then)
+      : operation(*this, c, Deadline::after(std::chrono::seconds(60))), rank_(rank), then_(std::move(then)) {}
+  void completed(Operation&) noexcept override {
+    const Engine::Callback callback(*rank_.engine);
+    then_();
+  }
+  void released(Operation&) noexcept override { ended = true; }
+  Operation operation;
+  std::atomic<bool> ended = false;
+
+ private:
+  Rank& rank_;
+  std::function<void()> then_;
+};
+
+}  // namespace
+
+TEST("callbacks may wait for operations that somebody else must drive, to any depth") {
+  Cluster cluster(2);
+  for (bool wait_outside : {false, true})
+    cluster.each([&](Rank& rank) {
+      std::int64_t values[3] = {1, 1, 1};
+      const auto launch_and_spin = [&](Blocked& next) {
+        rank.engine->submit(*rank.group, next.operation);
+        while (!next.ended) std::this_thread::yield();
+      };
+      Blocked innermost(rank, all_reduce(&values[2], 1), [] {});
+      Blocked inner(rank, all_reduce(&values[1], 1), [&] { launch_and_spin(innermost); });
+      Blocked outer(rank, all_reduce(&values[0], 1), [&] { launch_and_spin(inner); });
+      rank.engine->submit(*rank.group, outer.operation);
+      if (wait_outside) rank.engine->wait(*rank.group, outer.operation, Deadline::after(std::chrono::seconds(60)), {});
+      while (!outer.ended) std::this_thread::yield();
+      for (const auto value : values) CHECK(value == 2);
+    });
+}
