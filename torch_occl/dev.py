@@ -180,6 +180,8 @@ def get_amp_supported_dtype() -> list[torch.dtype]:
 def __getattr__(name: str) -> Any:
     if name == "default_generators":
         return tuple(_C._device_generator(index) for index in range(device_count()))
+    if name == "_initialized":  # checkpointing asks for it before it saves the state of the generators
+        return is_initialized()
     raise AttributeError(f"module 'torch.dev' has no attribute {name!r}")
 
 

@@ -1,5 +1,7 @@
 #include "bind/bind.h"
 
+#include <ATen/detail/PrivateUse1HooksInterface.h>
+
 #include "device/allocator.h"
 #include "device/device.h"
 #include "device/generator.h"
@@ -13,6 +15,11 @@ namespace occl::bind {
 namespace dev = occl::device;
 
 void bind_device(py::module_& module) {
+  dev::set_wait_wrapper([](const std::function<void()>& wait) {
+    if (!PyGILState_Check()) return wait();
+    py::gil_scoped_release release;
+    wait();
+  });
   module.def("_init_device", &dev::init);
   module.def("_device_taken", &dev::privateuse1_taken);
   module.def("_device_generator",
@@ -30,6 +37,10 @@ void bind_device(py::module_& module) {
   module.def("_device_mark_used", [] {
     dev::check_fork();
     dev::mark_used();
+  });
+  module.def("_device_of_pointer", [](std::uintptr_t address) {
+    // NOLINTNEXTLINE(performance-no-int-to-ptr)
+    return at::detail::getPrivateUse1Hooks().getDeviceFromPtr(reinterpret_cast<void*>(address));
   });
   module.def("_device_in_bad_fork", &dev::in_bad_fork);
   // For tests: a Python function as a task of a stream.

@@ -1,6 +1,7 @@
 #include "device/init.h"
 
 #include "device/allocator.h"
+#include "device/autocast.h"
 #include "device/fallback.h"
 #include "device/guard.h"
 #include "device/hooks.h"
@@ -17,6 +18,7 @@ void init() {
     install_hooks();
     install_pinned_allocator();
     install_ops();
+    install_autocast();
     install_fallback();  // after the others: it fills the gaps
     return true;
   }();
