@@ -2,6 +2,7 @@
 
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 
+#include "device/alias.h"
 #include "device/allocator.h"
 #include "device/device.h"
 #include "device/generator.h"
@@ -55,6 +56,8 @@ void bind_device(py::module_& module) {
       (*held)();
     });
   });
+  module.def("_device_share_memory", &dev::share_memory);
+  module.def("_device_move_storage", &dev::move_storage);
   module.def("_device_drain", &dev::drain, py::call_guard<py::gil_scoped_release>());
   module.def("_device_memory_limit", &dev::memory_limit);
   module.def("_device_set_memory_fraction", &dev::set_memory_fraction);

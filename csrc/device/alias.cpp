@@ -31,10 +31,10 @@ void release_original(void* storage) {
   c10::raw::intrusive_ptr::decref(static_cast<c10::intrusive_ptr_target*>(storage));
 }
 
-c10::DataPtr share(c10::StorageImpl* original) {
+c10::DataPtr share(c10::StorageImpl* original, c10::Device to = kCpu) {
   c10::raw::intrusive_ptr::incref(original);
   return {const_cast<void*>(original->data()), static_cast<c10::intrusive_ptr_target*>(original), &release_original,
-          kCpu};
+          to};
 }
 
 c10::StorageImpl* storage_of(const c10::TensorImpl* impl) { return impl->unsafe_storage().unsafeGetStorageImpl(); }
@@ -67,6 +67,27 @@ void replace_parts(const at::Tensor& sparse, F f) {
 void set_device(at::TensorImpl* impl, c10::Device to) {
   impl->_change_backend_component_keys(to);
   impl->*Reach::device() = to;
+}
+
+at::Tensor share_memory(const at::Tensor& original, c10::Device to) {
+  TORCH_CHECK(original.has_storage() && !original.is_quantized(), "only dense tensors share memory with another device");
+  c10::TensorImpl* impl = original.unsafeGetTensorImpl();
+  c10::StorageImpl* storage = storage_of(impl);
+  storage->mutable_data();  // a copy that was put off until the first write is made now
+  auto shared = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), storage->nbytes(),
+                                                      share(storage, to), nullptr, /*resizable=*/false);
+  auto result = c10::make_intrusive<c10::TensorImpl>(c10::Storage(std::move(shared)), impl->key_set(), impl->dtype());
+  Reach::copy_metadata(impl, result.get());
+  set_device(result.get(), to);
+  return at::Tensor(std::move(result));
+}
+
+void move_storage(const at::Tensor& dev, const at::Tensor& cpu) {
+  TORCH_CHECK(dev.device().type() == kType && cpu.is_cpu(), "expected a dev tensor and a CPU tensor");
+  c10::StorageImpl *to = storage_of(cpu.unsafeGetTensorImpl()), *from = storage_of(dev.unsafeGetTensorImpl());
+  TORCH_CHECK(to->nbytes() >= from->nbytes(), "the memory to move to is too small");
+  if (from->nbytes()) std::memcpy(to->mutable_data(), from->mutable_data(), from->nbytes());
+  from->set_data_ptr_noswap(share(to, from->device()));
 }
 
 // ---- dev -> CPU ---------------------------------------------------------------------------------------
@@ -103,17 +124,22 @@ c10::Storage Aliases::alias_storage(c10::StorageImpl* original) {
 }
 
 at::Tensor Aliases::add(const at::Tensor& original, bool written) {
-  if (const Entry* entry = find(original.unsafeGetTensorImpl())) {
+  c10::TensorImpl* impl = original.unsafeGetTensorImpl();
+  if (written && impl->has_storage() && C10_UNLIKELY(storage_of(impl)->has_materializer())) {
+    // Copy on write (torch._lazy_clone): now is the time to copy.
+    storage_of(impl)->mutable_data();
+    if (const Entry* entry = find(storage_of(impl))) entry->alias_storage->set_data_ptr_noswap(share(storage_of(impl)));
+  }
+  if (const Entry* entry = find(impl)) {
     const_cast<Entry*>(entry)->written |= written;
     return entry->alias;
   }
-  c10::TensorImpl* impl = original.unsafeGetTensorImpl();
   c10::intrusive_ptr<c10::TensorImpl> alias;
   c10::StorageImpl* storage = nullptr;
   if (C10_LIKELY(impl->has_storage())) {
     storage = storage_of(impl);
     c10::Storage shared = alias_storage(storage);
-    if (C10_LIKELY(!original.is_quantized())) {
+    if (C10_LIKELY(!original.is_quantized() && !original.is_nested())) {
       alias = c10::make_intrusive<c10::TensorImpl>(c10::TensorImpl::VIEW, std::move(shared),
                                                    c10::DispatchKeySet(c10::DispatchKey::CPU), impl->dtype());
       Reach::copy_metadata(impl, alias.get());

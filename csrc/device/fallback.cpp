@@ -238,6 +238,7 @@ void install_fallback() {
       {DispatchKey::SparsePrivateUse1, DispatchKey::SparseCPU},
       {DispatchKey::SparseCsrPrivateUse1, DispatchKey::SparseCsrCPU},
       {DispatchKey::QuantizedPrivateUse1, DispatchKey::QuantizedCPU},
+      {DispatchKey::NestedTensorPrivateUse1, DispatchKey::NestedTensorCPU},
   };
   auto& dispatcher = c10::Dispatcher::singleton();
   // Registrations live as long as the process.

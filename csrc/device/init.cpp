@@ -7,6 +7,7 @@
 #include "device/hooks.h"
 #include "device/ops.h"
 #include "device/pinned.h"
+#include "device/profiler.h"
 
 namespace occl::device {
 
@@ -17,6 +18,7 @@ void init() {
     install_guard();
     install_hooks();
     install_pinned_allocator();
+    install_profiler();
     install_ops();
     install_autocast();
     install_fallback();  // after the others: it fills the gaps

@@ -158,6 +158,13 @@ Tensor& set_nothing_(Tensor& self) {
 
 void record_stream(Tensor& self, c10::Stream stream) { allocator()->recordStream(self.storage().data_ptr(), stream); }
 
+/// Whether `self.data = from` keeps the tensor object, as between the CPU and other accelerators: any dense
+/// tensor can become any other.
+bool has_compatible_shallow_copy_type(const Tensor& self, const Tensor& from) {
+  const auto dense = [](const Tensor& t) { return t.key_set().has(c10::DispatchKey::Dense); };
+  return dense(self) ? dense(from) : self.layout() == from.layout() && !dense(from);
+}
+
 // ---- random -------------------------------------------------------------------------------------------
 
 /// The CPU's kernel takes no generator and would draw from the CPU's. This draws from the device's.
@@ -188,6 +195,7 @@ void install_ops() {
   library->impl("set_.source_Storage", TORCH_FN(set_storage_whole_));
   library->impl("set_.source_Storage_storage_offset", TORCH_FN(set_storage_));
   library->impl("record_stream", TORCH_FN(record_stream));
+  library->impl("_has_compatible_shallow_copy_type", TORCH_FN(has_compatible_shallow_copy_type));
 
   // Views touch no memory: the CPU's functions as they are.
   library->impl("view", TORCH_FN(at::native::view));
@@ -203,7 +211,7 @@ void install_ops() {
   register_batch_norm(*library);
 
   for (const auto key : {c10::DispatchKey::SparsePrivateUse1, c10::DispatchKey::SparseCsrPrivateUse1,
-                         c10::DispatchKey::QuantizedPrivateUse1}) {
+                         c10::DispatchKey::QuantizedPrivateUse1, c10::DispatchKey::NestedTensorPrivateUse1}) {
     auto* other = new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
     other->impl("copy_", TORCH_FN(copy_));
     other->impl("_copy_from", TORCH_FN(copy_from));
