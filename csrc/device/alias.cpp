@@ -26,15 +26,25 @@ struct Reach : c10::TensorImpl {
   }
 };
 
-/// The deleter of an alias's memory: gives up the reference to the storage that owns it.
+/// The deleters of memory that belongs to another storage: each gives up a reference to that one. Two, because
+/// the first marks the aliases of a call.
 void release_original(void* storage) {
   c10::raw::intrusive_ptr::decref(static_cast<c10::intrusive_ptr_target*>(storage));
 }
+void release_shared(void* storage) {
+  c10::raw::intrusive_ptr::decref(static_cast<c10::intrusive_ptr_target*>(storage));
+}
 
-c10::DataPtr share(c10::StorageImpl* original, c10::Device to = kCpu) {
-  c10::raw::intrusive_ptr::incref(original);
-  return {const_cast<void*>(original->data()), static_cast<c10::intrusive_ptr_target*>(original), &release_original,
-          to};
+c10::DataPtr share(c10::StorageImpl* owner, c10::Device to = kCpu, c10::DeleterFnPtr release = &release_original) {
+  c10::raw::intrusive_ptr::incref(owner);
+  return {const_cast<void*>(owner->data()), static_cast<c10::intrusive_ptr_target*>(owner), release, to};
+}
+
+/// The storage whose memory an alias shows, or null for any other storage.
+c10::StorageImpl* owner_of(c10::StorageImpl* storage) {
+  const c10::DataPtr& ptr = storage->_mutable_data_ptr_no_checks();
+  if (ptr.get_deleter() != &release_original || !ptr.get_context()) return nullptr;
+  return static_cast<c10::StorageImpl*>(static_cast<c10::intrusive_ptr_target*>(ptr.get_context()));
 }
 
 c10::StorageImpl* storage_of(const c10::TensorImpl* impl) { return impl->unsafe_storage().unsafeGetStorageImpl(); }
@@ -75,7 +85,7 @@ at::Tensor share_memory(const at::Tensor& original, c10::Device to) {
   c10::StorageImpl* storage = storage_of(impl);
   storage->mutable_data();  // a copy that was put off until the first write is made now
   auto shared = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), storage->nbytes(),
-                                                      share(storage, to), nullptr, /*resizable=*/false);
+                                                      share(storage, to, &release_shared), nullptr, false);
   auto result = c10::make_intrusive<c10::TensorImpl>(c10::Storage(std::move(shared)), impl->key_set(), impl->dtype());
   Reach::copy_metadata(impl, result.get());
   set_device(result.get(), to);
@@ -87,17 +97,15 @@ void move_storage(const at::Tensor& dev, const at::Tensor& cpu) {
   c10::StorageImpl *to = storage_of(cpu.unsafeGetTensorImpl()), *from = storage_of(dev.unsafeGetTensorImpl());
   TORCH_CHECK(to->nbytes() >= from->nbytes(), "the memory to move to is too small");
   if (from->nbytes()) std::memcpy(to->mutable_data(), from->mutable_data(), from->nbytes());
-  from->set_data_ptr_noswap(share(to, from->device()));
+  from->set_data_ptr_noswap(share(to, from->device(), &release_shared));
 }
 
 // ---- dev -> CPU ---------------------------------------------------------------------------------------
 
-const Aliases::Entry* Aliases::find(const void* key) const {
-  if (index_.empty()) {
-    for (const Entry& entry : entries_)
-      if (entry.original.unsafeGetTensorImpl() == key || entry.alias.unsafeGetTensorImpl() == key ||
-          entry.original_storage == key || entry.alias_storage == key)
-        return &entry;
+Aliases::Entry* Aliases::find(const void* key) {
+  if (entries_.size() <= kLookThrough) {
+    for (Entry& entry : entries_)
+      if (entry.original.unsafeGetTensorImpl() == key || entry.original_storage == key) return &entry;
     return nullptr;
   }
   const auto found = index_.find(key);
@@ -106,15 +114,17 @@ const Aliases::Entry* Aliases::find(const void* key) const {
 
 void Aliases::remember(Entry entry) {
   entries_.push_back(std::move(entry));
-  auto add = [this](std::size_t i) {
-    const Entry& e = entries_[i];
-    for (const void* key : {static_cast<const void*>(e.original.unsafeGetTensorImpl()),
-                            static_cast<const void*>(e.alias.unsafeGetTensorImpl()),
-                            static_cast<const void*>(e.original_storage), static_cast<const void*>(e.alias_storage)})
-      if (key) index_.emplace(key, i);
-  };
   if (entries_.size() <= kLookThrough) return;
-  for (std::size_t i = index_.empty() ? 0 : entries_.size() - 1; i < entries_.size(); ++i) add(i);
+  for (std::size_t i = index_.empty() ? 0 : entries_.size() - 1; i < entries_.size(); ++i) {
+    index_.emplace(entries_[i].original.unsafeGetTensorImpl(), i);
+    if (entries_[i].original_storage) index_.emplace(entries_[i].original_storage, i);
+  }
+}
+
+const at::Tensor* Aliases::original_of(const c10::TensorImpl* alias) const {
+  for (const Entry& entry : entries_)
+    if (entry.alias.unsafeGetTensorImpl() == alias) return &entry.original;
+  return nullptr;
 }
 
 c10::Storage Aliases::alias_storage(c10::StorageImpl* original) {
@@ -128,10 +138,12 @@ at::Tensor Aliases::add(const at::Tensor& original, bool written) {
   if (written && impl->has_storage() && C10_UNLIKELY(storage_of(impl)->has_materializer())) {
     // Copy on write (torch._lazy_clone): now is the time to copy.
     storage_of(impl)->mutable_data();
-    if (const Entry* entry = find(storage_of(impl))) entry->alias_storage->set_data_ptr_noswap(share(storage_of(impl)));
+    if (const Entry* entry = find(storage_of(impl)))
+      storage_of(entry->alias.unsafeGetTensorImpl())->set_data_ptr_noswap(share(storage_of(impl)));
   }
-  if (const Entry* entry = find(impl)) {
-    const_cast<Entry*>(entry)->written |= written;
+  if (Entry* entry = find(impl)) {
+    entry->written |= written;
+    if (written && entry->original_storage) entry->alias_storage = entry->alias.unsafeGetTensorImpl()->unsafe_storage();
     return entry->alias;
   }
   c10::intrusive_ptr<c10::TensorImpl> alias;
@@ -160,9 +172,8 @@ at::Tensor Aliases::add(const at::Tensor& original, bool written) {
     replace_parts(at::Tensor(alias), [&](const at::Tensor& part) { return add(part, written); });
   }
   at::Tensor result(std::move(alias));
-  c10::Storage held = written ? result.unsafeGetTensorImpl()->unsafe_storage() : c10::Storage();
-  remember({original, result, storage, storage ? storage_of(result.unsafeGetTensorImpl()) : nullptr, written,
-            std::move(held)});
+  remember({original, result, storage,
+            written && storage ? result.unsafeGetTensorImpl()->unsafe_storage() : c10::Storage(), written});
   return result;
 }
 
@@ -200,8 +211,8 @@ void Aliases::convert(const at::Tensor& result, c10::DeviceIndex target) {
   c10::TensorImpl* impl = result.unsafeGetTensorImpl();
   if (impl->has_storage()) {
     c10::StorageImpl* storage = storage_of(impl);
-    if (const Entry* entry = find(storage)) {
-      impl->*Reach::memory() = entry->original.unsafeGetTensorImpl()->unsafe_storage();
+    if (c10::StorageImpl* owner = owner_of(storage)) {
+      impl->*Reach::memory() = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(owner);
     } else {
       own(storage, target);
     }
@@ -212,7 +223,7 @@ void Aliases::convert(const at::Tensor& result, c10::DeviceIndex target) {
     set_device(impl, device(target));
     replace_parts(result, [&](const at::Tensor& part) -> at::Tensor {
       if (!part.is_cpu()) return part;
-      if (const Entry* entry = find(part.unsafeGetTensorImpl())) return entry->original;
+      if (const at::Tensor* original = original_of(part.unsafeGetTensorImpl())) return *original;
       if (part.has_storage() && is_kept(storage_of(part.unsafeGetTensorImpl()))) return copy_of(part, target);
       convert(part, target);
       return part;
@@ -232,11 +243,16 @@ at::Tensor Aliases::copy_of(const at::Tensor& tensor, c10::DeviceIndex target) {
 
 at::Tensor Aliases::to_device(at::Tensor result, c10::DeviceIndex target) {
   if (!result.defined() || !result.is_cpu()) return result;
-  if (const Entry* entry = find(result.unsafeGetTensorImpl())) return entry->original;
-  // Somebody else looks at this tensor, or at its memory: the kernel, which keeps it, or our caller.
-  const bool shared = result.use_count() > 1 ||
-                      (!kept_.empty() && result.has_storage() && is_kept(storage_of(result.unsafeGetTensorImpl())));
-  if (C10_UNLIKELY(shared)) return copy_of(result, target);
+  c10::TensorImpl* impl = result.unsafeGetTensorImpl();
+  const bool has_storage = impl->has_storage();
+  const bool view = has_storage && owner_of(storage_of(impl));
+  if (view || !has_storage)
+    if (const at::Tensor* original = original_of(impl)) return *original;
+  if (C10_UNLIKELY(!kept_.empty()) && has_storage && is_kept(storage_of(impl))) return copy_of(result, target);
+  if (C10_UNLIKELY(result.use_count() > 1)) {  // somebody else, the kernel or Python, holds this very tensor
+    if (!view) return copy_of(result, target);
+    result = at::Tensor(impl->shallow_copy_and_detach(c10::VariableVersion(0), true));
+  }
   convert(result, target);
   return result;
 }
@@ -249,15 +265,15 @@ void Aliases::finish(c10::DeviceIndex target) {
 void Aliases::bring_back(const Entry& entry, c10::DeviceIndex target) {
   c10::TensorImpl* original = entry.original.unsafeGetTensorImpl();
   c10::TensorImpl* alias = entry.alias.unsafeGetTensorImpl();
-  if (!entry.alias_storage) {  // sparse: whatever parts it has now
+  if (!entry.original_storage) {  // sparse: whatever parts it has now
     convert(entry.alias, target);
     original->shallow_copy_from(entry.alias.getIntrusivePtr());
     return;
   }
   c10::StorageImpl* storage = storage_of(alias);
-  if (C10_UNLIKELY(storage != entry.alias_storage)) {  // the kernel called set_
-    if (const Entry* other = find(storage)) {
-      original->set_storage_keep_dtype(other->original.unsafeGetTensorImpl()->unsafe_storage());
+  if (C10_UNLIKELY(storage != entry.alias_storage.unsafeGetStorageImpl())) {  // the kernel called set_
+    if (c10::StorageImpl* owner = owner_of(storage)) {
+      original->set_storage_keep_dtype(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(owner));
     } else {
       own(storage, target);
       original->set_storage_keep_dtype(alias->unsafe_storage());

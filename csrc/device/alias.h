@@ -4,9 +4,9 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/SmallVector.h>
+#include <c10/util/flat_hash_map.h>
 
 #include <cstddef>
-#include <unordered_map>
 
 #include "device/device.h"
 
@@ -35,14 +35,15 @@ class Aliases {
  private:
   struct Entry {
     at::Tensor original, alias;
-    c10::StorageImpl *original_storage, *alias_storage;  // of these two, when they came; null for sparse tensors
+    c10::StorageImpl* original_storage;  // null for sparse tensors
+    c10::Storage alias_storage;          // if written: what the alias began with
     bool written;
-    c10::Storage held;  // the alias's, if written: its address stays its own even if the kernel calls set_
   };
   // A call has a few tensors, or a list of hundreds (foreach): then looking through them takes too long.
   static constexpr std::size_t kLookThrough = 16;
 
-  const Entry* find(const void* tensor_or_storage) const;
+  Entry* find(const void* original_tensor_or_storage);
+  const at::Tensor* original_of(const c10::TensorImpl* alias) const;
   void remember(Entry entry);
   c10::Storage alias_storage(c10::StorageImpl* original);
   bool is_kept(const c10::StorageImpl* storage) const;
@@ -52,7 +53,7 @@ class Aliases {
   void bring_back(const Entry& entry, c10::DeviceIndex target);
 
   c10::SmallVector<Entry, 6> entries_;
-  std::unordered_map<const void*, std::size_t> index_;
+  ska::flat_hash_map<const void*, std::size_t> index_;
   c10::SmallVector<at::Tensor, 2> kept_;
 };
 

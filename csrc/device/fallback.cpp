@@ -55,6 +55,15 @@ std::optional<Plan::Kind> kind_of(const c10::Type& type) {
   }
 }
 
+/// For a list, what is written is noted for its elements.
+bool is_written(const c10::AliasInfo* info) {
+  if (!info) return false;
+  if (info->isWrite()) return true;
+  for (const auto& contained : info->containedTypes())
+    if (contained.isWrite()) return true;
+  return false;
+}
+
 Plan make_plan(const c10::FunctionSchema& schema) {
   Plan plan;
   plan.argument_count = schema.arguments().size();
@@ -64,7 +73,7 @@ Plan make_plan(const c10::FunctionSchema& schema) {
     const auto& argument = schema.arguments()[i];
     const auto kind = kind_of(*argument.real_type());
     if (!kind) continue;
-    const bool written = argument.alias_info() && argument.alias_info()->isWrite();
+    const bool written = is_written(argument.alias_info());
     // Indices, the scalars of foreach operations, the lengths of CTC, and the tensor that empty_quantized takes
     // its scales from may be on the CPU for any device.
     const bool cpu_welcome = *kind == Plan::Kind::optional_tensor_list || argument.name() == "scalars" ||

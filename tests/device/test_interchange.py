@@ -226,6 +226,19 @@ def test_custom_operators():
         y = torch.ops.occl_test.twice(x)
         assert y.device.type == "dev" and y.tolist() == [2, 2, 2]
 
+        library.define("first_half(Tensor(a) x) -> Tensor(a)")
+        library.impl("first_half", lambda x: x[: len(x) // 2], "CPU")
+        x = torch.ones(6, device="dev:1")
+        half = torch.ops.occl_test.first_half(x)  # a view that a kernel made
+        assert half.untyped_storage()._cdata == x.untyped_storage()._cdata
+        half.zero_()
+        assert x.sum().item() == 3 and half.untyped_storage().device == torch.device("dev:1")
+
+        library.define("grow(Tensor(a!) x) -> ()")
+        library.impl("grow", lambda x: [x.resize_(20).fill_(2)][1:] or None, "CPU")
+        torch.ops.occl_test.grow(x)  # resized by a kernel
+        assert x.shape == (20,) and x.sum().item() == 40 and x.untyped_storage().device == torch.device("dev:1")
+
 
 def test_operator_that_nobody_has():
     with pytest.raises(NotImplementedError, match="has no kernel for CPU"):
