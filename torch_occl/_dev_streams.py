@@ -47,8 +47,15 @@ class Stream(torch.Stream):
         return f"<torch.dev.Stream device=dev:{self.device_index} id={self.stream_id}>"
 
 
-class Event(torch.Event):
+class _EventType(type(torch.Event)):
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, torch.Event) and instance.device.type == "dev"
+
+
+class Event(torch.Event, metaclass=_EventType):
     """A point in a stream, to wait for or to measure time with.
+
+    Makes plain :class:`torch.Event` objects of this device: PyTorch does not measure time between subclasses.
 
     Args:
         enable_timing: whether ``elapsed_time`` will be asked for.
@@ -56,13 +63,13 @@ class Event(torch.Event):
         interprocess: not supported.
     """
 
-    def __new__(
+    def __new__(  # type: ignore[misc]
         cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, device: Device = None
-    ) -> Event:
+    ) -> torch.Event:
         if interprocess:
             raise NotImplementedError("dev has no events shared between processes")
-        return super().__new__(
-            cls, device=torch.device("dev", device_index(device)), enable_timing=enable_timing, blocking=blocking
+        return torch.Event(
+            device=torch.device("dev", device_index(device)), enable_timing=enable_timing, blocking=blocking
         )
 
 

@@ -38,6 +38,9 @@ def register() -> str | None:
 
     torch._register_device_module(NAME, dev)
     torch.utils.generate_methods_for_privateuse1_backend(for_tensor=True, for_module=True, for_storage=True)
+    from torch_occl import _dev_interchange
+
+    _dev_interchange.install()
     _registered = True
     return NAME
 

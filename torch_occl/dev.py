@@ -1,7 +1,8 @@
 """``torch.dev``: the device ``dev``, as :mod:`torch.cuda` is for CUDA.
 
-``dev`` is host memory that other processes can map, with the CPU's kernels. See
-:mod:`torch_occl._dev_streams`, :mod:`torch_occl._dev_memory` and :mod:`torch_occl._dev_random` for the parts.
+``dev`` is host memory that other processes can map, with the CPU's kernels. The
+parts are in :mod:`torch_occl._dev_streams`, :mod:`torch_occl._dev_memory`, :mod:`torch_occl._dev_random` and
+:mod:`torch_occl._dev_interchange`.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from typing import Any, NamedTuple
 import torch
 
 from torch_occl import _C
-from torch_occl import _dev_memory, _dev_random, _dev_streams
+from torch_occl import _dev_interchange, _dev_memory, _dev_random, _dev_streams
 from torch_occl._dev_index import Device, device_index
+from torch_occl._dev_interchange import *  # noqa: F403
 from torch_occl._dev_memory import *  # noqa: F403
 from torch_occl._dev_random import *  # noqa: F403
 from torch_occl._dev_streams import *  # noqa: F403
@@ -37,6 +39,7 @@ __all__ = [
     "is_bf16_supported",
     "is_initialized",
     "set_device",
+    *_dev_interchange.__all__,
     *_dev_memory.__all__,
     *_dev_random.__all__,
     *_dev_streams.__all__,
@@ -180,6 +183,8 @@ def get_amp_supported_dtype() -> list[torch.dtype]:
 def __getattr__(name: str) -> Any:
     if name == "default_generators":
         return tuple(_C._device_generator(index) for index in range(device_count()))
+    if name == "_initialized":  # checkpointing asks for it before it saves the state of the generators
+        return is_initialized()
     raise AttributeError(f"module 'torch.dev' has no attribute {name!r}")
 
 

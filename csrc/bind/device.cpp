@@ -1,5 +1,8 @@
 #include "bind/bind.h"
 
+#include <ATen/detail/PrivateUse1HooksInterface.h>
+
+#include "device/alias.h"
 #include "device/allocator.h"
 #include "device/device.h"
 #include "device/generator.h"
@@ -13,6 +16,11 @@ namespace occl::bind {
 namespace dev = occl::device;
 
 void bind_device(py::module_& module) {
+  dev::set_wait_wrapper([](const std::function<void()>& wait) {
+    if (!PyGILState_Check()) return wait();
+    py::gil_scoped_release release;
+    wait();
+  });
   module.def("_init_device", &dev::init);
   module.def("_device_taken", &dev::privateuse1_taken);
   module.def("_device_generator",
@@ -31,6 +39,10 @@ void bind_device(py::module_& module) {
     dev::check_fork();
     dev::mark_used();
   });
+  module.def("_device_of_pointer", [](std::uintptr_t address) {
+    // NOLINTNEXTLINE(performance-no-int-to-ptr)
+    return at::detail::getPrivateUse1Hooks().getDeviceFromPtr(reinterpret_cast<void*>(address));
+  });
   module.def("_device_in_bad_fork", &dev::in_bad_fork);
   // For tests: a Python function as a task of a stream.
   module.def("_device_enqueue", [](const c10::Stream& stream, const py::function& task) {
@@ -44,6 +56,8 @@ void bind_device(py::module_& module) {
       (*held)();
     });
   });
+  module.def("_device_share_memory", &dev::share_memory);
+  module.def("_device_move_storage", &dev::move_storage);
   module.def("_device_drain", &dev::drain, py::call_guard<py::gil_scoped_release>());
   module.def("_device_memory_limit", &dev::memory_limit);
   module.def("_device_set_memory_fraction", &dev::set_memory_fraction);

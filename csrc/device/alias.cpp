@@ -1,7 +1,8 @@
 #include "device/alias.h"
 
+#include <ATen/SparseCsrTensorImpl.h>
+#include <ATen/SparseTensorImpl.h>
 #include <ATen/ops/clone.h>
-#include <ATen/ops/empty.h>
 #include <c10/core/CPUAllocator.h>
 
 #include <cstring>
@@ -19,20 +20,56 @@ struct Reach : c10::TensorImpl {
   static auto device() { return &Reach::device_opt_; }
   static auto version() { return &Reach::version_counter_; }
   static auto keys() { return &Reach::key_set_; }
+  static auto memory() { return &Reach::storage_; }
   static void copy_metadata(const c10::TensorImpl* from, c10::TensorImpl* to) {
     copy_generic_tensor_metadata(from, to);
   }
 };
 
-/// The deleter of an alias's memory: gives up the reference to the storage that owns it.
+/// The deleters of memory that belongs to another storage: each gives up a reference to that one. Two, because
+/// the first marks the aliases of a call.
 void release_original(void* storage) {
   c10::raw::intrusive_ptr::decref(static_cast<c10::intrusive_ptr_target*>(storage));
 }
+void release_shared(void* storage) {
+  c10::raw::intrusive_ptr::decref(static_cast<c10::intrusive_ptr_target*>(storage));
+}
 
-c10::DataPtr share(c10::StorageImpl* original) {
-  c10::raw::intrusive_ptr::incref(original);
-  return {const_cast<void*>(original->data()), static_cast<c10::intrusive_ptr_target*>(original), &release_original,
-          kCpu};
+c10::DataPtr share(c10::StorageImpl* owner, c10::Device to = kCpu, c10::DeleterFnPtr release = &release_original) {
+  c10::raw::intrusive_ptr::incref(owner);
+  return {const_cast<void*>(owner->data()), static_cast<c10::intrusive_ptr_target*>(owner), release, to};
+}
+
+/// The storage whose memory an alias shows, or null for any other storage.
+c10::StorageImpl* owner_of(c10::StorageImpl* storage) {
+  const c10::DataPtr& ptr = storage->_mutable_data_ptr_no_checks();
+  if (ptr.get_deleter() != &release_original || !ptr.get_context()) return nullptr;
+  return static_cast<c10::StorageImpl*>(static_cast<c10::intrusive_ptr_target*>(ptr.get_context()));
+}
+
+c10::StorageImpl* storage_of(const c10::TensorImpl* impl) { return impl->unsafe_storage().unsafeGetStorageImpl(); }
+
+at::SparseTensorImpl* as_coo(const at::Tensor& t) {
+  return t.is_sparse() ? static_cast<at::SparseTensorImpl*>(t.unsafeGetTensorImpl()) : nullptr;
+}
+
+at::SparseCsrTensorImpl* as_compressed(const at::Tensor& t) {
+  const auto layout = t.layout();
+  const bool compressed = layout == at::kSparseCsr || layout == at::kSparseCsc || layout == at::kSparseBsr ||
+                          layout == at::kSparseBsc;
+  return compressed ? static_cast<at::SparseCsrTensorImpl*>(t.unsafeGetTensorImpl()) : nullptr;
+}
+
+/// Where a sparse tensor keeps its numbers: replaced by `f` of each.
+template <class F>
+void replace_parts(const at::Tensor& sparse, F f) {
+  if (at::SparseTensorImpl* coo = as_coo(sparse)) {
+    const bool coalesced = coo->coalesced();
+    coo->set_indices_and_values_unsafe(f(coo->indices()), f(coo->values()));
+    coo->set_coalesced(coalesced);
+  } else if (at::SparseCsrTensorImpl* csr = as_compressed(sparse)) {
+    csr->set_member_tensors(f(csr->compressed_indices()), f(csr->plain_indices()), f(csr->values()), csr->sizes());
+  }
 }
 
 }  // namespace
@@ -42,51 +79,124 @@ void set_device(at::TensorImpl* impl, c10::Device to) {
   impl->*Reach::device() = to;
 }
 
-c10::Storage Aliases::alias_storage(const c10::Storage& original) {
+at::Tensor share_memory(const at::Tensor& original, c10::Device to) {
+  TORCH_CHECK(original.has_storage() && !original.is_quantized(), "only dense tensors share memory with another device");
+  c10::TensorImpl* impl = original.unsafeGetTensorImpl();
+  c10::StorageImpl* storage = storage_of(impl);
+  storage->mutable_data();  // a copy that was put off until the first write is made now
+  auto shared = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), storage->nbytes(),
+                                                      share(storage, to, &release_shared), nullptr, false);
+  auto result = c10::make_intrusive<c10::TensorImpl>(c10::Storage(std::move(shared)), impl->key_set(), impl->dtype());
+  Reach::copy_metadata(impl, result.get());
+  set_device(result.get(), to);
+  return at::Tensor(std::move(result));
+}
+
+void move_storage(const at::Tensor& dev, const at::Tensor& cpu) {
+  TORCH_CHECK(dev.device().type() == kType && cpu.is_cpu(), "expected a dev tensor and a CPU tensor");
+  c10::StorageImpl *to = storage_of(cpu.unsafeGetTensorImpl()), *from = storage_of(dev.unsafeGetTensorImpl());
+  TORCH_CHECK(to->nbytes() >= from->nbytes(), "the memory to move to is too small");
+  if (from->nbytes()) std::memcpy(to->mutable_data(), from->mutable_data(), from->nbytes());
+  from->set_data_ptr_noswap(share(to, from->device(), &release_shared));
+}
+
+// ---- dev -> CPU ---------------------------------------------------------------------------------------
+
+Aliases::Entry* Aliases::find(const void* key) {
+  if (entries_.size() <= kLookThrough) {
+    for (Entry& entry : entries_)
+      if (entry.original.unsafeGetTensorImpl() == key || entry.original_storage == key) return &entry;
+    return nullptr;
+  }
+  const auto found = index_.find(key);
+  return found == index_.end() ? nullptr : &entries_[found->second];
+}
+
+void Aliases::remember(Entry entry) {
+  entries_.push_back(std::move(entry));
+  if (entries_.size() <= kLookThrough) return;
+  for (std::size_t i = index_.empty() ? 0 : entries_.size() - 1; i < entries_.size(); ++i) {
+    index_.emplace(entries_[i].original.unsafeGetTensorImpl(), i);
+    if (entries_[i].original_storage) index_.emplace(entries_[i].original_storage, i);
+  }
+}
+
+const at::Tensor* Aliases::original_of(const c10::TensorImpl* alias) const {
   for (const Entry& entry : entries_)
-    if (entry.original.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() ==
-        original.unsafeGetStorageImpl())
-      return entry.alias_storage;
-  c10::StorageImpl* impl = original.unsafeGetStorageImpl();
-  return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), impl->nbytes(), share(impl),
-                                               c10::GetCPUAllocator(), impl->resizable());
+    if (entry.alias.unsafeGetTensorImpl() == alias) return &entry.original;
+  return nullptr;
+}
+
+c10::Storage Aliases::alias_storage(c10::StorageImpl* original) {
+  if (const Entry* entry = find(original)) return entry->alias.unsafeGetTensorImpl()->unsafe_storage();
+  return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), original->nbytes(),
+                                               share(original), c10::GetCPUAllocator(), original->resizable());
 }
 
 at::Tensor Aliases::add(const at::Tensor& original, bool written) {
-  for (Entry& entry : entries_)
-    if (entry.original.is_same(original)) {
-      entry.written |= written;
-      return entry.alias;
-    }
   c10::TensorImpl* impl = original.unsafeGetTensorImpl();
-  c10::Storage storage = alias_storage(impl->unsafe_storage());
-  auto alias = c10::make_intrusive<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(storage),
-                                                    c10::DispatchKeySet(c10::DispatchKey::CPU), impl->dtype());
-  Reach::copy_metadata(impl, alias.get());
-  // With the autograd keys and the conjugate and negative bits: views that the kernel makes inherit them.
-  (*alias).*Reach::keys() = impl->key_set() - c10::python_ks;
-  set_device(alias.get(), kCpu);
-  // Shared, so that a kernel that counts versions counts the original's. (Inference tensors have none.)
-  (*alias).*Reach::version() = impl->version_counter();
-  entries_.push_back({original, at::Tensor(std::move(alias)), std::move(storage), written});
-  return entries_.back().alias;
+  if (written && impl->has_storage() && C10_UNLIKELY(storage_of(impl)->has_materializer())) {
+    // Copy on write (torch._lazy_clone): now is the time to copy.
+    storage_of(impl)->mutable_data();
+    if (const Entry* entry = find(storage_of(impl)))
+      storage_of(entry->alias.unsafeGetTensorImpl())->set_data_ptr_noswap(share(storage_of(impl)));
+  }
+  if (Entry* entry = find(impl)) {
+    entry->written |= written;
+    if (written && entry->original_storage) entry->alias_storage = entry->alias.unsafeGetTensorImpl()->unsafe_storage();
+    return entry->alias;
+  }
+  c10::intrusive_ptr<c10::TensorImpl> alias;
+  c10::StorageImpl* storage = nullptr;
+  if (C10_LIKELY(impl->has_storage())) {
+    storage = storage_of(impl);
+    c10::Storage shared = alias_storage(storage);
+    if (C10_LIKELY(!original.is_quantized() && !original.is_nested())) {
+      alias = c10::make_intrusive<c10::TensorImpl>(c10::TensorImpl::VIEW, std::move(shared),
+                                                   c10::DispatchKeySet(c10::DispatchKey::CPU), impl->dtype());
+      Reach::copy_metadata(impl, alias.get());
+      // With the autograd keys and the conjugate and negative bits: views that the kernel makes inherit them.
+      (*alias).*Reach::keys() = impl->key_set() - c10::python_ks;
+      // Shared, so that a kernel that counts versions counts the original's. (Inference tensors have none.)
+      (*alias).*Reach::version() = impl->version_counter();
+    } else {
+      alias = impl->shallow_copy_and_detach(impl->version_counter(), true);
+      (*alias).*Reach::memory() = std::move(shared);
+    }
+    set_device(alias.get(), kCpu);
+  } else {
+    TORCH_CHECK_NOT_IMPLEMENTED(as_coo(original) || as_compressed(original), "dev does not support tensors of layout ",
+                                original.layout());
+    alias = impl->shallow_copy_and_detach(impl->version_counter(), true);
+    set_device(alias.get(), kCpu);
+    replace_parts(at::Tensor(alias), [&](const at::Tensor& part) { return add(part, written); });
+  }
+  at::Tensor result(std::move(alias));
+  remember({original, result, storage,
+            written && storage ? result.unsafeGetTensorImpl()->unsafe_storage() : c10::Storage(), written});
+  return result;
 }
 
 void Aliases::keep(const at::Tensor& cpu) { kept_.push_back(cpu); }
 
-const Aliases::Entry* Aliases::entry_of(const c10::StorageImpl* storage) const {
+void Aliases::copy_requires_grad() {
   for (const Entry& entry : entries_)
-    if (entry.alias_storage.unsafeGetStorageImpl() == storage) return &entry;
-  return nullptr;
+    if (entry.original.requires_grad()) entry.alias.set_requires_grad(true);
 }
+
+bool Aliases::is_kept(const c10::StorageImpl* storage) const {
+  for (const at::Tensor& tensor : kept_)
+    if (tensor.has_storage() && tensor.storage().unsafeGetStorageImpl() == storage) return true;
+  return false;
+}
+
+// ---- CPU -> dev ---------------------------------------------------------------------------------------
 
 /// Makes a storage that a kernel allocated one of the device.
 void Aliases::own(c10::StorageImpl* storage, c10::DeviceIndex target) {
   if (storage->device_type() == kType) return;  // another result has brought it over already
   c10::DataPtr& ptr = storage->_mutable_data_ptr_no_checks();
-  bool kept = false;
-  for (const at::Tensor& tensor : kept_) kept |= tensor.storage().unsafeGetStorageImpl() == storage;
-  if (is_device_memory(ptr) && !kept) {
+  if (is_device_memory(ptr) || !ptr.get()) {  // zero tensors have a size and no memory
     ptr.unsafe_set_device(device(target));
   } else {
     c10::DataPtr copy = allocate(storage->nbytes(), target);
@@ -96,62 +206,89 @@ void Aliases::own(c10::StorageImpl* storage, c10::DeviceIndex target) {
   storage->set_allocator(allocator());
 }
 
-void Aliases::finish(c10::DeviceIndex target) {
-  for (const Entry& entry : entries_) {
-    if (!entry.written) continue;
-    c10::TensorImpl* original = entry.original.unsafeGetTensorImpl();
-    c10::TensorImpl* alias = entry.alias.unsafeGetTensorImpl();
-    c10::StorageImpl* storage = alias->unsafe_storage().unsafeGetStorageImpl();
-    if (storage != entry.alias_storage.unsafeGetStorageImpl()) {  // the kernel called set_
-      if (const Entry* other = entry_of(storage)) {
-        original->set_storage_keep_dtype(other->original.storage());
-      } else {
-        own(storage, target);
-        original->set_storage_keep_dtype(alias->unsafe_storage());
-      }
-    } else if (c10::DataPtr& ptr = storage->_mutable_data_ptr_no_checks();
-               ptr.get_deleter() != &release_original && ptr) {  // the kernel resized it
-      own(storage, original->device().index());
-      c10::StorageImpl* owner = original->unsafe_storage().unsafeGetStorageImpl();
-      owner->set_nbytes(storage->nbytes());
-      owner->set_data_ptr_noswap(std::move(ptr));
-      ptr = share(owner);
+/// Turns a CPU tensor into one of the device where it stands.
+void Aliases::convert(const at::Tensor& result, c10::DeviceIndex target) {
+  c10::TensorImpl* impl = result.unsafeGetTensorImpl();
+  if (impl->has_storage()) {
+    c10::StorageImpl* storage = storage_of(impl);
+    if (c10::StorageImpl* owner = owner_of(storage)) {
+      impl->*Reach::memory() = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(owner);
+    } else {
+      own(storage, target);
     }
-    if (alias->sizes() != original->sizes() || alias->strides() != original->strides() ||
-        alias->storage_offset() != original->storage_offset())
-      original->set_sizes_and_strides(alias->sizes(), alias->strides(), alias->storage_offset());
+    set_device(impl, device(target));
+  } else {
+    TORCH_CHECK_NOT_IMPLEMENTED(as_coo(result) || as_compressed(result), "dev does not support tensors of layout ",
+                                result.layout());
+    set_device(impl, device(target));
+    replace_parts(result, [&](const at::Tensor& part) -> at::Tensor {
+      if (!part.is_cpu()) return part;
+      if (const at::Tensor* original = original_of(part.unsafeGetTensorImpl())) return *original;
+      if (part.has_storage() && is_kept(storage_of(part.unsafeGetTensorImpl()))) return copy_of(part, target);
+      convert(part, target);
+      return part;
+    });
   }
+}
+
+at::Tensor Aliases::copy_of(const at::Tensor& tensor, c10::DeviceIndex target) {
+  at::Tensor copy;
+  {
+    AllocateOn guard(target);
+    copy = tensor.clone();
+  }
+  convert(copy, target);
+  return copy;
 }
 
 at::Tensor Aliases::to_device(at::Tensor result, c10::DeviceIndex target) {
   if (!result.defined() || !result.is_cpu()) return result;
-  for (const Entry& entry : entries_)
-    if (entry.alias.is_same(result)) return entry.original;
-  bool copy = result.use_count() > 1;  // a tensor that the kernel keeps, or the caller's
-  if (!copy && !result.has_storage()) copy = true;
-  if (copy) {
-    AllocateOn guard(target);
-    result = result.clone();
-  }
-  TORCH_CHECK_NOT_IMPLEMENTED(result.has_storage(), "dev does not support tensors of layout ", result.layout());
   c10::TensorImpl* impl = result.unsafeGetTensorImpl();
-  c10::StorageImpl* storage = impl->unsafe_storage().unsafeGetStorageImpl();
-  if (const Entry* entry = entry_of(storage)) {
-    impl->set_storage_keep_dtype(entry->original.storage());
-    set_device(impl, entry->original.device());
-    return result;
+  const bool has_storage = impl->has_storage();
+  const bool view = has_storage && owner_of(storage_of(impl));
+  if (view || !has_storage)
+    if (const at::Tensor* original = original_of(impl)) return *original;
+  if (C10_UNLIKELY(!kept_.empty()) && has_storage && is_kept(storage_of(impl))) return copy_of(result, target);
+  if (C10_UNLIKELY(result.use_count() > 1)) {  // somebody else, the kernel or Python, holds this very tensor
+    if (!view) return copy_of(result, target);
+    result = at::Tensor(impl->shallow_copy_and_detach(c10::VariableVersion(0), true));
   }
-  for (const at::Tensor& tensor : kept_)
-    if (tensor.storage().is_alias_of(result.storage())) {
-      AllocateOn guard(target);
-      result = result.clone();
-      impl = result.unsafeGetTensorImpl();
-      storage = impl->unsafe_storage().unsafeGetStorageImpl();
-      break;
-    }
-  own(storage, target);
-  set_device(impl, device(target));
+  convert(result, target);
   return result;
+}
+
+void Aliases::finish(c10::DeviceIndex target) {
+  for (const Entry& entry : entries_)
+    if (entry.written) bring_back(entry, target);
+}
+
+void Aliases::bring_back(const Entry& entry, c10::DeviceIndex target) {
+  c10::TensorImpl* original = entry.original.unsafeGetTensorImpl();
+  c10::TensorImpl* alias = entry.alias.unsafeGetTensorImpl();
+  if (!entry.original_storage) {  // sparse: whatever parts it has now
+    convert(entry.alias, target);
+    original->shallow_copy_from(entry.alias.getIntrusivePtr());
+    return;
+  }
+  c10::StorageImpl* storage = storage_of(alias);
+  if (C10_UNLIKELY(storage != entry.alias_storage.unsafeGetStorageImpl())) {  // the kernel called set_
+    if (c10::StorageImpl* owner = owner_of(storage)) {
+      original->set_storage_keep_dtype(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(owner));
+    } else {
+      own(storage, target);
+      original->set_storage_keep_dtype(alias->unsafe_storage());
+    }
+  } else if (c10::DataPtr& ptr = storage->_mutable_data_ptr_no_checks();
+             C10_UNLIKELY(ptr.get_deleter() != &release_original && ptr.get())) {  // the kernel resized it
+    own(storage, target);
+    c10::StorageImpl* owner = storage_of(original);
+    owner->set_nbytes(storage->nbytes());
+    owner->set_data_ptr_noswap(std::move(ptr));
+    ptr = share(owner);
+  }
+  if (C10_UNLIKELY(alias->sizes() != original->sizes() || alias->strides() != original->strides() ||
+                   alias->storage_offset() != original->storage_offset()))
+    original->set_sizes_and_strides(alias->sizes(), alias->strides(), alias->storage_offset());
 }
 
 }  // namespace occl::device

@@ -4,6 +4,9 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/SmallVector.h>
+#include <c10/util/flat_hash_map.h>
+
+#include <cstddef>
 
 #include "device/device.h"
 
@@ -12,12 +15,15 @@ namespace occl::device {
 /// The tensors of one call. Tensors that share a storage, or are the same tensor, stay that way.
 class Aliases {
  public:
-  /// A CPU tensor over the memory of `original` (dense, on dev). If `written`, `finish` brings changes of its
-  /// shape and storage back to the original.
+  /// A CPU tensor over the memory of `original`, which is on dev: dense, sparse or quantized. If `written`,
+  /// `finish` brings changes of its shape and storage back to the original.
   at::Tensor add(const at::Tensor& original, bool written);
 
-  /// A tensor that goes to the kernel as it is. A result that shares its memory is copied.
+  /// A CPU tensor that goes to the kernel as it is. A result that shares its memory is copied.
   void keep(const at::Tensor& cpu);
+
+  /// Aliases require no gradient by themselves. For the few kernels that look.
+  void copy_requires_grad();
 
   /// Ends the call: written originals get what the kernel did to their aliases.
   void finish(c10::DeviceIndex target);
@@ -29,18 +35,37 @@ class Aliases {
  private:
   struct Entry {
     at::Tensor original, alias;
-    c10::Storage alias_storage;
+    c10::StorageImpl* original_storage;  // null for sparse tensors
+    c10::Storage alias_storage;          // if written: what the alias began with
     bool written;
   };
-  c10::Storage alias_storage(const c10::Storage& original);
-  const Entry* entry_of(const c10::StorageImpl* alias_storage) const;
+  // A call has a few tensors, or a list of hundreds (foreach): then looking through them takes too long.
+  static constexpr std::size_t kLookThrough = 16;
+
+  Entry* find(const void* original_tensor_or_storage);
+  const at::Tensor* original_of(const c10::TensorImpl* alias) const;
+  void remember(Entry entry);
+  c10::Storage alias_storage(c10::StorageImpl* original);
+  bool is_kept(const c10::StorageImpl* storage) const;
   void own(c10::StorageImpl* storage, c10::DeviceIndex target);
+  void convert(const at::Tensor& result, c10::DeviceIndex target);
+  at::Tensor copy_of(const at::Tensor& tensor, c10::DeviceIndex target);
+  void bring_back(const Entry& entry, c10::DeviceIndex target);
 
   c10::SmallVector<Entry, 6> entries_;
+  ska::flat_hash_map<const void*, std::size_t> index_;
   c10::SmallVector<at::Tensor, 2> kept_;
 };
 
 /// Only for tensors that nobody else looks at now.
 void set_device(at::TensorImpl* impl, c10::Device to);
+
+/// A tensor on `to` over the memory of `original`, which is dense: a dev tensor's memory seen from the CPU, or
+/// the reverse. It keeps the memory alive, and cannot be resized.
+at::Tensor share_memory(const at::Tensor& original, c10::Device to);
+
+/// Makes the storage of a dev tensor use the memory of a CPU tensor of at least its size, after copying what it
+/// holds there. Every view of the storage follows.
+void move_storage(const at::Tensor& dev, const at::Tensor& cpu);
 
 }  // namespace occl::device

@@ -35,6 +35,7 @@ struct Plan {
   std::vector<Argument> arguments;
   std::size_t argument_count = 0;
   std::size_t return_count = 0;
+  bool looks_at_requires_grad = false;  // the kernel computes more where a gradient will be wanted
 };
 
 std::optional<Plan::Kind> kind_of(const c10::Type& type) {
@@ -54,18 +55,30 @@ std::optional<Plan::Kind> kind_of(const c10::Type& type) {
   }
 }
 
+/// For a list, what is written is noted for its elements.
+bool is_written(const c10::AliasInfo* info) {
+  if (!info) return false;
+  if (info->isWrite()) return true;
+  for (const auto& contained : info->containedTypes())
+    if (contained.isWrite()) return true;
+  return false;
+}
+
 Plan make_plan(const c10::FunctionSchema& schema) {
   Plan plan;
   plan.argument_count = schema.arguments().size();
   plan.return_count = schema.returns().size();
+  plan.looks_at_requires_grad = schema.name() == "aten::_sparse_mm_reduce_impl";
   for (std::size_t i = 0; i < schema.arguments().size(); ++i) {
     const auto& argument = schema.arguments()[i];
     const auto kind = kind_of(*argument.real_type());
     if (!kind) continue;
-    const bool written = argument.alias_info() && argument.alias_info()->isWrite();
-    // Indices, the scalars of foreach operations and the lengths of CTC may be on the CPU for any device.
+    const bool written = is_written(argument.alias_info());
+    // Indices, the scalars of foreach operations, the lengths of CTC, and the tensor that empty_quantized takes
+    // its scales from may be on the CPU for any device.
     const bool cpu_welcome = *kind == Plan::Kind::optional_tensor_list || argument.name() == "scalars" ||
-                             schema.name() == "aten::_ctc_loss" || schema.name() == "aten::_ctc_loss_backward";
+                             schema.name() == "aten::_ctc_loss" || schema.name() == "aten::_ctc_loss_backward" ||
+                             schema.name() == "aten::empty_quantized";
     plan.arguments.push_back({static_cast<std::uint16_t>(i), *kind, written, cpu_welcome});
   }
   return plan;
@@ -85,28 +98,30 @@ void each_tensor(const IValue& value, F f) {
   }
 }
 
-/// The device that a call runs on: that of its first dev tensor, else of its device argument, else the
-/// current one.
-c10::DeviceIndex target_of(const Plan& plan, const IValue* arguments) {
-  std::optional<c10::DeviceIndex> target;
+struct Target {
+  c10::DeviceIndex device;  // where the call runs: the device of its first dev tensor
+  c10::Device results;      // where its results go: the device argument, if there is one
+};
+
+Target target_of(const Plan& plan, const IValue* arguments) {
+  std::optional<c10::DeviceIndex> first;
+  std::optional<c10::Device> wanted;
+  auto see = [&](const at::Tensor& t) {
+    if (!first && on_dev(t)) first = t.device().index();
+  };
   for (const auto& argument : plan.arguments) {
     const IValue& value = arguments[argument.index];
-    if (argument.kind == Plan::Kind::device) {
-      if (!target && value.isDevice() && value.toDevice().type() == kType) target = resolve(value.toDevice().index());
-      continue;
-    }
     if (argument.kind == Plan::Kind::tensor) {
-      if (value.isTensor() && on_dev(value.toTensor())) return value.toTensor().device().index();
-      continue;
+      if (value.isTensor()) see(value.toTensor());
+    } else if (argument.kind == Plan::Kind::device) {
+      if (value.isDevice()) wanted = value.toDevice();
+    } else if (argument.kind != Plan::Kind::generator && !first) {
+      each_tensor(value, see);
     }
-    if (argument.kind == Plan::Kind::generator) continue;
-    std::optional<c10::DeviceIndex> found;
-    each_tensor(value, [&](const at::Tensor& t) {
-      if (!found && on_dev(t)) found = t.device().index();
-    });
-    if (found) return *found;
   }
-  return target ? *target : current();
+  if (wanted && wanted->type() == kType) wanted = device(resolve(wanted->index()));
+  if (!first) first = wanted && wanted->type() == kType ? wanted->index() : current();
+  return {*first, wanted ? *wanted : device(*first)};
 }
 
 [[noreturn]] void mixed_devices(const c10::OperatorHandle& op, const Plan::Argument& argument, c10::DeviceIndex target,
@@ -170,38 +185,46 @@ void convert_result(Aliases& aliases, c10::DeviceIndex target, IValue& value) {
   }
 }
 
-void run(const c10::OperatorHandle& op, const Plan& plan, Stack* stack) {
+void run(const c10::OperatorHandle& op, const Plan& plan, DispatchKey cpu_key, Stack* stack) {
   check_fork();
   const std::size_t first = stack->size() - plan.argument_count;
-  const auto target = target_of(plan, stack->data() + first);
-  wait_for_queued(target);
+  const Target target = target_of(plan, stack->data() + first);
+  wait_for_queued(target.device);
   Aliases aliases;
   for (const auto& argument : plan.arguments)
-    convert_argument(aliases, op, argument, target, (*stack)[first + argument.index]);
+    convert_argument(aliases, op, argument, target.device, (*stack)[first + argument.index]);
+  if (C10_UNLIKELY(plan.looks_at_requires_grad)) aliases.copy_requires_grad();
+  const bool to_dev = C10_LIKELY(target.results.type() == kType);
   {
     // Aliases take no part in autograd; whoever called us has seen to that.
     at::AutoDispatchBelowADInplaceOrView below;
-    AllocateOn guard(target);
-    op.redispatchBoxed(DispatchKeySet(DispatchKey::CPU), stack);
+    AllocateOn guard(to_dev ? target.results.index() : -1);
+    op.redispatchBoxed(DispatchKeySet(cpu_key), stack);
   }
-  aliases.finish(target);
+  aliases.finish(target.device);
+  if (!to_dev) return;
   for (std::size_t i = stack->size() - plan.return_count; i < stack->size(); ++i)
-    convert_result(aliases, target, (*stack)[i]);
+    convert_result(aliases, target.results.index(), (*stack)[i]);
 }
 
 /// The kernel of one operator, with its plan.
 struct Kernel final : c10::OperatorKernel {
-  explicit Kernel(Plan p) : plan(std::move(p)) {}
-  void operator()(const c10::OperatorHandle& op, DispatchKeySet, Stack* stack) { run(op, plan, stack); }
-  Plan plan;
+  Kernel(Plan p, DispatchKey key) : plan(std::move(p)), cpu_key(key) {}
+  void operator()(const c10::OperatorHandle& op, DispatchKeySet, Stack* stack) { run(op, plan, cpu_key, stack); }
+  const Plan plan;
+  const DispatchKey cpu_key;
 };
 
 /// Operators that came after registration, and those the CPU does not have.
-void run_unplanned(const c10::OperatorHandle& op, Stack* stack) {
-  TORCH_CHECK_NOT_IMPLEMENTED(op.hasComputedKernelForDispatchKey(DispatchKey::CPU), op.operator_name(),
-                              " has no kernel for the CPU, and `dev` runs the CPU's kernels");
-  run(op, make_plan(op.schema()), stack);
-}
+struct Unplanned final : c10::OperatorKernel {
+  explicit Unplanned(DispatchKey key) : cpu_key(key) {}
+  void operator()(const c10::OperatorHandle& op, DispatchKeySet, Stack* stack) {
+    TORCH_CHECK_NOT_IMPLEMENTED(op.hasComputedKernelForDispatchKey(cpu_key), op.operator_name(),
+                                " has no kernel for ", cpu_key, ", and `dev` runs the CPU's kernels");
+    run(op, make_plan(op.schema()), cpu_key, stack);
+  }
+  const DispatchKey cpu_key;
+};
 
 /// Composites that choose a backend by the device's name: on `dev` the CPU's choice is the right one. (And
 /// foreach operations, which would otherwise be dispatched once per tensor.)
@@ -216,20 +239,34 @@ bool runs_whole_on_cpu(std::string_view name) {
 }  // namespace
 
 void install_fallback() {
+  struct Keys {
+    DispatchKey dev, cpu;
+  };
+  constexpr Keys kinds[] = {
+      {DispatchKey::PrivateUse1, DispatchKey::CPU},
+      {DispatchKey::SparsePrivateUse1, DispatchKey::SparseCPU},
+      {DispatchKey::SparseCsrPrivateUse1, DispatchKey::SparseCsrCPU},
+      {DispatchKey::QuantizedPrivateUse1, DispatchKey::QuantizedCPU},
+      {DispatchKey::NestedTensorPrivateUse1, DispatchKey::NestedTensorCPU},
+  };
   auto& dispatcher = c10::Dispatcher::singleton();
   // Registrations live as long as the process.
   static auto* handles = new std::vector<c10::RegistrationHandleRAII>;
-  handles->push_back(dispatcher.registerFallback(
-      DispatchKey::PrivateUse1, c10::KernelFunction::makeFromBoxedFunction<&run_unplanned>(), "occl: CPU kernels"));
+  for (const Keys& keys : kinds)
+    handles->push_back(dispatcher.registerFallback(
+        keys.dev, c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<Unplanned>(keys.cpu)),
+        "occl: the CPU's kernels"));
   for (const auto& name : dispatcher.getAllOpNames()) {
     const auto op = dispatcher.findOp(name);
     if (!op || !op->hasSchema()) continue;
-    const bool from_cpu = op->hasKernelForDispatchKey(DispatchKey::CPU) || runs_whole_on_cpu(name.name);
-    if (!from_cpu || op->hasKernelForDispatchKey(DispatchKey::PrivateUse1)) continue;
-    handles->push_back(dispatcher.registerImpl(
-        name, DispatchKey::PrivateUse1,
-        c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(make_plan(op->schema()))), std::nullopt,
-        nullptr, "occl: the CPU's kernel"));
+    for (const Keys& keys : kinds) {
+      const bool whole = keys.dev == DispatchKey::PrivateUse1 && runs_whole_on_cpu(name.name);
+      if ((!whole && !op->hasKernelForDispatchKey(keys.cpu)) || op->hasKernelForDispatchKey(keys.dev)) continue;
+      handles->push_back(dispatcher.registerImpl(
+          name, keys.dev,
+          c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(make_plan(op->schema()), keys.cpu)),
+          std::nullopt, nullptr, "occl: the CPU's kernel"));
+    }
   }
 }
 

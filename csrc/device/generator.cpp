@@ -112,9 +112,14 @@ at::Generator cpu_generator_for(const at::Generator& generator) {
   }
   at::mt19937 engine;
   engine.set_data(pod);
-  at::Generator cpu = at::make_generator<at::CPUGeneratorImpl>();
-  at::check_generator<at::CPUGeneratorImpl>(cpu)->set_engine(engine);
-  return cpu;
+  // One per thread, unless an operation has kept it: making one takes longer than small operations do.
+  thread_local at::Generator t_cpu = at::make_generator<at::CPUGeneratorImpl>();
+  if (t_cpu.getIntrusivePtr().use_count() > 1) t_cpu = at::make_generator<at::CPUGeneratorImpl>();
+  auto* cpu = at::check_generator<at::CPUGeneratorImpl>(t_cpu);
+  cpu->set_engine(engine);
+  cpu->set_next_float_normal_sample(std::nullopt);
+  cpu->set_next_double_normal_sample(std::nullopt);
+  return t_cpu;
 }
 
 }  // namespace occl::device

@@ -133,6 +133,7 @@ class Heap {
   bool commit(Block* hole, std::size_t bytes, bool at_front);
   void decommit_free_blocks();
   void add_arena(std::size_t at_least);
+  static void publish(Arena* arena);  // so that `of` finds it
 
   Block* new_block();
   void delete_block(Block* b);

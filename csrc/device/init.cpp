@@ -1,11 +1,13 @@
 #include "device/init.h"
 
 #include "device/allocator.h"
+#include "device/autocast.h"
 #include "device/fallback.h"
 #include "device/guard.h"
 #include "device/hooks.h"
 #include "device/ops.h"
 #include "device/pinned.h"
+#include "device/profiler.h"
 
 namespace occl::device {
 
@@ -16,7 +18,9 @@ void init() {
     install_guard();
     install_hooks();
     install_pinned_allocator();
+    install_profiler();
     install_ops();
+    install_autocast();
     install_fallback();  // after the others: it fills the gaps
     return true;
   }();

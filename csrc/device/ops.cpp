@@ -5,6 +5,8 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/native/Resize.h>
+#include <ATen/native/transformers/attention.h>
+#include <ATen/ops/_fused_sdp_choice_native.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/bernoulli.h>
@@ -25,6 +27,7 @@
 
 #include "device/alias.h"
 #include "device/allocator.h"
+#include "device/batch_norm.h"
 #include "device/rnn.h"
 #include "device/stream.h"
 
@@ -86,6 +89,8 @@ void copy_now(const Tensor& to, const Tensor& from, Aliases& aliases) {
   };
   Tensor target = on_cpu(to, true);
   target.copy_(on_cpu(from, false));
+  if (C10_UNLIKELY(!to.has_storage() || to.is_quantized()) && to.device().type() == kType)
+    aliases.finish(to.device().index());
 }
 
 Tensor& copy_(Tensor& self, const Tensor& src, bool non_blocking) {
@@ -153,6 +158,13 @@ Tensor& set_nothing_(Tensor& self) {
 
 void record_stream(Tensor& self, c10::Stream stream) { allocator()->recordStream(self.storage().data_ptr(), stream); }
 
+/// Whether `self.data = from` keeps the tensor object, as between the CPU and other accelerators: any dense
+/// tensor can become any other.
+bool has_compatible_shallow_copy_type(const Tensor& self, const Tensor& from) {
+  const auto dense = [](const Tensor& t) { return t.key_set().has(c10::DispatchKey::Dense); };
+  return dense(self) ? dense(from) : self.layout() == from.layout() && !dense(from);
+}
+
 // ---- random -------------------------------------------------------------------------------------------
 
 /// The CPU's kernel takes no generator and would draw from the CPU's. This draws from the device's.
@@ -183,6 +195,7 @@ void install_ops() {
   library->impl("set_.source_Storage", TORCH_FN(set_storage_whole_));
   library->impl("set_.source_Storage_storage_offset", TORCH_FN(set_storage_));
   library->impl("record_stream", TORCH_FN(record_stream));
+  library->impl("_has_compatible_shallow_copy_type", TORCH_FN(has_compatible_shallow_copy_type));
 
   // Views touch no memory: the CPU's functions as they are.
   library->impl("view", TORCH_FN(at::native::view));
@@ -195,11 +208,17 @@ void install_ops() {
   library->impl("native_dropout", TORCH_FN(native_dropout));
 
   register_rnn(*library);
+  register_batch_norm(*library);
 
-  // Autocast's kernels are registered elsewhere; where there is none, the key falls through.
-  static auto* autocast = new torch::Library(torch::Library::IMPL, "_", c10::DispatchKey::AutocastPrivateUse1,
-                                             __FILE__, __LINE__);
-  autocast->fallback(torch::CppFunction::makeFallthrough());
+  for (const auto key : {c10::DispatchKey::SparsePrivateUse1, c10::DispatchKey::SparseCsrPrivateUse1,
+                         c10::DispatchKey::QuantizedPrivateUse1, c10::DispatchKey::NestedTensorPrivateUse1}) {
+    auto* other = new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
+    other->impl("copy_", TORCH_FN(copy_));
+    other->impl("_copy_from", TORCH_FN(copy_from));
+  }
+
+  // The CPU's choice among its attention kernels: it looks at shapes and types, not at devices.
+  at::native::_fused_sdp_choice_stub.set_privateuse1_dispatch_ptr(&at::native::_fused_sdp_choice_cpp);
 }
 
 }  // namespace occl::device

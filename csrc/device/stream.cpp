@@ -21,6 +21,14 @@ using Clock = std::chrono::steady_clock;
 constexpr int kStreamsPerPriority = 32;
 constexpr auto kIdleThread = std::chrono::seconds(5);  // a worker with nothing to do for so long ends
 
+// relaxed: set once, when the library is loaded
+std::atomic<void (*)(const std::function<void()>&)> g_wait_wrapper{nullptr};
+
+void wait_on_host(const std::function<void()>& wait) {
+  if (auto* wrapper = g_wait_wrapper.load(std::memory_order_relaxed)) return wrapper(wait);
+  wait();
+}
+
 /// The queue of one side stream. Never destroyed.
 class Queue {
  public:
@@ -170,20 +178,24 @@ void synchronize(const c10::Stream& stream) {
   if (is_default(stream)) return;
   check_fork();
   Queue& queue = queue_of(stream);
-  queue.wait();
+  if (!queue.idle()) wait_on_host([&] { queue.wait(); });
   queue.rethrow();
 }
 
 void synchronize_device(c10::DeviceIndex index) {
   check_fork();
   index = resolve(index);
-  each_queue(index, [](Queue& queue) { queue.wait(); });
+  wait_on_host([&] { each_queue(index, [](Queue& queue) { queue.wait(); }); });
   each_queue(index, [](Queue& queue) { queue.rethrow(); });
 }
 
 void wait_for_queued(c10::DeviceIndex index) {
   const auto id = t_current_stream[static_cast<std::size_t>(index)];
   if (C10_UNLIKELY(id != 0)) synchronize(c10::Stream(c10::Stream::UNSAFE, device(index), id));
+}
+
+void set_wait_wrapper(void (*wrapper)(const std::function<void()>& wait)) {
+  g_wait_wrapper.store(wrapper, std::memory_order_relaxed);
 }
 
 bool drain(double seconds) {
@@ -246,6 +258,7 @@ void record(Event*& event, const c10::Stream& stream, bool timing) {
 
 void block(Event* event, const c10::Stream& stream) {
   if (!event || event->mark->query()) return;
+  if (is_default(stream)) return wait_on_host([&] { event->mark->wait(); });
   enqueue(stream, [mark = event->mark] { mark->wait(); });
 }
 
@@ -253,7 +266,7 @@ bool query(Event* event) { return !event || event->mark->query(); }
 
 void synchronize(Event* event) {
   if (!event) return;
-  event->mark->wait();
+  if (!event->mark->query()) wait_on_host([&] { event->mark->wait(); });
   if (!is_default(event->stream)) queue_of(event->stream).rethrow();
 }
 

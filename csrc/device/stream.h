@@ -41,6 +41,10 @@ void synchronize_device(c10::DeviceIndex index);
 /// is the default stream.
 void wait_for_queued(c10::DeviceIndex index);
 
+/// Who waits on the host may hold a lock that a task needs, as Python's: `wrapper` is called with each such wait
+/// and runs it with the lock released. The default runs it as it is.
+void set_wait_wrapper(void (*wrapper)(const std::function<void()>& wait));
+
 /// True, after waiting, if all streams of all devices have come to rest within `seconds`.
 bool drain(double seconds);
 

@@ -1,0 +1,264 @@
+"""Hooks, torch.accelerator, torch.dev, devices and threads, processes."""
+
+import os
+import threading
+
+import pytest
+import torch
+
+import torch_occl
+from torch_occl import _C, _device
+
+
+def test_is_the_accelerator():
+    assert torch.accelerator.is_available()
+    assert torch.accelerator.current_accelerator() == torch.device("dev")
+    assert torch.accelerator.device_count() == torch.dev.device_count() == _C._device_count()
+    assert torch._C._get_privateuse1_backend_name() == "dev"
+    assert torch._C._get_accelerator().type == "dev"
+    assert torch.get_device_module("dev") is torch.dev is torch.get_device_module()
+    assert _device.register() == "dev" and _device.registered()
+
+
+def test_device_index_functions():
+    torch.accelerator.set_device_index(2)
+    assert torch.accelerator.current_device_index() == torch.dev.current_device() == 2
+    torch.accelerator.set_device_index(0)
+    with torch.accelerator.device_index(3):
+        assert torch.empty(1, device="dev").device.index == 3
+        with torch.accelerator.device_index(None), pytest.raises(KeyError), torch.accelerator.device_index(1):
+            assert torch.dev.current_device() == 1
+            raise KeyError
+        assert torch.dev.current_device() == 3
+    with torch.dev.device("dev:4"), torch.dev.device(None):
+        assert torch.dev.current_device() == 4
+    with torch.dev.device_of(torch.empty(1, device="dev:5")), torch.dev.device_of(torch.empty(1)):
+        assert torch.dev.current_device() == 5
+    with pytest.raises(RuntimeError, match="invalid device index 99"):
+        torch.accelerator.set_device_index(99)
+    with pytest.raises(RuntimeError, match="invalid device index 8.*dev:0 to dev:7"):
+        torch.dev.set_device(8)
+    with pytest.raises(ValueError, match="expected a dev device"):
+        torch.dev.set_device("cpu")
+
+
+def test_current_device_is_per_thread():
+    torch.dev.set_device(2)
+    seen = []
+    thread = threading.Thread(target=lambda: seen.append(torch.dev.current_device()))
+    thread.start()
+    thread.join()
+    torch.dev.set_device(0)
+    assert seen == [0]
+
+
+def test_autograd_runs_on_the_thread_of_the_device():
+    threads = {}
+
+    class Note(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            threads[grad.device.index] = (threading.get_ident(), torch.dev.current_device())
+            return grad
+
+    xs = [torch.ones(2, device=f"dev:{i}", requires_grad=True) for i in range(3)]
+    sum(Note.apply(x).sum().to("dev:0") for x in xs).backward()
+    assert [threads[i][1] for i in range(3)] == [0, 1, 2]
+    assert len({threads[i][0] for i in range(3)}) == 3
+
+
+def test_memory_functions():
+    x = torch.empty(1 << 20, device="dev")  # noqa: F841
+    assert torch.accelerator.memory_allocated() >= 4 << 20
+    assert torch.accelerator.max_memory_allocated() >= torch.accelerator.memory_allocated()
+    assert torch.accelerator.memory_reserved() >= torch.accelerator.memory_allocated()
+    assert torch.accelerator.max_memory_reserved() >= torch.accelerator.memory_reserved()
+    torch.accelerator.reset_peak_memory_stats()
+    torch.accelerator.reset_accumulated_memory_stats()
+    assert torch.accelerator.memory_stats()["allocation.all.allocated"] == 0
+    free, total = torch.accelerator.get_memory_info()
+    assert 0 < free <= total
+    torch.accelerator.empty_cache()
+    torch.accelerator.empty_host_cache()
+    torch.accelerator.synchronize()
+
+
+def test_capability_covers_every_dtype():
+    dtypes = torch.accelerator.get_device_capability()["supported_dtypes"]
+    assert {torch.float32, torch.bfloat16, torch.int64, torch.complex64, torch.qint8} <= set(dtypes)
+
+
+def test_properties():
+    p = torch.dev.get_device_properties()
+    assert p.name.startswith("dev (") and p.total_memory == torch.dev.mem_get_info()[1]
+    assert p.multi_processor_count == len(os.sched_getaffinity(0))
+    assert torch.dev.get_device_name(1) == p.name and torch.dev.get_device_capability() == (p.major, p.minor)
+    assert torch.dev.is_available() and torch.dev.is_bf16_supported()
+    assert torch.bfloat16 in torch.dev.get_amp_supported_dtype()
+    with pytest.raises(RuntimeError):
+        torch.dev.get_device_properties(99)
+    for name in torch.dev.__all__:
+        assert getattr(torch.dev, name).__doc__, name
+
+
+def test_device_of_a_pointer():
+    x = torch.empty(10, device="dev:3")
+    assert _C._device_of_pointer(x.data_ptr() + 4) == torch.device("dev:3")
+    with pytest.raises(RuntimeError, match="does not lie in the memory of a dev device"):
+        _C._device_of_pointer(torch.empty(1).data_ptr())
+
+
+def test_pinned_memory():
+    x = torch.randn(1000)
+    p = x.pin_memory()
+    assert p.is_pinned() and not x.is_pinned() and p[10:].is_pinned()
+    assert torch.equal(p, x) and p.device.type == "cpu"
+    assert torch.empty(3, pin_memory=True).is_pinned()
+    back = p.to("dev").to("cpu", non_blocking=True)
+    torch.dev.synchronize()
+    assert torch.equal(back, x)
+    address = p.data_ptr()
+    del p
+    assert torch.empty(1000, pin_memory=True).data_ptr() == address  # cached
+    with pytest.raises(RuntimeError, match="Only dense CPU tensors can be pinned"):
+        torch.empty(1, device="dev", pin_memory=True)
+
+
+def test_primary_context_appears_with_the_first_use(run_python):
+    run_python(
+        """
+        import torch, torch_occl
+        assert not torch.dev.is_initialized()
+        torch.manual_seed(0)
+        assert not torch._C._accelerator_isAllocatorInitialized()
+        torch.ones(1, device="dev:1")
+        assert torch.dev.is_initialized() and torch._C._accelerator_isAllocatorInitialized()
+        torch.dev.init()
+        """
+    )
+
+
+FORK = """
+    import gc, os, sys, torch, torch_occl
+
+    def in_child(code):
+        pid = os.fork()
+        if pid == 0:
+            try:
+                exec(code, globals())
+            except RuntimeError as error:
+                right = "Cannot re-initialize dev in forked subprocess" in str(error) and "'spawn'" in str(error)
+                os._exit(3 if right else 4)
+            except BaseException as error:
+                print(repr(error), file=sys.stderr)
+                os._exit(4)
+            os._exit(0)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+"""
+
+
+def test_fork_after_use(run_python):
+    """Whatever touches the device raises; what does not, works."""
+    refused = [
+        "torch.ones(1, device='dev')", "x.add_(1)", "x.cpu()", "torch.dev.set_device(1)", "torch.dev.init()",
+        "torch.dev.Stream()", "torch.dev.synchronize()", "torch.dev.empty_cache()", "x[0].item()",
+        "torch.ones(3).to('dev')", "torch.empty(3, pin_memory=True)",
+    ]  # fmt: skip
+    fine = [
+        "torch.ones(3).add(1).sum()", "torch.manual_seed(0)", "global x; del x; gc.collect()", "x.shape",
+        "assert torch.dev._is_in_bad_fork() and not torch.dev.is_initialized()",
+    ]  # fmt: skip
+    out = run_python(
+        FORK
+        + f"""
+    x = torch.ones(1000, device="dev")
+    print([in_child(code) for code in {refused!r}], [in_child(code) for code in {fine!r}])
+    assert x.sum().item() == 1000
+    """
+    )
+    assert out.strip() == f"{[3] * len(refused)} {[0] * len(fine)}"
+
+
+def test_fork_before_use_is_fine(run_python):
+    out = run_python(FORK + """
+    print(in_child("assert torch.ones(3, device='dev').sum().item() == 3"))
+    """)
+    assert out.strip() == "0"
+
+
+def test_no_device_when_told_so(run_python):
+    run_python(
+        """
+        import torch, torch_occl
+        from torch_occl import _device
+        assert _device.register() is None and not _device.registered()
+        assert torch._C._get_privateuse1_backend_name() == "privateuseone"
+        assert not hasattr(torch, "dev") and not torch.accelerator.is_available()
+        """,
+        OCCL_DEVICE="0",
+    )
+
+
+def test_privateuse1_of_another_package_is_left_alone(run_python):
+    run_python(
+        """
+        import torch
+        torch.utils.rename_privateuse1_backend("npu")
+        import torch_occl
+        from torch_occl import _device
+        assert _device.register() == "npu" and not _device.registered()
+        assert not hasattr(torch, "dev")
+        try:
+            torch.ones(1, device="npu")
+        except (RuntimeError, ImportError):
+            pass
+        else:
+            raise AssertionError
+        """,
+        TORCH_DEVICE_BACKEND_AUTOLOAD="0",
+    )
+
+
+def test_device_count_from_the_environment(run_python):
+    run_python(
+        "import torch, torch_occl; assert torch.dev.device_count() == 2; torch.ones(1, device='dev:1')",
+        OCCL_DEVICE_COUNT="2",
+    )
+    for bad in ("0", "65", "many"):
+        run_python(
+            f"""
+            try:
+                import torch, torch_occl
+            except ValueError as error:
+                assert "OCCL_DEVICE_COUNT must be a number from 1 to 64, not" in str(error) and {bad!r} in str(error)
+            else:
+                raise AssertionError
+            """,
+            OCCL_DEVICE_COUNT=bad,
+            TORCH_DEVICE_BACKEND_AUTOLOAD="0",
+        )
+
+
+def test_memory_fraction_from_the_environment(run_python):
+    run_python(
+        """
+        import torch, torch_occl
+        assert abs(torch.dev.get_per_process_memory_fraction() - 0.01) < 1e-6
+        try:
+            torch.empty(int(0.02 * torch.dev.mem_get_info()[1]), dtype=torch.uint8, device="dev")
+        except torch.OutOfMemoryError:
+            pass
+        else:
+            raise AssertionError
+        """,
+        OCCL_MEMORY_FRACTION="0.01",
+    )
+
+
+def test_version_is_checked():
+    with pytest.raises(ImportError, match=r"torch>=2.13,<2.14"):
+        torch_occl._versions.check("2.12.0")

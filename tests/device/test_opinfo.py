@@ -1,0 +1,44 @@
+"""Every operator of PyTorch's database, on `dev` as on the CPU."""
+
+import pytest
+import torch
+
+from . import opinfo
+
+CASES = [(op, dtype) for op in opinfo.operators() for dtype in opinfo.DTYPES if dtype in op.supported_dtypes("cpu")]
+IDS = [f"{op.formatted_name}-{str(dtype)[6:]}" for op, dtype in CASES]
+
+
+@pytest.mark.parametrize("op, dtype", CASES, ids=IDS)
+@pytest.mark.filterwarnings("ignore")
+def test_operator(op, dtype):
+    opinfo.check(op, dtype, most_samples=2)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("op, dtype", CASES, ids=IDS)
+@pytest.mark.filterwarnings("ignore")
+def test_operator_on_every_sample(op, dtype):
+    opinfo.check(op, dtype, most_samples=None)
+
+
+def test_exceptions_are_real_operators():
+    names = {op.name for op in opinfo.operators()}
+    assert set(opinfo.VALUES_DIFFER) <= names and set(opinfo.DROPOUT_SAMPLES) <= names
+    assert {name for name, _ in opinfo.SAMPLES_SKIPPED} <= names
+
+
+def test_the_comparison_bites():
+    op = next(op for op in opinfo.operators() if op.name == "add")
+    original = op.op
+
+    def wrong(x, *args, **kwargs):
+        result = original(x, *args, **kwargs)
+        return result + 1 if result.device.type == "dev" else result
+
+    op.op = wrong
+    try:
+        with pytest.raises(AssertionError):
+            opinfo.check(op, torch.float32, most_samples=4)
+    finally:
+        op.op = original

@@ -1,0 +1,282 @@
+"""Streams and events: the default stream is synchronous, side streams are queues."""
+
+import threading
+import time
+
+import pytest
+import torch
+
+from torch_occl import _C
+
+
+@pytest.fixture
+def gate():
+    """A task that blocks its stream until `set`."""
+    event = threading.Event()
+    yield event
+    event.set()
+    torch.dev.synchronize()
+
+
+def hold(stream, gate):
+    _C._device_enqueue(stream, gate.wait)
+
+
+def test_default_stream_runs_at_once():
+    done = []
+    _C._device_enqueue(torch.dev.default_stream(), lambda: done.append(threading.get_ident()))
+    assert done == [threading.get_ident()]
+    assert torch.dev.default_stream().query()
+
+
+def test_side_stream_is_a_queue_in_order(gate):
+    stream = torch.dev.Stream()
+    done = []
+    hold(stream, gate)
+    for i in range(100):
+        _C._device_enqueue(stream, lambda i=i: done.append(i))
+    assert not stream.query() and done == []
+    gate.set()
+    stream.synchronize()
+    assert stream.query() and done == list(range(100))
+
+
+def test_query_is_true_only_when_the_last_task_has_finished(gate):
+    stream = torch.dev.Stream()
+    started = threading.Event()
+    _C._device_enqueue(stream, lambda: (started.set(), gate.wait()))
+    started.wait()
+    assert not stream.query()  # taken from the queue, and still running
+    gate.set()
+    stream.synchronize()
+    assert stream.query()
+
+
+def test_streams_do_not_wait_for_each_other(gate):
+    a, b = torch.dev.Stream(), torch.dev.Stream()
+    hold(a, gate)
+    done = []
+    _C._device_enqueue(b, lambda: done.append(1))
+    b.synchronize()
+    assert done == [1] and not a.query()
+
+
+def test_non_blocking_copy_goes_on_without_the_host(gate):
+    stream = torch.dev.Stream()
+    x, y = torch.zeros(4, device="dev"), torch.ones(4)
+    hold(stream, gate)
+    with torch.dev.stream(stream):
+        x.copy_(y, non_blocking=True)
+        assert not stream.query()
+    assert x.sum().item() == 0  # this is the default stream: it does not wait
+    gate.set()
+    stream.synchronize()
+    assert x.sum().item() == 4
+
+
+def test_computation_on_a_side_stream_waits_for_what_is_queued(gate):
+    stream = torch.dev.Stream()
+    x = torch.zeros(4, device="dev")
+    hold(stream, gate)
+    threading.Timer(0.05, gate.set).start()
+    with torch.dev.stream(stream):
+        x.copy_(torch.ones(4), non_blocking=True)
+        assert (x + 1).sum().item() == 8
+
+
+def test_blocking_copy_on_a_side_stream_blocks(gate):
+    stream = torch.dev.Stream()
+    x = torch.zeros(4, device="dev")
+    hold(stream, gate)
+    threading.Timer(0.05, gate.set).start()
+    with torch.dev.stream(stream):
+        x.copy_(torch.ones(4))
+    assert x.sum().item() == 4
+
+
+def test_memory_of_a_queued_copy_outlives_its_tensors(gate):
+    stream = torch.dev.Stream()
+    x, y = torch.zeros(1000, device="dev"), torch.full((1000,), 3.0, device="dev")
+    hold(stream, gate)
+    with torch.dev.stream(stream):
+        x.copy_(y, non_blocking=True)
+    del y
+    torch.full((1000,), 9.0, device="dev")
+    gate.set()
+    stream.synchronize()
+    assert bool((x == 3).all())
+
+
+def test_event_orders_two_streams(gate):
+    a, b = torch.dev.Stream(), torch.dev.Stream()
+    done = []
+    hold(a, gate)
+    _C._device_enqueue(a, lambda: done.append("a"))
+    event = a.record_event()
+    b.wait_event(event)
+    _C._device_enqueue(b, lambda: done.append("b"))
+    assert not event.query() and not b.query()
+    gate.set()
+    b.synchronize()
+    assert done == ["a", "b"] and event.query()
+
+
+def test_waiting_on_the_default_stream_blocks_the_host(gate):
+    stream = torch.dev.Stream()
+    hold(stream, gate)
+    event = stream.record_event()
+    threading.Timer(0.05, gate.set).start()
+    torch.dev.default_stream().wait_event(event)
+    assert event.query()
+
+
+def test_wait_stream(gate):
+    a, b = torch.dev.Stream(), torch.dev.Stream()
+    hold(a, gate)
+    b.wait_stream(a)
+    done = []
+    _C._device_enqueue(b, lambda: done.append(a.query()))
+    gate.set()
+    b.synchronize()
+    assert len(done) == 1
+
+
+def test_event_recorded_again_concerns_only_later_waiters(gate):
+    a, b = torch.dev.Stream(), torch.dev.Stream()
+    event = torch.dev.Event()
+    event.record(b)
+    b.synchronize()
+    waiter = torch.dev.Stream()
+    waiter.wait_event(event)
+    hold(a, gate)
+    event.record(a)
+    waiter.synchronize()  # waits for the first recording
+    assert not event.query()
+
+
+def test_event_identity_and_state():
+    event = torch.Event("dev")
+    assert event.event_id == 0 and event.query()
+    event.record()
+    first = event.event_id
+    other = torch.Event("dev")
+    other.record()
+    assert first != 0 and other.event_id not in (0, first)
+    assert event.device == torch.device("dev:0")
+    event.synchronize()
+
+
+def test_elapsed_time(gate):
+    start, end = torch.dev.Event(enable_timing=True), torch.dev.Event(enable_timing=True)
+    stream = torch.dev.Stream()
+    start.record(stream)
+    _C._device_enqueue(stream, lambda: time.sleep(0.02))
+    end.record(stream)
+    with pytest.raises(RuntimeError, match="completed"):
+        start.elapsed_time(end)
+    end.synchronize()
+    assert 15 < start.elapsed_time(end) < 2000
+    plain = torch.dev.Event()
+    plain.record()
+    with pytest.raises(ValueError, match="enable_timing"):
+        plain.elapsed_time(end)
+    with pytest.raises(ValueError, match="recorded"):
+        start.elapsed_time(torch.dev.Event(enable_timing=True))
+
+
+def failing():
+    raise ValueError("from a task")
+
+
+@pytest.mark.parametrize("how", ["stream", "device", "event", "computation"])
+def test_exception_of_a_task_is_raised_at_the_next_synchronisation_and_once(how):
+    stream = torch.dev.Stream()
+    done = []
+    _C._device_enqueue(stream, failing)
+    _C._device_enqueue(stream, lambda: done.append(1))
+    event = stream.record_event()
+    with pytest.raises(ValueError, match="from a task"):
+        if how == "stream":
+            stream.synchronize()
+        elif how == "device":
+            torch.dev.synchronize()
+        elif how == "event":
+            event.synchronize()
+        else:
+            with torch.dev.stream(stream):
+                torch.ones(1, device="dev").add_(1)
+    stream.synchronize()
+    assert done == [1]
+
+
+def test_current_stream_is_per_thread_and_device():
+    stream = torch.dev.Stream("dev:1", priority=-1)
+    seen = []
+    with torch.dev.stream(stream):
+        assert torch.dev.current_device() == 1
+        assert torch.dev.current_stream() == stream
+        assert torch.dev.current_stream(0) == torch.dev.default_stream(0)
+        thread = threading.Thread(target=lambda: seen.append(torch.dev.current_stream(1).stream_id))
+        thread.start()
+        thread.join()
+        with torch.dev.stream(None):
+            assert torch.dev.current_stream() == stream
+    assert seen == [0] and torch.dev.current_device() == 0
+    assert torch.dev.current_stream(1) == torch.dev.default_stream(1)
+
+
+def test_contexts_nest_and_survive_exceptions():
+    a, b = torch.dev.Stream(), torch.Stream("dev:1")
+    with pytest.raises(KeyError):
+        with torch.dev.stream(a):
+            with b:
+                assert torch.accelerator.current_stream() == b
+                raise KeyError
+    assert torch.accelerator.current_stream().stream_id == 0
+    with torch.Stream("dev"):
+        assert torch.dev.current_stream().stream_id != 0
+
+
+def test_streams_are_distinct_and_accept_priorities():
+    ids = {torch.dev.Stream(priority=p).stream_id for p in (-1, 0, -5, 3, 0, 0)}
+    assert len(ids) == 6
+    with pytest.raises(RuntimeError):
+        torch.dev.Stream("dev:99")
+    with pytest.raises((RuntimeError, ValueError)):
+        torch.dev.Stream("cpu")
+    with pytest.raises(NotImplementedError):
+        torch.dev.Event(interprocess=True)
+    assert "id=" in repr(torch.dev.Stream())
+
+
+def test_event_of_another_device_is_refused():
+    event = torch.dev.Event(device="dev:1")
+    assert isinstance(event, torch.dev.Event) and not isinstance(3, torch.dev.Event)
+    event.record(torch.dev.default_stream(1))
+    with pytest.raises(RuntimeError, match="device"):
+        event.record(torch.dev.default_stream(0))
+
+
+def test_worker_threads_end_when_idle():
+    before = threading.active_count()
+    streams = [torch.dev.Stream() for _ in range(8)]
+    for s in streams:
+        _C._device_enqueue(s, lambda: None)
+        s.synchronize()
+    assert threading.active_count() - before <= 8
+
+
+def test_process_ends_with_work_in_flight(run_python):
+    out = run_python(
+        """
+        import time, torch, torch_occl
+        from torch_occl import _C
+        stream = torch.dev.Stream()
+        x = torch.zeros(1 << 20, device="dev")
+        with torch.dev.stream(stream):
+            for _ in range(50):
+                x.copy_(torch.ones(1 << 20), non_blocking=True)
+        print("end")
+        """
+    )
+    assert out == "end\n"

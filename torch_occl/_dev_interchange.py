@@ -1,0 +1,177 @@
+"""``dev`` memory in the hands of others: the CPU, NumPy, DLPack, other processes, dynamo; part of
+:mod:`torch.dev`. Device memory is host memory, so nothing is copied, except where it says so.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Callable, Sequence
+from multiprocessing.reduction import ForkingPickler
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from torch_occl import _C
+from torch_occl._dev_index import Device, device_index
+
+__all__ = ["as_cpu", "from_cpu"]
+
+
+def as_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    """A CPU tensor over the memory of a ``dev`` tensor, not a copy. It takes no part in autograd.
+
+    Raises:
+        ValueError: the tensor is not on ``dev``.
+        RuntimeError: the tensor is not dense.
+    """
+    if tensor.device.type != "dev":
+        raise ValueError(f"expected a tensor on dev, got one on {tensor.device}")
+    torch.dev.current_stream(tensor.device).synchronize()
+    return _C._device_share_memory(tensor.detach(), torch.device("cpu"))
+
+
+def from_cpu(tensor: torch.Tensor, device: Device = None) -> torch.Tensor:
+    """A ``dev`` tensor over the memory of a CPU tensor, not a copy. It takes no part in autograd.
+
+    Its memory lies outside the regions that peers map: collectives on it copy it once, as they do for CPU
+    tensors.
+
+    Raises:
+        ValueError: the tensor is not on the CPU.
+        RuntimeError: the tensor is not dense.
+    """
+    if tensor.device.type != "cpu":
+        raise ValueError(f"expected a tensor on the CPU, got one on {tensor.device}")
+    return _C._device_share_memory(tensor.detach(), torch.device("dev", device_index(device)))
+
+
+# ---- DLPack: to everybody else, `dev` memory is CPU memory ---------------------------------------------
+
+_dlpack = torch.Tensor.__dlpack__
+_dlpack_device = torch.Tensor.__dlpack_device__
+
+
+def _tensor_dlpack(self: torch.Tensor, **kwargs: Any) -> Any:
+    if self.device.type != "dev":
+        return _dlpack(self, **kwargs)
+    if self.requires_grad:
+        raise BufferError("Can't export tensors that require gradient, use tensor.detach()")
+    kwargs.pop("stream", None)
+    return _dlpack(as_cpu(self), **kwargs)
+
+
+def _tensor_dlpack_device(self: torch.Tensor) -> Any:
+    if self.device.type != "dev":
+        return _dlpack_device(self)
+    from torch.utils.dlpack import DLDeviceType
+
+    return (DLDeviceType.kDLCPU, 0)
+
+
+# ---- torch.multiprocessing -----------------------------------------------------------------------------
+
+
+def _rebuild_storage(memory: torch.UntypedStorage, index: int) -> torch.UntypedStorage:
+    bytes_ = torch.empty(0, dtype=torch.uint8).set_(memory)
+    return from_cpu(bytes_, index).untyped_storage()
+
+
+def _reduce_storage(storage: torch.UntypedStorage) -> Any:
+    """Like PyTorch does for CPU tensors: the first time, the storage moves to memory of its own, which both
+    processes keep alive. (A piece of the heap could be reused while the other process still looks at it.)
+    """
+    from torch.multiprocessing.reductions import reduce_storage
+
+    if storage.device.type != "dev":
+        return reduce_storage(storage)
+    memory = getattr(storage, "_occl_shared", None)
+    if memory is None or memory.nbytes() != storage.nbytes():
+        memory = torch.UntypedStorage(storage.nbytes()).share_memory_()
+        if storage.nbytes():
+            mine = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+            _C._device_move_storage(mine, torch.empty(0, dtype=torch.uint8).set_(memory))
+        storage._occl_shared = memory  # type: ignore[attr-defined]
+    return (_rebuild_storage, (memory, storage.device.index))
+
+
+# ---- dynamo --------------------------------------------------------------------------------------------
+
+
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Calls a function once a module has been imported; the module is expensive and may never be."""
+
+    def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
+        self.name, self.then = name, then
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self.name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path)
+        if spec is None or spec.loader is None:
+            return None
+        execute, then = spec.loader.exec_module, self.then
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            then(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _register_with_dynamo(module: Any) -> None:
+    class DevInterface(module.DeviceInterface):
+        """``dev`` for the compiler."""
+
+        device = torch.dev.device
+        Event = torch.dev.Event
+        Stream = torch.dev.Stream
+
+        class Worker:
+            set_device = staticmethod(torch.dev.set_device)
+            current_device = staticmethod(torch.dev.current_device)
+            get_device_properties = staticmethod(torch.dev.get_device_properties)
+
+        current_device = staticmethod(torch.dev.current_device)
+        current_stream = staticmethod(torch.dev.current_stream)
+        device_count = staticmethod(torch.dev.device_count)
+        exchange_device = staticmethod(torch.dev._exchange_device)
+        get_compute_capability = staticmethod(torch.dev.get_device_capability)
+        is_available = staticmethod(torch.dev.is_available)
+        is_bf16_supported = staticmethod(torch.dev.is_bf16_supported)
+        maybe_exchange_device = staticmethod(torch.dev._maybe_exchange_device)
+        memory_allocated = staticmethod(torch.dev.memory_allocated)
+        set_device = staticmethod(torch.dev.set_device)
+        set_stream = staticmethod(torch.dev.set_stream)
+        stream = staticmethod(torch.dev.stream)
+        synchronize = staticmethod(torch.dev.synchronize)
+
+        @staticmethod
+        def get_raw_stream(device_idx: int) -> int:
+            return torch.dev.current_stream(device_idx).stream_id
+
+        @staticmethod
+        def is_dtype_supported(dtype: torch.dtype, including_emulation: bool = False) -> bool:
+            return True
+
+    module.register_interface_for_device("dev", DevInterface)
+    for index in range(torch.dev.device_count()):
+        module.register_interface_for_device(f"dev:{index}", DevInterface)
+
+
+def install() -> None:
+    """Once, when ``torch.dev`` exists."""
+    torch.Tensor.__dlpack__ = _tensor_dlpack  # type: ignore[method-assign]
+    torch.Tensor.__dlpack_device__ = _tensor_dlpack_device  # type: ignore[method-assign]
+    ForkingPickler.register(torch.UntypedStorage, _reduce_storage)
+    name = "torch._dynamo.device_interface"
+    if name in sys.modules:
+        _register_with_dynamo(sys.modules[name])
+    else:
+        sys.meta_path.insert(0, _AfterImport(name, _register_with_dynamo))
