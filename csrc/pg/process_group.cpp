@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "device/stream.h"
 #include "pg/errors.h"
 #include "pg/rendezvous.h"
 #include "pg/runtime.h"
@@ -22,6 +23,12 @@ std::vector<Request> each(std::size_t n, MakeRequest&& make) {
 void check_pairs(const char* call, const Tensors& outputs, const Tensors& inputs) {
   if (outputs.size() != inputs.size())
     raise(Error(Errc::invalid_argument, concat(call, ": ", outputs.size(), " outputs for ", inputs.size(), " inputs")));
+}
+
+/// Like a computation, a collective comes after what is queued on the current stream.
+void wait_for_stream(const Request& request) {
+  for (const auto* tensors : {&request.inputs, &request.outputs})
+    if (!tensors->empty() && tensors->front().is_privateuseone()) device::wait_for_queued(tensors->front().device().index());
 }
 
 }  // namespace
@@ -79,6 +86,7 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::launch(std::vector<Request> requests
                                                    bool async) {
   check_usable();
   if (timeout == c10d::kUnsetTimeout) timeout = options_->timeout;
+  for (const Request& request : requests) wait_for_stream(request);
   if (!coalesced_) return WorkOCCL::launch(group_, std::move(requests), timeout, !async);
   for (Request& request : requests) coalesced_->add(std::move(request), timeout);
   return coalesced_;

@@ -165,6 +165,7 @@ TEST("a mix of all collectives on all paths is right with 3 ranks") { run_random
 TEST("a mix of all collectives on all paths is right with 5 ranks, more than there are cores") {
   run_random_cases(5, 120, 3);
 }
+TEST("64 ranks work on however few cores there are") { run_random_cases(64, 4, 5); }
 TEST("a group of one rank works") { run_random_cases(1, 100, 4); }
 
 TEST("thousands of operations in flight end in order") {
