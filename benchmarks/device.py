@@ -160,7 +160,9 @@ def main() -> None:
         print(text, flush=True)
     if options.json:
         with open(options.json, "w") as file:
-            json.dump({"torch": torch.__version__, "threads": torch.get_num_threads(), "rows": rows}, file, indent=1)
+            machine = {"machine": torch.dev.get_device_name(), "cores": torch.dev.get_device_properties()[2]}
+            json.dump({**machine, "torch": torch.__version__, "threads": torch.get_num_threads(), "rows": rows}, file, indent=1)
+            file.write("\n")
 
 
 if __name__ == "__main__":
