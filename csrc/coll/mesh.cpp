@@ -84,7 +84,9 @@ void Mesh::join(const std::vector<Invitation>& invitations, std::vector<std::sha
   }
   tuning_ = invitations.front().tuning;
   tuning_.one_shot_bytes = std::min(tuning_.one_shot_bytes, kMaxOneShotBytes);
-  tuning_.slot_bytes = std::clamp<std::uint32_t>(tuning_.slot_bytes / kLine * kLine, tuning_.one_shot_bytes + kLine, 64 << 20);
+  // A slot holds what one_shot may stage, and at least a cache line for every other rank.
+  const auto least = std::max<std::uint32_t>(tuning_.one_shot_bytes + kLine, size_ * kLine);
+  tuning_.slot_bytes = std::clamp<std::uint32_t>(tuning_.slot_bytes / kLine * kLine, least, 64 << 20);
   tuning_.eager_bytes = std::min(tuning_.eager_bytes, kRingBytes / 4);
 }
 

@@ -54,7 +54,8 @@ std::size_t staged_bytes(const Shape& shape);
 /// May this shape take one step? (Known before the ranks have met.)
 bool is_one_shot(const Shape& shape, const Tuning& tuning);
 
-/// `mapped`: the buffers of all ranks lie in memory that all ranks can reach.
+/// `mapped`: the buffers of all ranks lie in memory that all ranks can reach. Requires a slot of at least one
+/// cache line for each rank.
 Plan make_plan(const Shape& shape, const Tuning& tuning, bool mapped);
 
 /// Where the bytes of one side of a move are.
