@@ -26,27 +26,10 @@ inline void relax() {
 #endif
 }
 
-/// How long to look before sleeping. With a core for every rank, about as long as a rank may be late by
-/// ordinary skew; with fewer, the core is better left to the rank that is waited for.
-class Spinner {
- public:
-  explicit Spinner(bool core_for_each) : budget_(core_for_each ? 2000 : 30), yields_(core_for_each ? 0 : 2) {}
-  bool spin() {
-    if (budget_ == 0) {
-      if (yields_ == 0) return false;
-      --yields_;
-      sched_yield();
-      return true;
-    }
-    --budget_;
-    relax();
-    return true;
-  }
-
- private:
-  int budget_;
-  int yields_;
-};
+// How long to look before sleeping, in turns of a loop: with a core for every rank, about as long as a rank may
+// be late by ordinary skew; with fewer, the core is better left to the rank that is waited for.
+constexpr int kLongSpin = 2000, kShortSpin = 32, kYields = 2;
+constexpr std::chrono::microseconds kLongSpinTime{60};
 
 /// What this thread is to the engine.
 enum class Role { other, waits, drives };
@@ -128,28 +111,58 @@ void Engine::submit(Group& group, Operation& op) {
     start_background();
 }
 
+/// Where other programs take the cores, looking keeps the very rank away that is waited for. It shows: looking
+/// was in vain, and the wake-up came at once when we slept. Then look less; but try again now and then.
+Engine::Spin::Spin() : turns_(kLongSpin) {}
+int Engine::Spin::turns() {
+  const unsigned wait = waits_.fetch_add(1, std::memory_order_relaxed);       // a hint, as is the next
+  return wait % 16 == 0 ? kLongSpin : turns_.load(std::memory_order_relaxed);
+}
+void Engine::Spin::was_worth_it() { turns_.store(kLongSpin, std::memory_order_relaxed); }
+void Engine::Spin::was_in_vain(std::chrono::nanoseconds slept) {
+  if (slept < kLongSpinTime)
+    turns_.store(std::max(kShortSpin, turns_.load(std::memory_order_relaxed) / 2), std::memory_order_relaxed);
+}
+
 bool Engine::wait(Group& group, const Operation& op, Deadline deadline, const std::function<void()>& interrupted) {
   if (op.finished()) return true;
   Waiting waiting(*this);
   const bool core_for_each = group.mesh().size() <= cores_;
-  Spinner spinner(core_for_each);
+  const auto turns_now = [&] { return core_for_each ? spin_.turns() : kShortSpin; };
+  int turns = turns_now(), yields = core_for_each ? 0 : kYields, looked = 0;
   for (;;) {
     bool moved = group.drive(false);
-    if (op.finished()) return true;
-    if (pending_.load(std::memory_order_relaxed) > group.pending()) moved |= drive_all(false);  // a hint
-    if (op.finished()) return true;
-    if (moved) {
-      spinner = Spinner(core_for_each);
+    if (!op.finished() && pending_.load(std::memory_order_relaxed) > group.pending()) moved |= drive_all(false);  // a hint
+    if (moved || op.finished()) {
+      if (looked > kShortSpin) spin_.was_worth_it();
+      if (op.finished()) return true;
+      looked = 0;
       continue;
     }
-    if (spinner.spin()) continue;
+    if (looked < turns) {
+      ++looked;
+      relax();
+      continue;
+    }
+    if (yields > 0) {
+      --yields;
+      sched_yield();
+      continue;
+    }
     if (interrupted) interrupted();
     if (deadline.passed()) return false;
-    const shm::Bell::Sleep sleep(endpoint_->bell());
-    moved = drive_all(true);
+    {
+      const shm::Bell::Sleep sleep(endpoint_->bell());
+      moved = drive_all(true);
+      if (!moved && !op.finished()) {
+        const auto begin = std::chrono::steady_clock::now();
+        sleep.wait(deadline.left(kSlice));
+        if (core_for_each) spin_.was_in_vain(std::chrono::steady_clock::now() - begin);
+      }
+    }
     if (op.finished()) return true;
-    if (!moved) sleep.wait(deadline.left(kSlice));
-    spinner = Spinner(core_for_each);
+    turns = turns_now();
+    looked = 0;
   }
 }
 

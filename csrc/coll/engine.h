@@ -68,6 +68,19 @@ class Engine {
   friend class Group;
   class Waiting;
 
+  /// How long waiting threads look before they sleep: learnt from how their waits went. Only hints, all relaxed.
+  class Spin {
+   public:
+    Spin();
+    int turns();
+    void was_worth_it();
+    void was_in_vain(std::chrono::nanoseconds slept);
+
+   private:
+    std::atomic<int> turns_;
+    std::atomic<unsigned> waits_ = 0;
+  };
+
   bool drive_all(bool patient);
   void hand_over();
   void start_background();
@@ -75,6 +88,7 @@ class Engine {
 
   const std::shared_ptr<shm::Endpoint> endpoint_;
   const int cores_;
+  Spin spin_;
 
   std::atomic<std::size_t> pending_ = 0;     // reasons to drive, in all groups: see Group::busy
   std::atomic<int> waiters_ = 0;             // threads inside wait()
