@@ -128,6 +128,7 @@ def run_python(*args, **env):
         stderr=subprocess.STDOUT,
         text=True,
         timeout=120,
+        cwd="/",  # Python looks for modules where it starts
         check=False,
     )
     assert result.returncode == 0, result.stdout
