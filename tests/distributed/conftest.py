@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -31,7 +31,9 @@ def pytest_collection_modifyitems(config, items):
 def pytest_terminal_summary(terminalreporter, config):
     combinations, latencies = config.stash[COMBINATIONS], config.stash[LATENCIES]
     if combinations:
-        terminalreporter.section("combinations of operation, type, reduction, size and layout, all ranks compared")
+        terminalreporter.section(
+            "combinations of operation, type, reduction, size and layout, all ranks compared"
+        )
         for name, count in sorted(combinations.items()):
             terminalreporter.write_line(f"{count:8}  {name}")
         terminalreporter.write_line(f"{combinations.total():8}  in all")
@@ -59,9 +61,9 @@ def pool(_pool) -> Pool:
 @pytest.fixture
 def fresh(_pool):
     """``with fresh(n) as team``: processes of this test's own. Nothing of them may be left."""
-    before = sorted(os.listdir("/dev/shm"))
+    before = sorted(Path("/dev/shm").iterdir())
     yield _pool.fresh
-    assert sorted(os.listdir("/dev/shm")) == before
+    assert sorted(Path("/dev/shm").iterdir()) == before
     assert _pool.strays() == []
 
 

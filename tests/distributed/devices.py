@@ -6,19 +6,20 @@ import os
 from pathlib import Path
 
 import torch
+import torch_occl
 
-import torch_occl  # noqa: F401
-
-HAS_DEVICE_LAYER = (Path(__file__).parents[2] / "csrc" / "device").is_dir()
+HAS_DEVICE_LAYER = Path(torch_occl.__file__).with_name("dev.py").exists()
 
 
 def devices() -> list[str]:
-    """"cpu", and "dev" as soon as this tree has the device layer. Raises if it has, and `dev` is not registered."""
+    """CPU, and `dev` as soon as torch_occl has it. Raises if it does, but `dev` is not registered."""
     if not HAS_DEVICE_LAYER or os.environ.get("OCCL_DEVICE") == "0":
         return ["cpu"]
     registered = torch._C._get_privateuse1_backend_name()
     if registered != "dev":
-        raise RuntimeError(f"torch_occl should have registered the device 'dev', but PrivateUse1 is {registered!r}")
+        raise RuntimeError(
+            f"{torch_occl.__file__} should have registered the device 'dev'; PrivateUse1 is {registered!r}"
+        )
     return ["cpu", "dev"]
 
 

@@ -6,12 +6,12 @@
     def test_sum(pool):
         pool.run(everyone_knows_the_sum, world_size=3, device="cpu")
 
-The ranks are processes forked from one warm zygote (worker.py): 10 ms each, where a spawned one imports torch for
-seconds. ``pool`` keeps a `Team` for each world size, with its default group, from test to test. A test that kills
-ranks, or wants no group, takes a team of its own: ``with fresh(3) as team``.
+The ranks are processes forked from one warm zygote (worker.py): 10 ms each, where a spawned one imports torch
+for seconds. ``pool`` keeps a `Team` for each world size, with its default group, from test to test. A test
+that kills ranks, or wants no group, takes a team of its own: ``with fresh(3) as team``.
 
-A body must be a function of a module. What it returns comes back pickled, in rank order. If any rank raises, dies,
-or does not finish in time, the test fails with that rank's traceback and output, and the team is thrown away.
+A body must be a function of a module. What it returns comes back pickled, in rank order. If any rank raises,
+dies, or does not finish in time, the test fails with its traceback and output, and the team is thrown away.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pathlib import Path
 from . import worker
 
 LIMIT = 60.0
-"""Seconds that a body may take on an overloaded machine before the test fails. Nothing waits for it otherwise."""
+"""Seconds that a body may take on an overloaded machine before the test fails."""
 
 PATIENCE = 5.0
 """Seconds that the other ranks get to notice, once a rank has failed."""
@@ -62,7 +62,8 @@ class ZygoteClient:
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        code = f"import sys; sys.path[:] = {sys.path!r}; from {worker.__name__} import main; main({theirs.fileno()})"
+        run = f"from {worker.__name__} import main; main({theirs.fileno()})"
+        code = f"import sys; sys.path[:] = {sys.path!r}; {run}"
         settings = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "MKL", "OPENBLAS")}
         settings["PYTHONWARNINGS"] = "ignore::FutureWarning"  # PyTorch renames its functions
         self.process = subprocess.Popen(
@@ -204,7 +205,9 @@ class Team:
             if any(outcome and outcome.failed for outcome in self.running.values()):
                 deadline = min(deadline, time.monotonic() + PATIENCE)
             if not self._receive(deadline):
-                late = [f"rank {rank} did not finish" for rank, outcome in self.running.items() if outcome is None]
+                late = [
+                    f"rank {rank} did not finish" for rank, outcome in self.running.items() if outcome is None
+                ]
                 self._fail(", ".join(late))
         return list(self.running.values())
 
@@ -298,7 +301,9 @@ class Pool:
         self.zygote = ZygoteClient()
         self.teams: dict[int, Team] = {}
 
-    def run(self, body: Callable, world_size: int, device: str = "cpu", *, limit: float = LIMIT, **params) -> list:
+    def run(
+        self, body: Callable, world_size: int, device: str = "cpu", *, limit: float = LIMIT, **params
+    ) -> list:
         """Runs ``body(rank, world_size, device, **params)`` in the default group of this size."""
         team = self.teams.get(world_size)
         if team is None or not team.alive:

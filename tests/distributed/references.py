@@ -1,7 +1,8 @@
 """What every collective must give, to the bit, computed with nothing but numpy and PyTorch's conversions.
 
-The definition (invariant I2): contributions are combined in rank order; float16, bfloat16 and float8 in float32, with
-one rounding at the end; AVG divides the sum; AVG of integers is the mean truncated toward zero; a NaN stays NaN.
+The definition (invariant I2): contributions are combined in rank order; float16, bfloat16 and float8 in
+float32, with one rounding at the end; AVG divides the sum; AVG of integers is the mean truncated toward zero;
+a NaN stays NaN.
 """
 
 from __future__ import annotations
@@ -82,7 +83,12 @@ def contribution(dtype: str, rank: int, count: int, salt: int = 0) -> torch.Tens
     start = (rank * 7919 + salt * 104729) % PERIOD
     times = -(-(start + count) // PERIOD)
     size = pattern.dtype.itemsize
-    return pattern.view(torch.uint8).repeat(times)[start * size : (start + count) * size].clone().view(pattern.dtype)
+    return (
+        pattern.view(torch.uint8)
+        .repeat(times)[start * size : (start + count) * size]
+        .clone()
+        .view(pattern.dtype)
+    )
 
 
 def reduced(inputs: list[torch.Tensor], op: str) -> torch.Tensor:
@@ -149,7 +155,13 @@ def _reduced_integers(inputs: list[np.ndarray], op: str) -> np.ndarray:
         n = wide(len(inputs))
         floor = total // n
         return (floor + ((total % n != 0) & (total < 0))).astype(t)
-    names = {"MIN": "minimum", "MAX": "maximum", "BAND": "bitwise_and", "BOR": "bitwise_or", "BXOR": "bitwise_xor"}
+    names = {
+        "MIN": "minimum",
+        "MAX": "maximum",
+        "BAND": "bitwise_and",
+        "BOR": "bitwise_or",
+        "BXOR": "bitwise_xor",
+    }
     names |= {"SUM": "add", "PRODUCT": "multiply"}  # of bool: or, and
     return functools.reduce(getattr(np, names[op]), inputs)
 

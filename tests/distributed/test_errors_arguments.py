@@ -63,7 +63,9 @@ class Calls:
 
     def all_to_all(self, t, outputs=None):
         opts = dist.AllToAllOptions()
-        return self.pg.alltoall(self.tensors() if outputs is None else outputs, [t, *self.tensors()[1:]], opts)
+        return self.pg.alltoall(
+            self.tensors() if outputs is None else outputs, [t, *self.tensors()[1:]], opts
+        )
 
     def all_to_all_single(self, t, out=None, output_splits=(), input_splits=()):
         out = self.zeros(4) if out is None else out
@@ -118,13 +120,32 @@ def bad_root(calls, operation):
 def bad_reduction(calls, operation):
     call = getattr(calls, operation)
     name = "reduceOp" if operation in ("all_reduce", "reduce") else "op"
-    pairs = [("BAND", "float32"), ("BXOR", "bfloat16"), ("AVG", "bool"), ("MIN", "complex64"), ("MAX", "complex128")]
-    pairs += [("SUM", "float8_e8m0fnu"), ("MAX", "float4_e2m1fn_x2"), ("BOR", "complex64"), ("PREMUL_SUM", "int32")]
+    pairs = [
+        ("BAND", "float32"),
+        ("BXOR", "bfloat16"),
+        ("AVG", "bool"),
+        ("MIN", "complex64"),
+        ("MAX", "complex128"),
+    ]
+    pairs += [
+        ("SUM", "float8_e8m0fnu"),
+        ("MAX", "float4_e2m1fn_x2"),
+        ("BOR", "complex64"),
+        ("PREMUL_SUM", "int32"),
+    ]
     for op, dtype in pairs:
         whole = room(dtype, 4 * calls.n, calls.device)
         parts = [whole[4 * i : 4 * i + 4] for i in range(calls.n)]
-        other = {"reduce_scatter": {"inputs": parts}, "reduce_scatter_tensor": {"whole": whole}}.get(operation, {})
-        refused(call, f"{op} has no meaning for", room(dtype, 4, calls.device), **{name: reduce_op(op, 0)}, **other)
+        other = {"reduce_scatter": {"inputs": parts}, "reduce_scatter_tensor": {"whole": whole}}.get(
+            operation, {}
+        )
+        refused(
+            call,
+            f"{op} has no meaning for",
+            room(dtype, 4, calls.device),
+            **{name: reduce_op(op, 0)},
+            **other,
+        )
 
 
 def bad_list(calls, operation):
@@ -150,12 +171,19 @@ def bad_list(calls, operation):
 def bad_size(calls, operation):
     call, n = getattr(calls, operation), calls.n
     if operation == "all_gather_into_tensor":
-        refused(call, "output tensor size must be equal to world_size", calls.zeros(4), out=calls.zeros(4 * n + 1))
+        refused(
+            call, "output tensor size must be equal to world_size", calls.zeros(4), out=calls.zeros(4 * n + 1)
+        )
         refused(call, "invalid tensor type", calls.zeros(4), out=calls.zeros(4 * n, dtype=torch.int32))
         whole = calls.zeros(4 * n)
         refused(call, "overlap", whole[1:5], out=whole)
     elif operation == "reduce_scatter_tensor":
-        refused(call, "input tensor must be the same size as output size", calls.zeros(4), whole=calls.zeros(4 * n + 1))
+        refused(
+            call,
+            "input tensor must be the same size as output size",
+            calls.zeros(4),
+            whole=calls.zeros(4 * n + 1),
+        )
         refused(call, "invalid tensor type", calls.zeros(4), whole=calls.zeros(4 * n, dtype=torch.int32))
         whole = calls.zeros(4 * n)
         refused(call, "overlap", whole[1:5], whole=whole)
@@ -165,7 +193,9 @@ def bad_size(calls, operation):
         t = calls.zeros(2 * n)
         refused(call, "same number of elements", t, out=calls.zeros(4 * n))
         refused(call, "divisible by world_size", calls.zeros(2 * n + 1), out=calls.zeros(2 * n + 1))
-        refused(call, "number of input splits .1. must be the world size", t, out=t.clone(), input_splits=[2 * n])
+        refused(
+            call, "number of input splits .1. must be the world size", t, out=t.clone(), input_splits=[2 * n]
+        )
         refused(call, "number of output splits .1. must be", t, out=t.clone(), output_splits=[2 * n])
         refused(call, "do not add up", t, out=t.clone(), input_splits=[3] * n)
         refused(call, "do not add up", t, out=t.clone(), input_splits=[-1, *[0] * (n - 2), 2 * n + 1])
@@ -210,7 +240,13 @@ ROWS = [("bad_tensor", operation) for operation in ALL]
 ROWS += [("bad_root", operation) for operation in ("broadcast", "reduce", "gather", "scatter")]
 ROWS += [("bad_reduction", operation) for operation in REDUCING]
 ROWS += [("bad_list", operation) for operation in LISTS]
-SIZED = ("all_gather_into_tensor", "reduce_scatter_tensor", "all_gather", "reduce_scatter", "all_to_all_single")
+SIZED = (
+    "all_gather_into_tensor",
+    "reduce_scatter_tensor",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all_single",
+)
 ROWS += [("bad_size", operation) for operation in SIZED]
 
 

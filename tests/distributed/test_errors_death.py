@@ -126,7 +126,9 @@ def assert_survived(team, outcomes, victim, when, name, latency):
 @pytest.mark.parametrize("size", ["4 B", "16 MiB"])
 @pytest.mark.parametrize(("world_size", "victim"), [(2, 0), (2, 1), (3, 0), (3, 1), (3, 2), (8, 5)])
 @pytest.mark.parametrize("moment", [idle, blocked, in_flight, busy, receiving, sending])
-def test_survivors_of_a_killed_rank_raise_and_name_it(fresh, latency, moment, world_size, victim, size, device):
+def test_survivors_of_a_killed_rank_raise_and_name_it(
+    fresh, latency, moment, world_size, victim, size, device
+):
     with fresh(world_size) as team:
         team.join().start(moment, device, victim=victim, size=size)
         assert team.hear(victim) == "ready"
@@ -160,7 +162,9 @@ def test_a_survivor_that_comes_late_names_the_rank_that_died_first(fresh, latenc
         when = team.kill(1)
         team.wait_for(0, 1)
         team.say(2, "go on")
-        assert_survived(team, team.finish(), 1, when, f"a survivor that comes late, {size} on {device}", latency)
+        assert_survived(
+            team, team.finish(), 1, when, f"a survivor that comes late, {size} on {device}", latency
+        )
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -210,7 +214,9 @@ def test_a_rank_killed_while_the_group_is_made_is_an_error_for_the_others(fresh,
             if outcome.rank != victim:
                 assert not outcome.failed, outcome.traceback
                 text = outcome.result[1]
-                words = f"rank {victim}: |rank {victim} .pid" if posted else f"waiting for rank.s. {victim} of 3"
+                words = (
+                    f"rank {victim}: |rank {victim} .pid" if posted else f"waiting for rank.s. {victim} of 3"
+                )
                 assert re.search(words, text), text
                 if posted:
                     latency(f"making the group, rank {victim} of 3", [(outcome.result[0] - when) / 1e6])

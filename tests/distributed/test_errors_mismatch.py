@@ -165,7 +165,9 @@ def test_every_rank_raises_and_names_both_sides(pool, usual, odd, world_size, od
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("body", [differ_in_flight, error_then_next, uneven_lists_differ, splits_written_down_or_not])
+@pytest.mark.parametrize(
+    "body", [differ_in_flight, error_then_next, uneven_lists_differ, splits_written_down_or_not]
+)
 def test_the_group_works_on_after_a_mismatch(pool, body, device):
     pool.run(body, 3, device)
 

@@ -20,7 +20,11 @@ def used_after_destroy(rank, n, device, *, store):
     assert_works(device)
     pg, t = backend(device), torch.ones(4, device=device)
     dist.destroy_process_group()
-    for call in (lambda: pg.allreduce([t]).wait(), lambda: pg.send([t], 0, 0).wait(), lambda: pg.barrier().wait()):
+    for call in (
+        lambda: pg.allreduce([t]).wait(),
+        lambda: pg.send([t], 0, 0).wait(),
+        lambda: pg.barrier().wait(),
+    ):
         with pytest.raises(dist.DistBackendError, match="destroyed"):
             call()
     with pytest.raises(ValueError, match="init_process_group"):
@@ -136,7 +140,9 @@ def left_early(rank, n, device):
         dist.destroy_process_group()
         listen()
         return
-    with pytest.raises(dist.DistBackendError, match=r"rank 1 \(pid \d+, host .*\) left the group during all_reduce"):
+    with pytest.raises(
+        dist.DistBackendError, match=r"rank 1 \(pid \d+, host .*\) left the group during all_reduce"
+    ):
         dist.all_reduce(torch.ones(1000, device=device))
 
 
@@ -176,7 +182,9 @@ def results_of_children(fresh, device, use):
 def test_a_forked_child_cannot_use_the_parents_group(fresh, device):
     for rank, text in enumerate(results_of_children(fresh, device, "use_the_parents_group")):
         for line, name in zip(text.splitlines(), ("all_reduce", "send", "abort"), strict=True):
-            assert re.match(rf"{name}: group .* of rank {rank} was created before this process was forked", line), line
+            assert re.match(
+                rf"{name}: group .* of rank {rank} was created before this process was forked", line
+            ), line
 
 
 @pytest.mark.parametrize("device", DEVICES)

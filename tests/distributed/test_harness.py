@@ -70,20 +70,22 @@ def test_a_pooled_team_keeps_its_processes_and_its_group(pool):
 
 
 def test_an_exception_in_one_rank_fails_the_test_with_its_traceback(pool):
-    with pytest.raises(RanksFailed, match="(?s)failed in rank 1 .*rank 1 raised.*fails_on_rank_1.*rank one is unhappy"):
+    with pytest.raises(
+        RanksFailed, match=r"(?s)failed in rank 1 .*rank 1 raised.*fails_on_rank_1.*rank one is unhappy"
+    ):
         pool.run(fails_on_rank_1, 2)
     assert pool.run(sum_of_ranks, 2) == [3, 3]
 
 
 def test_a_rank_that_dies_is_reported_with_its_output(pool):
-    with pytest.raises(RanksFailed, match="(?s)rank 1 .pid .* was killed by SIGKILL.*some last words"):
+    with pytest.raises(RanksFailed, match=r"(?s)rank 1 .pid .* was killed by SIGKILL.*some last words"):
         pool.run(dies_on_rank_1, 2)
     assert pool.run(sum_of_ranks, 2) == [3, 3]
 
 
 def test_a_rank_that_does_not_finish_is_killed_and_shows_where_it_was(fresh):
     with fresh(3) as team:
-        with pytest.raises(RanksFailed, match="(?s)rank 2 did not finish.*rank_2_waits_for_ever"):
+        with pytest.raises(RanksFailed, match=r"(?s)rank 2 did not finish.*rank_2_waits_for_ever"):
             team.run(rank_2_waits_for_ever, limit=1.0)
         assert not team.alive
 

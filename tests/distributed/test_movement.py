@@ -12,7 +12,15 @@ from . import matrix
 from .devices import DEVICES
 from .references import assert_guards, assert_same_bits, contribution, place, room
 
-KINDS = ["broadcast", "all_gather", "all_gather_into_tensor", "gather", "scatter", "all_to_all", "all_to_all_single"]
+KINDS = [
+    "broadcast",
+    "all_gather",
+    "all_gather_into_tensor",
+    "gather",
+    "scatter",
+    "all_to_all",
+    "all_to_all_single",
+]
 
 
 def split(whole, counts):
@@ -141,7 +149,9 @@ def splits_on_one_side(rank, n, device):
 def all_splits_empty(rank, n, device):
     empty = torch.empty(0, 4, device=device)
     dist.all_to_all_single(empty.clone(), empty, [0] * n, [0] * n)
-    dist.all_to_all([torch.empty(0, device=device) for _ in range(n)], [torch.empty(0, device=device) for _ in range(n)])
+    dist.all_to_all(
+        [torch.empty(0, device=device) for _ in range(n)], [torch.empty(0, device=device) for _ in range(n)]
+    )
 
 
 def other_orders_of_memory(rank, n, device):
@@ -149,7 +159,10 @@ def other_orders_of_memory(rank, n, device):
     mine = contribution("float32", rank, 35).nan_to_num()
     t = place(mine, device).view(5, 7).t()
     dist.all_reduce(t, dist.ReduceOp.MAX)
-    assert_same_bits(t.t().reshape(-1).cpu(), torch.stack([contribution("float32", r, 35).nan_to_num() for r in range(n)]).amax(0))
+    assert_same_bits(
+        t.t().reshape(-1).cpu(),
+        torch.stack([contribution("float32", r, 35).nan_to_num() for r in range(n)]).amax(0),
+    )
     t = place(mine, device).view(5, 7).t()
     dist.broadcast(t, n - 1)
     assert_same_bits(t.t().reshape(-1).cpu(), contribution("float32", n - 1, 35).nan_to_num())

@@ -37,7 +37,9 @@ def broadcast_from_each(rank, n, device, *, size):
 def scatter_from_each(rank, n, device, *, size):
     for root in range(n):
         got = [None]
-        dist.scatter_object_list(got, [thing(r, size * r) for r in range(n)] if rank == root else None, src=root)
+        dist.scatter_object_list(
+            got, [thing(r, size * r) for r in range(n)] if rank == root else None, src=root
+        )
         assert got == [thing(rank, size * rank)]
 
 

@@ -115,9 +115,11 @@ def thousands_outstanding(rank, n, device, *, messages, receive_first):
     outs = [torch.zeros(2, dtype=torch.int64, device=device) for _ in range(messages)]
     peer = n - 1 - rank
     works = []
-    for what in (("recv", "send") if receive_first == rank else ("send", "recv")):
+    for what in ("recv", "send") if receive_first == rank else ("send", "recv"):
         for i in range(messages):
-            works.append(dist.isend(sends[i], peer, tag=i) if what == "send" else dist.irecv(outs[i], peer, tag=i))
+            works.append(
+                dist.isend(sends[i], peer, tag=i) if what == "send" else dist.irecv(outs[i], peer, tag=i)
+            )
     for work in reversed(works):
         work.wait()
     assert torch.equal(torch.stack(outs).cpu(), torch.tensor([[peer, i] for i in range(messages)]))
@@ -143,7 +145,9 @@ def batches(rank, n, device):
         outs = {peer: room("float32", count, device) for peer in {(rank + 1) % n, (rank - 1) % n, rank}}
         ops = [dist.P2POp(dist.irecv, out, peer) for peer, out in outs.items() if peer != rank]
         ops += [
-            dist.P2POp(dist.isend, place(contribution("float32", rank, count), device), p) for p in outs if p != rank
+            dist.P2POp(dist.isend, place(contribution("float32", rank, count), device), p)
+            for p in outs
+            if p != rank
         ]
         for work in dist.batch_isend_irecv(ops):
             work.wait()
@@ -210,7 +214,9 @@ def between_collectives(rank, n, device):
 @pytest.mark.parametrize("world_size", matrix.WORLD_SIZES)
 def test_messages_of_every_size_and_type_arrive(pool, count, world_size, device):
     for dtype in MOVABLE:
-        sizes = SIZES if dtype in ("uint8", "float32") else [16, matrix.EAGER_BYTES + 16, matrix.RING_BYTES + 16]
+        sizes = (
+            SIZES if dtype in ("uint8", "float32") else [16, matrix.EAGER_BYTES + 16, matrix.RING_BYTES + 16]
+        )
         results = pool.run(around_the_ring, world_size, device, dtype=dtype, sizes=sizes)
         count(f"send and recv on {device}", results[0])
 

@@ -32,7 +32,7 @@ def all_contributions(case, world_size, count, first=0, length=None):
 
 
 def all_reduce(rank, world_size, device, case, checks):
-    """Every rank returns a checksum, and one of them compares with the reference: the others must be the same."""
+    """Every rank returns a checksum; one of them compares with the reference."""
     t = place(contribution(case.dtype, rank, case.count), device, case.offset)
     dist.all_reduce(t, reduce_op(case.op, rank))
     if checks:
@@ -53,7 +53,9 @@ def reduce(rank, world_size, device, case, checks):
 
 def reduce_scatter(rank, world_size, device, case, checks):
     whole = contribution(case.dtype, rank, case.count * world_size)
-    blocks = [place(block, device, case.offset) for block in whole.split(case.count or 1)] if case.count else None
+    blocks = (
+        [place(block, device, case.offset) for block in whole.split(case.count or 1)] if case.count else None
+    )
     blocks = blocks or [room(case.dtype, 0, device, case.offset) for _ in range(world_size)]
     out = room(case.dtype, case.count, device, case.offset)
     dist.reduce_scatter(out, blocks, reduce_op(case.op, rank))
@@ -78,7 +80,10 @@ def check_block(rank, world_size, case, out):
 
 
 def run_cases(rank, world_size, device, *, kind, cases):
-    return [globals()[kind](rank, world_size, device, case, i % world_size == rank) for i, case in enumerate(cases)]
+    return [
+        globals()[kind](rank, world_size, device, case, i % world_size == rank)
+        for i, case in enumerate(cases)
+    ]
 
 
 def complex_product(rank, world_size, device):
@@ -90,7 +95,9 @@ def complex_product(rank, world_size, device):
         for count in (1, 5, 257, 10001):
             t = place(contribution(dtype, rank, count), device, 1)
             pg.allreduce([t], opts).wait()
-            assert_same_bits(t.cpu(), reduced([contribution(dtype, r, count) for r in range(world_size)], "PRODUCT"))
+            assert_same_bits(
+                t.cpu(), reduced([contribution(dtype, r, count) for r in range(world_size)], "PRODUCT")
+            )
 
 
 def uneven_reduce_scatter(rank, world_size, device):
@@ -99,7 +106,9 @@ def uneven_reduce_scatter(rank, world_size, device):
         counts = [r * step for r in range(world_size)]
         inputs = [contribution(dtype, r, sum(counts)) for r in range(world_size)]
         out = room(dtype, counts[rank], device, 1)
-        dist.reduce_scatter(out, [place(b, device, 1) for b in inputs[rank].split(counts)], reduce_op(op, rank))
+        dist.reduce_scatter(
+            out, [place(b, device, 1) for b in inputs[rank].split(counts)], reduce_op(op, rank)
+        )
         assert_same_bits(out.cpu(), reduced([x.split(counts)[rank] for x in inputs], op), dtype, op, step)
         assert_guards(out)
 
@@ -108,7 +117,9 @@ def premultiplied_by_a_tensor(rank, world_size, device):
     factor = torch.tensor([(rank + 1) / 3], dtype=torch.float64, device=device)
     t = place(contribution("float64", rank, 1000), device)
     dist.all_reduce(t, dist._make_nccl_premul_sum(factor))
-    assert_same_bits(t.cpu(), reduced([contribution("float64", r, 1000) for r in range(world_size)], "PREMUL_SUM"))
+    assert_same_bits(
+        t.cpu(), reduced([contribution("float64", r, 1000) for r in range(world_size)], "PREMUL_SUM")
+    )
 
 
 def streaming(rank, world_size, device):
@@ -117,7 +128,9 @@ def streaming(rank, world_size, device):
     for n in (count - 1, count, count + 1):
         t = place(contribution("float32", rank, n), device, 3)
         dist.all_reduce(t)
-        assert_same_bits(t.cpu(), reduced([contribution("float32", r, n) for r in range(world_size)], "SUM"), n)
+        assert_same_bits(
+            t.cpu(), reduced([contribution("float32", r, n) for r in range(world_size)], "SUM"), n
+        )
         assert_guards(t)
 
 
@@ -141,7 +154,9 @@ def test_reductions_have_the_bits_that_rank_order_gives(pool, count, kind, world
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("world_size", matrix.WORLD_SIZES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_reductions_have_the_bits_that_rank_order_gives_in_every_combination(pool, count, kind, world_size, device):
+def test_reductions_have_the_bits_that_rank_order_gives_in_every_combination(
+    pool, count, kind, world_size, device
+):
     run_matrix(pool, count, kind, world_size, device, full=True)
 
 

@@ -1,4 +1,4 @@
-"""I2: a result has the same bits whatever the size, the algorithm, the memory and the call; and run after run."""
+"""I2: a result has the same bits whatever the size, the algorithm, the memory and the call, in every run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ def prefixes(rank, world_size, device, *, dtype):
     for op in ops_for(dtype):
         longest = all_reduced(rank, device, dtype, op, COUNTS[-1])
         for count in COUNTS:
-            assert_same_bits(all_reduced(rank, device, dtype, op, count, 3), longest[:count].clone(), dtype, op, count)
+            assert_same_bits(
+                all_reduced(rank, device, dtype, op, count, 3), longest[:count].clone(), dtype, op, count
+            )
 
 
 def every_call(rank, world_size, device, *, dtype):
@@ -62,7 +64,9 @@ def again_and_again(rank, world_size, device, *, dtype):
 
 def other_float_environment(rank, world_size, device, *, dtype):
     """One rank flushes denormals to zero in its own computations: results keep them, on every rank."""
-    denormals = torch.full((5000,), 1e-40) if dtype == "float32" else torch.full((5000,), 1e-310, dtype=torch.float64)
+    denormals = (
+        torch.full((5000,), 1e-40) if dtype == "float32" else torch.full((5000,), 1e-310, dtype=torch.float64)
+    )
     torch.set_flush_denormal(rank == 0)
     t = place(denormals, device)
     dist.all_reduce(t)

@@ -53,7 +53,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _threads() -> list[str]:
-    return [Path(f"/proc/self/task/{tid}/comm").read_text().strip() for tid in os.listdir("/proc/self/task")]
+    return [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
 
 
 def _children() -> list[int]:

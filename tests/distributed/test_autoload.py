@@ -1,0 +1,128 @@
+"""`import torch` alone makes the backend available, and never fails because of it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import tomllib
+import torch_occl
+
+from .devices import DEVICES
+from .test_init import PACKAGE, run_python
+
+PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
+REPORT = """
+import torch.distributed as dist
+print("occl" in dist.Backend.backend_list, torch._C._get_privateuse1_backend_name())
+"""
+REGISTERED = f"True {'dev' if 'dev' in DEVICES else 'privateuseone'}"
+
+
+@pytest.fixture
+def installed(tmp_path) -> Path:
+    """A directory as if torch_occl were installed there, with the entry points of pyproject.toml."""
+    shutil.copytree(
+        PACKAGE / "torch_occl", tmp_path / "torch_occl", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    groups = tomllib.loads(PYPROJECT.read_text())["project"]["entry-points"]
+    for target in groups["torch.backends"].values():
+        module = target.split(":")[0]
+        if module != "torch_occl":
+            shutil.copy(PACKAGE / f"{module}.py", tmp_path)
+    info = tmp_path / "torch_occl-0.0.dist-info"
+    info.mkdir()
+    info.joinpath("METADATA").write_text("Metadata-Version: 2.1\nName: torch_occl\nVersion: 0.0\n")
+    lines = [
+        f"[{name}]\n" + "".join(f"{k} = {v}\n" for k, v in points.items()) for name, points in groups.items()
+    ]
+    info.joinpath("entry_points.txt").write_text("\n".join(lines))
+    return tmp_path
+
+
+def python(code: str, path: Path, **env: str) -> list[str]:
+    return run_python("-W", "always", "-c", code, PYTHONPATH=str(path), **env).splitlines()
+
+
+def test_import_torch_alone_registers_the_backend_and_the_device(installed):
+    assert python(f"import torch{REPORT}", installed) == [REGISTERED]
+
+
+def test_importing_the_package_first_does_the_same_once(installed):
+    assert python(f"import torch_occl, torch{REPORT}", installed) == [REGISTERED]
+
+
+def test_without_autoload_the_package_has_to_be_imported(installed):
+    code = f"import torch{REPORT}import torch_occl{REPORT}"
+    lines = python(code, installed, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert lines == ["False privateuseone", REGISTERED]
+
+
+def test_an_unsupported_torch_does_not_break_import_torch_and_is_explained_on_import(installed):
+    versions = installed / "torch_occl" / "_versions.py"
+    versions.write_text(versions.read_text() + "\nSUPPORTED = ((99, 0), (99, 1))\n")
+    code = f"""
+import warnings
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    import torch
+    print([str(w.message) for w in caught if "torch_occl" in str(w.message)])
+{REPORT}
+try:
+    import torch_occl
+except ImportError as error:
+    print(error)
+"""
+    warned, registered, error = python(code, installed)
+    assert "torch_occl supports torch>=99.0,<99.1" in warned
+    assert registered == "False privateuseone"
+    assert error.startswith("torch_occl supports torch>=99.0,<99.1, and this is torch")
+
+
+@pytest.mark.parametrize("broken", ["raise RuntimeError('boom')", "import no_such_module", "1 / 0", "def ("])
+def test_whatever_is_wrong_with_the_package_import_torch_works_and_warns(installed, broken):
+    (installed / "torch_occl" / "__init__.py").write_text(broken)
+    code = f"""
+import warnings
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    import torch
+    print(sum("torch_occl" in str(w.message) for w in caught) > 0, torch.ones(3).sum().item())
+{REPORT}
+"""
+    assert python(code, installed) == ["True 3.0", "False privateuseone"]
+
+
+def test_an_extension_that_cannot_be_loaded_does_not_break_import_torch(installed):
+    for library in (installed / "torch_occl").glob("_C*.so"):
+        library.write_bytes(b"this is not a shared library")
+    assert python("import torch; print(torch.ones(3).sum().item())", installed)[-1] == "3.0"
+
+
+def test_a_backend_of_another_package_stays_in_place(installed):
+    code = """
+import warnings
+import torch
+import torch.distributed as dist
+
+def theirs(*args):
+    raise NotImplementedError("theirs")
+
+dist.Backend.register_backend("occl", theirs, devices=["cpu"])
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    import torch_occl
+    print([str(w.message) for w in caught])
+try:
+    dist.init_process_group("occl", store=dist.HashStore(), rank=0, world_size=1)
+except NotImplementedError as error:
+    print(error)
+"""
+    warned, used = python(code, installed, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert "already registered a torch.distributed backend named 'occl'" in warned
+    assert used == "theirs"
+
+
+def test_the_package_under_test_is_the_one_that_was_built_here():
+    assert Path(torch_occl.__file__).parents[1] == PACKAGE
