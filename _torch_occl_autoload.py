@@ -11,5 +11,7 @@ def autoload() -> None:
     """Imports torch_occl. Any failure becomes a warning."""
     try:
         import torch_occl  # noqa: F401
-    except Exception as error:  # everything: see above
-        warnings.warn(f"torch_occl could not be loaded, and is not available: {error}", RuntimeWarning, stacklevel=2)
+    except Exception as error:  # noqa: BLE001  (everything: see above)
+        warnings.warn(
+            f"torch_occl could not be loaded, and is not available: {error}", RuntimeWarning, stacklevel=2
+        )

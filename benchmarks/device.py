@@ -33,12 +33,18 @@ class Transformer(nn.Module):
 
 
 def mlp(device: str):
-    model = nn.Sequential(nn.Linear(784, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 128))
+    model = nn.Sequential(
+        nn.Linear(784, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 128)
+    )
     return model.to(device), torch.randn(64, 784).to(device), torch.randint(128, (64,)).to(device)
 
 
 def transformer(device: str):
-    return Transformer().to(device), torch.randint(1000, (4, 64)).to(device), torch.randint(1000, (256,)).to(device)
+    return (
+        Transformer().to(device),
+        torch.randint(1000, (4, 64)).to(device),
+        torch.randint(1000, (256,)).to(device),
+    )
 
 
 def digits(device: str):
@@ -50,7 +56,11 @@ def digits(device: str):
     return model.to(device), torch.randn(64, 1, 8, 8).to(device), torch.randint(10, (64,)).to(device)
 
 
-NETWORKS = {"MLP, 2 M parameters, batch 64": mlp, "transformer, 4 layers of 256": transformer, "digits network": digits}
+NETWORKS = {
+    "MLP, 2 M parameters, batch 64": mlp,
+    "transformer, 4 layers of 256": transformer,
+    "digits network": digits,
+}
 
 
 def training_step(make, device: str):
@@ -117,7 +127,9 @@ def proc_status(field: str) -> int:
 
 
 def print_peak_memory(name: str, device: str) -> None:
-    torch.ones(8, 8).to(device) @ torch.ones(8, 8).to(device)  # what the first operation costs is not of interest
+    torch.ones(8, 8).to(device) @ torch.ones(8, 8).to(
+        device
+    )  # what the first operation costs is not of interest
     with open("/proc/self/clear_refs", "w") as refs:
         refs.write("5")  # the peak starts again from here
     before = proc_status("VmRSS")
@@ -148,7 +160,10 @@ def main() -> None:
     for name in on_cpu:
         cpu, dev = measure(on_cpu[name], on_dev[name], options.seconds / 3)
         rows.append({"name": name, "cpu_us": cpu * 1e6, "dev_us": dev * 1e6})
-        print(f"{name:<34}{cpu * 1e6:12.2f}{dev * 1e6:12.2f}{dev / cpu:9.2f}{(dev - cpu) * 1e6:15.2f}", flush=True)
+        print(
+            f"{name:<34}{cpu * 1e6:12.2f}{dev * 1e6:12.2f}{dev / cpu:9.2f}{(dev - cpu) * 1e6:15.2f}",
+            flush=True,
+        )
     for name, make in NETWORKS.items():
         cpu, dev = measure(training_step(make, "cpu"), training_step(make, "dev"), options.seconds * 3)
         row = {"name": name, "cpu_us": cpu * 1e6, "dev_us": dev * 1e6}
@@ -161,7 +176,11 @@ def main() -> None:
     if options.json:
         with open(options.json, "w") as file:
             machine = {"machine": torch.dev.get_device_name(), "cores": torch.dev.get_device_properties()[2]}
-            json.dump({**machine, "torch": torch.__version__, "threads": torch.get_num_threads(), "rows": rows}, file, indent=1)
+            json.dump(
+                {**machine, "torch": torch.__version__, "threads": torch.get_num_threads(), "rows": rows},
+                file,
+                indent=1,
+            )
             file.write("\n")
 
 

@@ -192,8 +192,8 @@ def main() -> None:
                 "parameter_hashes": hashes,
             }
             arguments.json.write_text(json.dumps(results, indent=1, default=str))
-    # Everything that holds the group goes first, so that its threads end here and not at the interpreter's exit:
-    # Gloo's may hold the last reference to a Python object, and would abort then.
+    # Everything that holds the group goes first, so that its threads end here and not at the interpreter's
+    # exit: Gloo's may hold the last reference to a Python object, and would abort then.
     del network
     gc.collect()
     dist.destroy_process_group()

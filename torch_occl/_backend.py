@@ -27,7 +27,9 @@ def create(opts, options: ProcessGroupOCCL.Options | None = None) -> ProcessGrou
     if options is None:
         options = ProcessGroupOCCL.Options()
     elif not isinstance(options, ProcessGroupOCCL.Options):
-        raise TypeError(f"pg_options must be torch_occl.ProcessGroupOCCL.Options, got {type(options).__name__}")
+        raise TypeError(
+            f"pg_options must be torch_occl.ProcessGroupOCCL.Options, got {type(options).__name__}"
+        )
     options._timeout = opts.timeout
     options.group_name = opts.group_id
     options.global_ranks_in_group = opts.global_ranks_in_group
@@ -44,7 +46,8 @@ def register(device: str | None) -> bool:
     if "occl" in dist.Backend.backend_list:
         warnings.warn(
             "another package has already registered a torch.distributed backend named 'occl' "
-            "(PyTorch's test package torch_openreg does); torch_occl leaves it in place and does not register its own",
+            "(PyTorch's test package torch_openreg does); torch_occl leaves it in place and does not register "
+            "its own",
             stacklevel=3,
         )
         return False

@@ -145,7 +145,9 @@ def memory_summary(device: Device = None, abbreviated: bool = False) -> str:
         "-" * width,
     ]
     for title, name, form in rows:
-        values = [form(stats.get(f"{name}.all.{kind}", 0)) for kind in ("current", "peak", "allocated", "freed")]
+        values = [
+            form(stats.get(f"{name}.all.{kind}", 0)) for kind in ("current", "peak", "allocated", "freed")
+        ]
         lines.append(f"{title:<20}" + "".join(f"{value:>15}" for value in values))
     lines.append("=" * width)
     return "\n".join(lines)

@@ -9,7 +9,16 @@ import torch
 
 from torch_occl._dev_index import Device, device_index
 
-__all__ = ["Event", "Stream", "StreamContext", "current_stream", "default_stream", "set_stream", "stream", "synchronize"]
+__all__ = [
+    "Event",
+    "Stream",
+    "StreamContext",
+    "current_stream",
+    "default_stream",
+    "set_stream",
+    "stream",
+    "synchronize",
+]
 
 
 class Stream(torch.Stream):
@@ -30,7 +39,9 @@ class Stream(torch.Stream):
 
     @classmethod
     def _of(cls, stream: torch.Stream) -> Stream:
-        return cls(stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type)
+        return cls(
+            stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type
+        )
 
     def wait_stream(self, stream: torch.Stream) -> None:
         """Makes this stream wait for everything that is in ``stream`` now."""
@@ -64,7 +75,11 @@ class Event(torch.Event, metaclass=_EventType):
     """
 
     def __new__(  # type: ignore[misc]
-        cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, device: Device = None
+        cls,
+        enable_timing: bool = False,
+        blocking: bool = False,
+        interprocess: bool = False,
+        device: Device = None,
     ) -> torch.Event:
         if interprocess:
             raise NotImplementedError("dev has no events shared between processes")

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torch_occl import _C
-from torch_occl import _dev_interchange, _dev_memory, _dev_random, _dev_streams
+from torch_occl import _C, _dev_interchange, _dev_memory, _dev_random, _dev_streams
 from torch_occl._dev_index import Device, device_index
 from torch_occl._dev_interchange import *  # noqa: F403
 from torch_occl._dev_memory import *  # noqa: F403
@@ -26,7 +25,7 @@ from torch_occl._dev_streams import *  # noqa: F403
 __all__ = [
     "DeviceProperties",
     "current_device",
-    "default_generators",
+    "default_generators",  # noqa: F405
     "device",
     "device_count",
     "device_of",
@@ -157,7 +156,9 @@ def _processor() -> str:
 def get_device_properties(device: Device = None) -> DeviceProperties:
     """Name, memory and cores. Raises RuntimeError for a device that does not exist."""
     total = _dev_memory.mem_get_info(device)[1]
-    return DeviceProperties(f"dev ({_processor()})", total, len(os.sched_getaffinity(0)), *get_device_capability())
+    return DeviceProperties(
+        f"dev ({_processor()})", total, len(os.sched_getaffinity(0)), *get_device_capability()
+    )
 
 
 def get_device_name(device: Device = None) -> str:

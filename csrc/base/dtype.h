@@ -8,10 +8,25 @@
 namespace occl {
 
 enum class DType : std::uint8_t {
-  u8, i8, i16, i32, i64, u16, u32, u64,
-  f16, bf16, f32, f64,
-  f8_e4m3fn, f8_e5m2, f8_e4m3fnuz, f8_e5m2fnuz, f8_e8m0fnu,
-  c64, c128,
+  u8,
+  i8,
+  i16,
+  i32,
+  i64,
+  u16,
+  u32,
+  u64,
+  f16,
+  bf16,
+  f32,
+  f64,
+  f8_e4m3fn,
+  f8_e5m2,
+  f8_e4m3fnuz,
+  f8_e5m2fnuz,
+  f8_e8m0fnu,
+  c64,
+  c128,
   boolean,
   bytes,  // anything else: moved, never reduced; one element is one byte
 };
@@ -26,16 +41,16 @@ struct DTypeInfo {
 };
 
 inline constexpr DTypeInfo kDTypeInfo[kDTypes] = {
-    {"uint8", 1},         {"int8", 1},        {"int16", 2},           {"int32", 4},
-    {"int64", 8},         {"uint16", 2},      {"uint32", 4},          {"uint64", 8},
-    {"float16", 2},       {"bfloat16", 2},    {"float32", 4},         {"float64", 8},
-    {"float8_e4m3fn", 1}, {"float8_e5m2", 1}, {"float8_e4m3fnuz", 1}, {"float8_e5m2fnuz", 1},
-    {"float8_e8m0fnu", 1}, {"complex64", 8},  {"complex128", 16},     {"bool", 1},
+    {"uint8", 1},          {"int8", 1},        {"int16", 2},           {"int32", 4},
+    {"int64", 8},          {"uint16", 2},      {"uint32", 4},          {"uint64", 8},
+    {"float16", 2},        {"bfloat16", 2},    {"float32", 4},         {"float64", 8},
+    {"float8_e4m3fn", 1},  {"float8_e5m2", 1}, {"float8_e4m3fnuz", 1}, {"float8_e5m2fnuz", 1},
+    {"float8_e8m0fnu", 1}, {"complex64", 8},   {"complex128", 16},     {"bool", 1},
     {"bytes", 1},
 };
 
-inline constexpr const char* kReduceOpName[kReduceOps + 1] = {
-    "SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM", "NONE"};
+inline constexpr const char* kReduceOpName[kReduceOps + 1] = {"SUM",  "AVG", "PRODUCT", "MIN",        "MAX",
+                                                              "BAND", "BOR", "BXOR",    "PREMUL_SUM", "NONE"};
 
 /// Names and sizes of values that may come from a peer: out of range is "?" and 1, never undefined.
 constexpr const char* name_of(DType t) {

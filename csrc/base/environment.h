@@ -6,12 +6,12 @@
 
 namespace occl::environment {
 
-inline constexpr const char* kDevice = "OCCL_DEVICE";                  // 0: do not register the device `dev`
-inline constexpr const char* kDeviceCount = "OCCL_DEVICE_COUNT";       // how many devices there are (default 8)
-inline constexpr const char* kMemoryFraction = "OCCL_MEMORY_FRACTION"; // of physical memory, for one process
-inline constexpr const char* kIsa = "OCCL_ISA";                        // avx512, avx2 or baseline: at most this
-inline constexpr const char* kNode = "OCCL_NODE";                      // ranks that differ in it share no memory
-inline constexpr const char* kTuning = "OCCL_TUNING";                  // "one_shot_bytes=16384,slot_bytes=..."
+inline constexpr const char* kDevice = "OCCL_DEVICE";             // 0: do not register the device `dev`
+inline constexpr const char* kDeviceCount = "OCCL_DEVICE_COUNT";  // how many devices there are (default 8)
+inline constexpr const char* kMemoryFraction = "OCCL_MEMORY_FRACTION";  // of physical memory, for one process
+inline constexpr const char* kIsa = "OCCL_ISA";        // avx512, avx2 or baseline: at most this
+inline constexpr const char* kNode = "OCCL_NODE";      // ranks that differ in it share no memory
+inline constexpr const char* kTuning = "OCCL_TUNING";  // "one_shot_bytes=16384,slot_bytes=..."
 
 /// The value, or "" if it is not set.
 inline std::string get(const char* name) {

@@ -1,5 +1,5 @@
-// The numbers that choose algorithms. Rank 0's hold for the whole group: they travel with its address, so that
-// all ranks choose alike whatever their environment says.
+// The numbers that choose algorithms. Rank 0's hold for the whole group: they travel with its address, so
+// that all ranks choose alike whatever their environment says.
 #pragma once
 
 #include <cstdint>

@@ -12,7 +12,6 @@
 namespace occl::bind {
 namespace {
 
-
 /// Ctrl-C reaches Python's main thread only when it asks for it.
 void install_interrupt_check() {
   pg::set_interrupt_check([main = std::this_thread::get_id()] {
@@ -32,13 +31,23 @@ void bind_backend(py::module_& module) {
   py::module_::import("atexit").attr("register")(
       py::cpp_function(&pg::stop_background, py::call_guard<py::gil_scoped_release>()));
 
-  py::class_<ProcessGroupOCCL, c10::intrusive_ptr<ProcessGroupOCCL>, c10d::Backend> group(module, "ProcessGroupOCCL");
-  py::class_<ProcessGroupOCCL::Options, c10::intrusive_ptr<ProcessGroupOCCL::Options>, c10d::Backend::Options>(
-      group, "Options", "Options of a group: ``_timeout`` bounds every operation that names no timeout of its own.")
+  py::class_<ProcessGroupOCCL, c10::intrusive_ptr<ProcessGroupOCCL>, c10d::Backend> group(module,
+                                                                                          "ProcessGroupOCCL");
+  py::class_<ProcessGroupOCCL::Options, c10::intrusive_ptr<ProcessGroupOCCL::Options>,
+             c10d::Backend::Options>(
+      group, "Options",
+      "Options of a group: ``_timeout`` bounds every operation that names no timeout of its own.")
       .def(py::init(&ProcessGroupOCCL::Options::create), py::arg("timeout") = kBackendDefaultTimeout);
-  group.def(py::init<const c10::intrusive_ptr<c10d::Store>&, int, int, c10::intrusive_ptr<ProcessGroupOCCL::Options>>(),
+  group.def(py::init<const c10::intrusive_ptr<c10d::Store>&, int, int,
+                     c10::intrusive_ptr<ProcessGroupOCCL::Options>>(),
             py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options"),
             py::call_guard<py::gil_scoped_release>());
+  group.def_property_readonly(
+      "options",
+      [](ProcessGroupOCCL& self) {
+        return c10::static_intrusive_pointer_cast<ProcessGroupOCCL::Options>(self.getBackendOptions());
+      },
+      "The options this group was made with.");
   py::class_<pg::WorkOCCL, c10::intrusive_ptr<pg::WorkOCCL>, c10d::Work>(module, "WorkOCCL");
 
   module.def("_isa", &kernels::isa, "The instruction set that the reduction kernels use here.");

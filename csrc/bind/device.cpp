@@ -70,7 +70,9 @@ void bind_device(py::module_& module) {
         block["address"] = b.address;
         block["size"] = b.size;
         block["requested_size"] = b.requested;
-        block["state"] = !b.used ? "inactive" : b.awaiting_stream ? "active_awaiting_free" : "active_allocated";
+        block["state"] = !b.used             ? "inactive"
+                         : b.awaiting_stream ? "active_awaiting_free"
+                                             : "active_allocated";
         blocks.append(std::move(block));
       }
       segments.append(std::move(blocks));

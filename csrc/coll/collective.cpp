@@ -21,7 +21,9 @@ Signature Signature::of(const Collective& c) {
 }
 
 std::string Signature::describe() const {
-  const auto field = [this](int low, int high) { return word >> low & ((std::uint64_t{1} << (high - low)) - 1); };
+  const auto field = [this](int low, int high) {
+    return word >> low & ((std::uint64_t{1} << (high - low)) - 1);
+  };
   const auto kind = field(0, kDTypeBit);
   if (kind >= kKinds) return "an unknown operation";
   const Traits& t = kTraits[kind];

@@ -17,7 +17,15 @@
 namespace occl::coll {
 
 enum class Kind : std::uint8_t {
-  barrier, broadcast, all_reduce, reduce, all_gather, gather, scatter, reduce_scatter, all_to_all,
+  barrier,
+  broadcast,
+  all_reduce,
+  reduce,
+  all_gather,
+  gather,
+  scatter,
+  reduce_scatter,
+  all_to_all,
 };
 inline constexpr int kKinds = static_cast<int>(Kind::all_to_all) + 1;
 
@@ -32,15 +40,11 @@ struct Traits {
 
 inline constexpr Traits kTraits[kKinds] = {
     //                 reduces in/rank out/rank in@root out@root
-    {"barrier",        false,  false,  false,   false,  false},
-    {"broadcast",      false,  false,  false,   true,   false},
-    {"all_reduce",     true,   false,  false,   false,  false},
-    {"reduce",         true,   false,  false,   false,  true},
-    {"all_gather",     false,  false,  true,    false,  false},
-    {"gather",         false,  false,  true,    false,  true},
-    {"scatter",        false,  true,   false,   true,   false},
-    {"reduce_scatter", true,   true,   false,   false,  false},
-    {"all_to_all",     false,  true,   true,    false,  false},
+    {"barrier", false, false, false, false, false},   {"broadcast", false, false, false, true, false},
+    {"all_reduce", true, false, false, false, false}, {"reduce", true, false, false, false, true},
+    {"all_gather", false, false, true, false, false}, {"gather", false, false, true, false, true},
+    {"scatter", false, true, false, true, false},     {"reduce_scatter", true, true, false, false, false},
+    {"all_to_all", false, true, true, false, false},
 };
 constexpr const Traits& traits(Kind kind) { return kTraits[static_cast<int>(kind)]; }
 constexpr bool rooted(Kind kind) { return traits(kind).in_root_only || traits(kind).out_root_only; }
@@ -69,11 +73,11 @@ struct Collective {
   Kind kind = Kind::barrier;
   DType dtype = DType::bytes;
   ReduceOp op = ReduceOp::none;
-  int root = 0;              // 0 where the kind has none
+  int root = 0;  // 0 where the kind has none
   Blocks in, out;
-  std::size_t largest = 0;   // elements of the largest block anywhere in this rank's view
-  std::size_t volume = 0;    // what all ranks must agree on: elements of a block, or a mark (kUneven)
-  double factor = 1;         // PREMUL_SUM: this rank's
+  std::size_t largest = 0;  // elements of the largest block anywhere in this rank's view
+  std::size_t volume = 0;   // what all ranks must agree on: elements of a block, or a mark (kUneven)
+  double factor = 1;        // PREMUL_SUM: this rank's
 };
 
 /// Everything that all ranks must agree on, in one word: no hash, so that it can be told in words.

@@ -26,8 +26,8 @@ inline void relax() {
 #endif
 }
 
-// How long to look before sleeping, in turns of a loop: with a core for every rank, about as long as a rank may
-// be late by ordinary skew; with fewer, the core is better left to the rank that is waited for.
+// How long to look before sleeping, in turns of a loop: with a core for every rank, about as long as a rank
+// may be late by ordinary skew; with fewer, the core is better left to the rank that is waited for.
 constexpr int kLongSpin = 2000, kShortSpin = 32, kYields = 2;
 constexpr std::chrono::microseconds kLongSpinTime{60};
 
@@ -54,9 +54,11 @@ class Engine::Waiting {
   const Role before_;
 };
 
-Engine::Callback::Callback(Engine& engine) : engine_(engine), role_(static_cast<int>(std::exchange(role, Role::other))) {
+Engine::Callback::Callback(Engine& engine)
+    : engine_(engine), role_(static_cast<int>(std::exchange(role, Role::other))) {
   if (role_ == static_cast<int>(Role::other)) return;
-  (role_ == static_cast<int>(Role::waits) ? engine_.waiters_ : engine_.drivers_).fetch_sub(1, std::memory_order_seq_cst);
+  (role_ == static_cast<int>(Role::waits) ? engine_.waiters_ : engine_.drivers_)
+      .fetch_sub(1, std::memory_order_seq_cst);
   engine_.hand_over();
 }
 
@@ -111,11 +113,12 @@ void Engine::submit(Group& group, Operation& op) {
     start_background();
 }
 
-/// Where other programs take the cores, looking keeps the very rank away that is waited for. It shows: looking
-/// was in vain, and the wake-up came at once when we slept. Then look less; but try again now and then.
+/// Where other programs take the cores, looking keeps the very rank away that is waited for. It shows:
+/// looking was in vain, and the wake-up came at once when we slept. Then look less; but try again now and
+/// then.
 Engine::Spin::Spin() : turns_(kLongSpin) {}
 int Engine::Spin::turns() {
-  const unsigned wait = waits_.fetch_add(1, std::memory_order_relaxed);       // a hint, as is the next
+  const unsigned wait = waits_.fetch_add(1, std::memory_order_relaxed);  // a hint, as is the next
   return wait % 16 == 0 ? kLongSpin : turns_.load(std::memory_order_relaxed);
 }
 void Engine::Spin::was_worth_it() { turns_.store(kLongSpin, std::memory_order_relaxed); }
@@ -124,7 +127,8 @@ void Engine::Spin::was_in_vain(std::chrono::nanoseconds slept) {
     turns_.store(std::max(kShortSpin, turns_.load(std::memory_order_relaxed) / 2), std::memory_order_relaxed);
 }
 
-bool Engine::wait(Group& group, const Operation& op, Deadline deadline, const std::function<void()>& interrupted) {
+bool Engine::wait(Group& group, const Operation& op, Deadline deadline,
+                  const std::function<void()>& interrupted) {
   if (op.finished()) return true;
   Waiting waiting(*this);
   const bool core_for_each = group.mesh().size() <= cores_;
@@ -132,7 +136,8 @@ bool Engine::wait(Group& group, const Operation& op, Deadline deadline, const st
   int turns = turns_now(), yields = core_for_each ? 0 : kYields, looked = 0;
   for (;;) {
     bool moved = group.drive(false);
-    if (!op.finished() && pending_.load(std::memory_order_relaxed) > group.pending()) moved |= drive_all(false);  // a hint
+    if (!op.finished() && pending_.load(std::memory_order_relaxed) > group.pending())
+      moved |= drive_all(false);  // a hint
     if (moved || op.finished()) {
       if (looked > kShortSpin) spin_.was_worth_it();
       if (op.finished()) return true;
@@ -190,7 +195,8 @@ void Engine::run_background() {
     {
       std::unique_lock lock(background_mutex_);
       ++parked_;
-      background_work_.wait(lock, [&] { return stop_ || (needed() && drivers_.load(std::memory_order_seq_cst) == 0); });
+      background_work_.wait(
+          lock, [&] { return stop_ || (needed() && drivers_.load(std::memory_order_seq_cst) == 0); });
       --parked_;
       if (stop_) return;
       drivers_.fetch_add(1, std::memory_order_seq_cst);

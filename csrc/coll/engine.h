@@ -40,8 +40,8 @@ class Engine {
   /// background.
   void submit(Group& group, Operation& op);
 
-  /// Drives until `op` has ended (true) or `deadline` has passed (false). `interrupted` is called now and then
-  /// while there is nothing to do; what it throws is passed on, and the operation stays in flight.
+  /// Drives until `op` has ended (true) or `deadline` has passed (false). `interrupted` is called now and
+  /// then while there is nothing to do; what it throws is passed on, and the operation stays in flight.
   bool wait(Group& group, const Operation& op, Deadline deadline, const std::function<void()>& interrupted);
 
   /// While a thread runs code of the user's (a future's callback), it does not drive, whatever it did before:
@@ -68,7 +68,8 @@ class Engine {
   friend class Group;
   class Waiting;
 
-  /// How long waiting threads look before they sleep: learnt from how their waits went. Only hints, all relaxed.
+  /// How long waiting threads look before they sleep: learnt from how their waits went. Only hints, all
+  /// relaxed.
   class Spin {
    public:
     Spin();
@@ -90,16 +91,16 @@ class Engine {
   const int cores_;
   Spin spin_;
 
-  std::atomic<std::size_t> pending_ = 0;     // reasons to drive, in all groups: see Group::busy
-  std::atomic<int> waiters_ = 0;             // threads inside wait()
+  std::atomic<std::size_t> pending_ = 0;  // reasons to drive, in all groups: see Group::busy
+  std::atomic<int> waiters_ = 0;          // threads inside wait()
   std::mutex groups_mutex_;
   std::vector<std::weak_ptr<Group>> groups_;
 
   // Background threads: one that drives is enough. There are more only while others are inside a Callback.
-  std::atomic<int> drivers_ = 0;             // background threads that drive
+  std::atomic<int> drivers_ = 0;  // background threads that drive
   std::mutex background_mutex_;
   std::condition_variable background_work_;
-  int parked_ = 0;                           // under background_mutex_, as are the next two
+  int parked_ = 0;  // under background_mutex_, as are the next two
   bool stop_ = false;
   std::vector<std::thread> background_;
 };

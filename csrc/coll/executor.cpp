@@ -61,9 +61,9 @@ void Executor::post() {
     if (!one_shot) post.staging = mesh_.staging();
     plan_ = make_plan(shape_, mesh_.tuning(), false);
     in_staging_ = !one_shot;
-    slots_[me] = !one_shot ? mesh_.endpoint().arena().at(post.staging)
+    slots_[me] = !one_shot                              ? mesh_.endpoint().arena().at(post.staging)
                  : staged_bytes(shape_) <= kInlineBytes ? post.payload.data()
-                                                         : mesh_.own().payload(q_);
+                                                        : mesh_.own().payload(q_);
     while (!moves_done()) {
     }
     step_ = 1;
@@ -210,8 +210,8 @@ std::byte* Executor::reach(int i, shm::Ref ref, std::size_t bytes) const {
     return bytes ? mesh_.member(i).peer->resolve(ref, bytes, deadline_) : nullptr;
   } catch (const Error& error) {
     if (error.code() != Errc::peer_exited) throw;
-    fail(error.code(), mesh_.describe(i), " exited during ", signature_.describe(), " #", q_, " of group ", mesh_.name(),
-         " on rank ", mesh_.rank());
+    fail(error.code(), mesh_.describe(i), " exited during ", signature_.describe(), " #", q_, " of group ",
+         mesh_.name(), " on rank ", mesh_.rank());
   }
 }
 
@@ -239,8 +239,8 @@ Outcome Executor::advance() {
   if (stage_ == Stage::meet) {
     if (!all_arrived()) return Outcome::blocked;
     if (stranger_ >= 0)
-      fail(Errc::mismatch, "rank ", stranger_, " called ", strange_.describe(), " where rank ", mesh_.rank(), " called ",
-           signature_.describe(), " as operation #", q_, " of group ", mesh_.name());
+      fail(Errc::mismatch, "rank ", stranger_, " called ", strange_.describe(), " where rank ", mesh_.rank(),
+           " called ", signature_.describe(), " as operation #", q_, " of group ", mesh_.name());
     choose_plan();
     stage_ = Stage::move;
   }
@@ -276,9 +276,12 @@ bool Executor::moves_done() {
   std::size_t budget = kSliceBytes;
   while (move_at(plan_, shape_, mesh_.rank(), step_, index_, move)) {
     // Blocks may be shorter than the largest; whoever makes a move knows the block on its own side.
-    const bool own_dst = move.dst.where == Where::tensor && move.dst.ranks() == 1 && move.dst.first == mesh_.rank();
+    const bool own_dst =
+        move.dst.where == Where::tensor && move.dst.ranks() == 1 && move.dst.first == mesh_.rank();
     const Blocks& own = own_dst ? c_.out : c_.in;
-    if (own_dst || move.dst.where == Where::slot) move.hi = std::min(move.hi, own.at(own_dst ? move.dst.block : move.src.block, shape_.element_size).count);
+    if (own_dst || move.dst.where == Where::slot)
+      move.hi =
+          std::min(move.hi, own.at(own_dst ? move.dst.block : move.src.block, shape_.element_size).count);
     const std::size_t lo = move.lo + done_;
     if (lo < move.hi) {
       const std::size_t touched = shape_.element_size * (move.src.ranks() + move.dst.ranks());
@@ -332,13 +335,14 @@ void Executor::run(const Move& move, std::size_t lo, std::size_t hi) {
     result.where = Where::result;
     dsts[n_dst++] = address(result, mesh_.rank(), move, lo);
   }
-  const auto store = streaming_ && move.dst.where == Where::tensor && !move.also_result ? kernels::Store::streaming
-                                                                                          : kernels::Store::cached;
+  const auto store = streaming_ && move.dst.where == Where::tensor && !move.also_result
+                         ? kernels::Store::streaming
+                         : kernels::Store::cached;
   const std::span<void* const> to(reinterpret_cast<void* const*>(dsts.data()), n_dst);
   if (move.reduce) {
     const std::span<const double> factors(factors_.data(), c_.op == ReduceOp::premul_sum ? n_src : 0);
-    kernels::reduce(c_.dtype, c_.op, to, {reinterpret_cast<const void* const*>(srcs.data()), n_src}, hi - lo, store,
-                    factors);
+    kernels::reduce(c_.dtype, c_.op, to, {reinterpret_cast<const void* const*>(srcs.data()), n_src}, hi - lo,
+                    store, factors);
   } else if (n_dst != 1 || dsts[0] != srcs[0]) {
     kernels::copy(to, srcs[0], (hi - lo) * shape_.element_size, store);
   }

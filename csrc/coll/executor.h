@@ -59,20 +59,20 @@ class Executor {
   Plan plan_;
   Signature signature_;
   Deadline deadline_ = Deadline::never();
-  std::uint64_t q_ = 0;           // the operation's number
-  std::uint64_t tick_ = 0;        // synchronisations passed since the group began; the same on every rank
+  std::uint64_t q_ = 0;     // the operation's number
+  std::uint64_t tick_ = 0;  // synchronisations passed since the group began; the same on every rank
   Stage stage_ = Stage::meet;
-  bool agreed_ = false;           // all ranks made the plan's first step before they met, or it needs no slots
-  bool mapped_ = false;           // peers can reach what `direct` needs of this rank
+  bool agreed_ = false;  // all ranks made the plan's first step before they met, or it needs no slots
+  bool mapped_ = false;  // peers can reach what `direct` needs of this rank
   bool exposed_ = false;
   bool streaming_ = false;
-  bool in_staging_ = false;       // slots are the staging slots, not the places beside the sequence number
-  std::uint64_t windows_ = 0;     // staged since the group began: consecutive ones alternate between two slots
+  bool in_staging_ = false;    // slots are the staging slots, not the places beside the sequence number
+  std::uint64_t windows_ = 0;  // staged since the group began: consecutive ones alternate between two slots
   std::uint64_t step_ = 0;
-  std::uint32_t index_ = 0;       // the next move of the step
-  std::size_t done_ = 0;          // elements of that move
-  int cursor_ = 0;                // all ranks before it have arrived, or reached the tick
-  int stranger_ = -1;             // the first rank that called something else
+  std::uint32_t index_ = 0;  // the next move of the step
+  std::size_t done_ = 0;     // elements of that move
+  int cursor_ = 0;           // all ranks before it have arrived, or reached the tick
+  int stranger_ = -1;        // the first rank that called something else
   Signature strange_;
   // Of the current operation, by rank: where its input, output and slots are.
   std::vector<std::byte*> in_, out_, slots_;

@@ -10,8 +10,10 @@ namespace occl::coll {
 std::string Operation::describe() const {
   if (!is_transfer_) return Signature::of(collective_).describe();
   const Transfer& t = transfer_;
-  return concat(t.send ? "send(" : "recv(", name_of(t.dtype), "[", t.buffer.count, "], ", t.send ? "dst=" : "src=",
-                t.peer == Transfer::kAnyRank ? std::string("any") : std::to_string(t.peer), ", tag=", t.tag, ")");
+  return concat(
+      t.send ? "send(" : "recv(", name_of(t.dtype), "[", t.buffer.count, "], ",
+      t.send ? "dst=" : "src=", t.peer == Transfer::kAnyRank ? std::string("any") : std::to_string(t.peer),
+      ", tag=", t.tag, ")");
 }
 
 Group::Group(Engine& engine, std::unique_ptr<Mesh> mesh)
@@ -28,8 +30,9 @@ void Group::submit(Operation& op) {
   {
     std::lock_guard lock(submit_mutex_);
     if (!ended_) {
-      op.sequence_ = op.is_transfer() ? ++transfers_
-                                      : sequence_.fetch_add(1, std::memory_order_relaxed) + 1;  // under the lock
+      op.sequence_ = op.is_transfer()
+                         ? ++transfers_
+                         : sequence_.fetch_add(1, std::memory_order_relaxed) + 1;  // under the lock
       pending_.fetch_add(1, std::memory_order_relaxed);          // seen by whoever sees the operation
       engine_.pending_.fetch_add(1, std::memory_order_seq_cst);  // pairs with the engine's parking
       submitted_.push(op);
@@ -116,9 +119,9 @@ void Group::finish(OperationList& done) {
     Operation& op = done.pop();
     const bool keep = op.error_ && op.exposed_;
     Listener& listener = op.listener_;
-    pending_.fetch_sub(1, std::memory_order_release);          // pairs with pending()
+    pending_.fetch_sub(1, std::memory_order_release);  // pairs with pending()
     engine_.pending_.fetch_sub(1, std::memory_order_release);
-    op.finished_.store(true, std::memory_order_seq_cst);       // pairs with Operation::finished, and with sleepers
+    op.finished_.store(true, std::memory_order_seq_cst);  // pairs with Operation::finished, and with sleepers
     listener.completed(op);
     if (keep) {
       std::lock_guard lock(submit_mutex_);
@@ -152,13 +155,14 @@ void Group::check(OperationList& done) {
   check_deadlines();
 }
 
-/// A rank that is gone may have done its part of what is in flight: only what waits for it has failed. So this
-/// makes one more attempt. (The look that found it gone came after everything that it ever wrote.)
+/// A rank that is gone may have done its part of what is in flight: only what waits for it has failed. So
+/// this makes one more attempt. (The look that found it gone came after everything that it ever wrote.)
 void Group::check_gone(bool exited, OperationList& done) {
   for (int i = 0; i < mesh_->size(); ++i) {
     const Member& member = mesh_->member(i);
-    const bool gone = exited ? member.peer->exited()
-                             : member.block.header().presence.load(std::memory_order_acquire) & kLeft;  // Mesh::leave
+    const bool gone =
+        exited ? member.peer->exited()
+               : member.block.header().presence.load(std::memory_order_acquire) & kLeft;  // Mesh::leave
     if (i == mesh_->rank() || !gone) continue;
     const auto code = exited ? Errc::peer_exited : Errc::peer_left;
     const char* verb = exited ? " exited during " : " left the group during ";
@@ -168,7 +172,9 @@ void Group::check_gone(bool exited, OperationList& done) {
     }
     if (messenger_.needs(i)) {
       if (messenger_.advance(done)) return;
-      messenger_.fail(i, Error(code, concat(mesh_->describe(i), verb, "a message exchange of group ", mesh_->name())), done);
+      messenger_.fail(
+          i, Error(code, concat(mesh_->describe(i), verb, "a message exchange of group ", mesh_->name())),
+          done);
     }
   }
 }
@@ -179,11 +185,13 @@ void Group::check_deadlines() {
     const auto missing = executor_.missing();
     std::string last;
     for (const int rank : missing) {
-      // The post of the operation before: the last thing that a rank which has not arrived is known to have done.
+      // The post of the operation before: the last thing that a rank which has not arrived is known to have
+      // done.
       const Post& post = mesh_->member(rank).block.post(collectives_.front().sequence() - 1);
       const auto stamp = post.stamp.load(std::memory_order_acquire);  // pairs with Executor::post
-      last += concat(last.empty() ? "" : "; ", mesh_->describe(rank), " has not arrived, its last operation was ",
-                     stamp ? concat(Signature{post.signature}.describe(), " #", stamp) : std::string("none"));
+      last +=
+          concat(last.empty() ? "" : "; ", mesh_->describe(rank), " has not arrived, its last operation was ",
+                 stamp ? concat(Signature{post.signature}.describe(), " #", stamp) : std::string("none"));
     }
     fail(Errc::timeout, "Timed out in ", doing(*op), ": ", last.empty() ? "all ranks are there" : last);
   }
@@ -218,7 +226,9 @@ void Group::abort(const std::string& reason) {
   OperationList done;
   {
     std::lock_guard driving(drive_mutex_);
-    end_all(Error(Errc::aborted, concat("rank ", mesh_->rank(), " aborted group ", mesh_->name(), ": ", reason)), done);
+    end_all(
+        Error(Errc::aborted, concat("rank ", mesh_->rank(), " aborted group ", mesh_->name(), ": ", reason)),
+        done);
   }
   finish(done);
 }

@@ -40,7 +40,8 @@ class Group {
   /// Ends all operations, here and on the other ranks, with this reason. Idempotent.
   void abort(const std::string& reason);
 
-  /// Ends all operations with Errc::closed, tells the others that this rank has left, and releases the buffers.
+  /// Ends all operations with Errc::closed, tells the others that this rank has left, and releases the
+  /// buffers.
   void close();
 
   /// Operations that have not ended.
@@ -74,7 +75,7 @@ class Group {
   OperationList submitted_;
   std::atomic<std::uint64_t> sequence_ = 0;
   std::uint64_t transfers_ = 0;
-  std::optional<Error> ended_;          // set once; operations submitted later end with it
+  std::optional<Error> ended_;  // set once; operations submitted later end with it
   std::atomic<std::size_t> pending_ = 0;
   std::atomic<bool> restless_ = false;  // written by who drives: notes to peers wait for room
 
@@ -82,9 +83,9 @@ class Group {
   std::mutex drive_mutex_;
   Executor executor_;
   Messenger messenger_;
-  OperationList collectives_;           // the first one is being executed if started_
+  OperationList collectives_;  // the first one is being executed if started_
   bool started_ = false;
-  OperationList exposed_;               // ended with an error while peers might use their buffers: kept until close
+  OperationList exposed_;  // ended with an error while peers might use their buffers: kept until close
 };
 
 }  // namespace occl::coll

@@ -49,15 +49,15 @@ struct alignas(kLine) Tick {
 struct alignas(kLine) Post {
   std::atomic<std::uint64_t> stamp = 0;  // seq_cst: pairs with Executor::all_arrived, and with sleepers
   std::uint64_t signature = 0;
-  double factor = 1;                     // PREMUL_SUM
+  double factor = 1;  // PREMUL_SUM
   std::array<std::byte, kInlineBytes> payload{};
   // A second line, read only by operations that need more than one step.
-  std::uint64_t in = kUnmapped;          // Ref of the first input block, or kUnmapped
+  std::uint64_t in = kUnmapped;  // Ref of the first input block, or kUnmapped
   std::uint64_t out = kUnmapped;
-  std::uint64_t staging = 0;             // offset of the four slots in the control region, 0: none yet
+  std::uint64_t staging = 0;  // offset of the four slots in the control region, 0: none yet
   std::uint64_t largest = 0;
-  std::uint32_t mapped = 0;              // peers can reach all that `direct` needs
-  std::uint32_t in_listed = 0;           // input addresses are in listed[], not back to back
+  std::uint32_t mapped = 0;     // peers can reach all that `direct` needs
+  std::uint32_t in_listed = 0;  // input addresses are in listed[], not back to back
   std::array<std::byte, 24> reserved{};
 };
 static_assert(sizeof(Post) == 2 * kLine && offsetof(Post, in) == kLine);
@@ -75,7 +75,8 @@ struct alignas(kLine) RecvLine {
   std::atomic<std::uint64_t> tail = 0;  // see shm/ring.h
 };
 
-/// A rank's block, by address. Peers' blocks are mapped read only: writing there is a crash, never a surprise.
+/// A rank's block, by address. Peers' blocks are mapped read only: writing there is a crash, never a
+/// surprise.
 class SharedBlock {
  public:
   SharedBlock() = default;
@@ -105,16 +106,22 @@ class SharedBlock {
   }
   SendLine& send(int to) const { return reinterpret_cast<SendLine*>(base_ + offset_send(size_))[to]; }
   RecvLine& recv(int from) const { return reinterpret_cast<RecvLine*>(base_ + offset_recv(size_))[from]; }
-  std::byte* payload(std::uint64_t q) const { return base_ + offset_payload(size_) + (q & 1) * kMaxOneShotBytes; }
+  std::byte* payload(std::uint64_t q) const {
+    return base_ + offset_payload(size_) + (q & 1) * kMaxOneShotBytes;
+  }
 
  private:
   static constexpr std::size_t kTick = 0;
   static constexpr std::size_t kPost = kTick + sizeof(Tick);
   static constexpr std::size_t kListed = kPost + 2 * sizeof(Post);
-  static constexpr std::size_t listed_bytes(int size) { return (size * sizeof(ListedBlock) + kLine - 1) / kLine * kLine; }
+  static constexpr std::size_t listed_bytes(int size) {
+    return (size * sizeof(ListedBlock) + kLine - 1) / kLine * kLine;
+  }
   static constexpr std::size_t offset_send(int size) { return kListed + 2 * listed_bytes(size); }
   static constexpr std::size_t offset_recv(int size) { return offset_send(size) + size * sizeof(SendLine); }
-  static constexpr std::size_t offset_payload(int size) { return offset_recv(size) + size * sizeof(RecvLine); }
+  static constexpr std::size_t offset_payload(int size) {
+    return offset_recv(size) + size * sizeof(RecvLine);
+  }
 
   GroupHeader* header_ = nullptr;
   std::byte* base_ = nullptr;

@@ -8,7 +8,8 @@
 
 namespace occl::coll {
 
-Mesh::Mesh(std::shared_ptr<shm::Endpoint> endpoint, std::string name, int rank, int size, const Tuning& tuning)
+Mesh::Mesh(std::shared_ptr<shm::Endpoint> endpoint, std::string name, int rank, int size,
+           const Tuning& tuning)
     : endpoint_(std::move(endpoint)), name_(std::move(name)), rank_(rank), size_(size), tuning_(tuning) {
   const shm::Token token = shm::random_token();
   std::memcpy(&incarnation_, token.data(), sizeof(incarnation_));
@@ -20,7 +21,8 @@ Mesh::Mesh(std::shared_ptr<shm::Endpoint> endpoint, std::string name, int rank, 
 }
 
 void Mesh::leave() {
-  own_.header().presence.fetch_or(kLeft, std::memory_order_seq_cst);  // pairs with Group::check_gone, and ~Mesh
+  own_.header().presence.fetch_or(kLeft,
+                                  std::memory_order_seq_cst);  // pairs with Group::check_gone, and ~Mesh
   if (!members_.empty()) ring_all();
 }
 
@@ -59,11 +61,12 @@ void Mesh::join(const std::vector<Invitation>& invitations, Deadline deadline) {
            " where this is rank ", rank_, " of ", size_);
     try {
       if (it.address.node != endpoint_->address().node)
-        fail(Errc::not_implemented, "it is on another node (OCCL_NODE), and groups that span hosts are not offered yet");
+        fail(Errc::not_implemented,
+             "it is on another node (OCCL_NODE), and groups that span hosts are not offered yet");
       peers.push_back(endpoint_->peer(it.address, deadline));
     } catch (const Error& error) {
-      throw Error(error.code(), concat("rank ", rank_, " of group ", name_, " cannot share memory with rank ", i, ": ",
-                                       error.what()));
+      throw Error(error.code(), concat("rank ", rank_, " of group ", name_, " cannot share memory with rank ",
+                                       i, ": ", error.what()));
     }
   }
   join(invitations, std::move(peers));
@@ -100,6 +103,8 @@ std::uint64_t Mesh::staging() {
   return staging_;
 }
 
-std::string Mesh::describe(int rank) const { return concat("rank ", rank, " (", members_[rank].peer->describe(), ")"); }
+std::string Mesh::describe(int rank) const {
+  return concat("rank ", rank, " (", members_[rank].peer->describe(), ")");
+}
 
 }  // namespace occl::coll

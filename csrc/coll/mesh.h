@@ -1,4 +1,5 @@
-// The ranks of one group and the blocks that they share: what everything that moves bytes for the group needs.
+// The ranks of one group and the blocks that they share: what everything that moves bytes for the group
+// needs.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,7 @@ namespace occl::coll {
 /// What a rank publishes so that the others can join it.
 struct Invitation {
   shm::Address address;
-  std::uint64_t header = 0;       // offsets of its SharedBlock in its control region
+  std::uint64_t header = 0;  // offsets of its SharedBlock in its control region
   std::uint64_t block = 0;
   std::uint64_t incarnation = 0;
   std::int32_t rank = 0;

@@ -12,7 +12,9 @@ namespace {
 constexpr std::size_t kSliceBytes = std::size_t{4} << 20;  // copied between two looks at the world
 constexpr std::size_t kDataBytes = kRingBytes / 4;         // payload of one data record
 
-std::size_t record_bytes(std::size_t payload) { return sizeof(Envelope) + (payload + kLine - 1) / kLine * kLine; }
+std::size_t record_bytes(std::size_t payload) {
+  return sizeof(Envelope) + (payload + kLine - 1) / kLine * kLine;
+}
 
 std::size_t bytes_of(const Transfer& t) { return t.buffer.count * size_of(t.dtype); }
 
@@ -20,7 +22,9 @@ bool fits(const Transfer& t, const Envelope& e) {
   return t.buffer.count == e.count && static_cast<std::uint32_t>(t.dtype) == e.dtype;
 }
 
-std::unique_ptr<Error> make_error(Errc code, const std::string& text) { return std::make_unique<Error>(code, text); }
+std::unique_ptr<Error> make_error(Errc code, const std::string& text) {
+  return std::make_unique<Error>(code, text);
+}
 
 }  // namespace
 
@@ -33,14 +37,18 @@ Messenger::Channel& Messenger::channel(int rank) {
 }
 
 template <class CopyPayload>
-void Messenger::match(int rank, Operation& op, const Envelope& e, CopyPayload&& copy_payload, OperationList& done) {
+void Messenger::match(int rank, Operation& op, const Envelope& e, CopyPayload&& copy_payload,
+                      OperationList& done) {
   const Transfer& t = op.transfer();
   op.source_ = rank;
   const bool whole = e.record != Record::eager || e.bytes == bytes_of(t);
   if (!fits(t, e) || !whole) {
     if (e.record != Record::eager) note(rank, Record::nack, e.id);
-    return end(op, done, make_error(Errc::mismatch, concat("rank ", rank, " sent ", name_of(static_cast<DType>(e.dtype)), "[", e.count,
-                         "] with tag ", e.tag, " where rank ", mesh_.rank(), " called ", op.describe(), " in group ", mesh_.name())));
+    return end(
+        op, done,
+        make_error(Errc::mismatch, concat("rank ", rank, " sent ", name_of(static_cast<DType>(e.dtype)), "[",
+                                          e.count, "] with tag ", e.tag, " where rank ", mesh_.rank(),
+                                          " called ", op.describe(), " in group ", mesh_.name())));
   }
   if (e.record == Record::eager) {
     copy_payload(t.buffer.data);
@@ -63,8 +71,9 @@ void Messenger::post(Operation& op, OperationList& done) {
     if (it == waiting.end()) continue;
     const Unexpected message = std::move(*it);
     waiting.erase(it);
-    return match(rank, op, message.envelope,
-                 [&](std::byte* to) { std::copy(message.payload.begin(), message.payload.end(), to); }, done);
+    return match(
+        rank, op, message.envelope,
+        [&](std::byte* to) { std::copy(message.payload.begin(), message.payload.end(), to); }, done);
   }
   receives_.push(op);
 }
@@ -75,7 +84,8 @@ bool Messenger::advance(OperationList& done) {
   for (int rank = 0; rank < mesh_.size(); ++rank) {
     // Somebody who never wrote to us, and to whom we have nothing to say.
     // acquire: pairs with the release in `write`
-    if (!channels_[rank] && mesh_.member(rank).block.send(mesh_.rank()).ring.load(std::memory_order_acquire) == 0)
+    if (!channels_[rank] &&
+        mesh_.member(rank).block.send(mesh_.rank()).ring.load(std::memory_order_acquire) == 0)
       continue;
     moved |= take_records(rank, done);
     moved |= pull_direct(rank, done);
@@ -161,7 +171,8 @@ bool Messenger::take_records(int rank, OperationList& done) {
   const Member& member = mesh_.member(rank);
   if (!ch.reader) {
     const auto& line = member.block.send(mesh_.rank());
-    const std::uint64_t ring = line.ring.load(std::memory_order_acquire);  // pairs with the release in `write`
+    const std::uint64_t ring =
+        line.ring.load(std::memory_order_acquire);  // pairs with the release in `write`
     if (ring == 0) return false;
     ch.reader = shm::RingReader<>(member.peer->control(ring, kRingBytes), kRingBytes, &line.head,
                                   &mesh_.own().recv(rank).tail);
@@ -172,7 +183,8 @@ bool Messenger::take_records(int rank, OperationList& done) {
     if (readable == 0) break;
     Envelope e;
     if (readable >= sizeof(Envelope) && readable <= kRingBytes) ch.reader.peek(shm::writable_bytes_of(e));
-    if (readable < sizeof(Envelope) || readable > kRingBytes || e.bytes > kRingBytes || record_bytes(e.bytes) > readable)
+    if (readable < sizeof(Envelope) || readable > kRingBytes || e.bytes > kRingBytes ||
+        record_bytes(e.bytes) > readable)
       occl::fail(Errc::protocol, mesh_.describe(rank), " wrote a broken message record");
     take(rank, e, done);
     ch.reader.release(record_bytes(e.bytes));
@@ -208,9 +220,12 @@ void Messenger::take(int rank, const Envelope& e, OperationList& done) {
       if (const auto it = sending(); it != ch.sending.end()) {
         Operation& op = *it->op;
         ch.sending.erase(it);
-        end(op, done, e.record == Record::ack ? nullptr
-                                              : make_error(Errc::mismatch, concat("rank ", mesh_.rank(), " called ", op.describe(),
-                                                           " but rank ", rank, " receives another size or type in group ", mesh_.name())));
+        end(op, done,
+            e.record == Record::ack
+                ? nullptr
+                : make_error(Errc::mismatch,
+                             concat("rank ", mesh_.rank(), " called ", op.describe(), " but rank ", rank,
+                                    " receives another size or type in group ", mesh_.name())));
       }
       return;
     case Record::data: {
@@ -238,10 +253,12 @@ bool Messenger::pull_direct(int rank, OperationList& done) {
   Operation& op = *it->op;
   const Transfer& t = op.transfer();
   const std::size_t bytes = bytes_of(t);
-  const std::byte* from = mesh_.member(rank).peer->resolve(shm::Ref::unpack(it->envelope.ref), bytes, op.deadline());
+  const std::byte* from =
+      mesh_.member(rank).peer->resolve(shm::Ref::unpack(it->envelope.ref), bytes, op.deadline());
   const std::size_t slice = std::min(kSliceBytes, bytes - it->received);
   void* const to[] = {t.buffer.data + it->received};
-  const auto store = bytes >= mesh_.tuning().streaming_bytes ? kernels::Store::streaming : kernels::Store::cached;
+  const auto store =
+      bytes >= mesh_.tuning().streaming_bytes ? kernels::Store::streaming : kernels::Store::cached;
   kernels::copy(to, from + it->received, slice, store);
   it->received += slice;
   if (it->received == bytes) {
@@ -305,7 +322,9 @@ void Messenger::for_each(int rank, F&& f) const {
     for (const auto& receiving : ch.receiving) f(*receiving.op);
   }
   for (Operation* op = receives_.begin(); op; op = OperationList::next(*op))
-    if (rank == Transfer::kAnyRank || op->transfer().peer == rank || op->transfer().peer == Transfer::kAnyRank) f(*op);
+    if (rank == Transfer::kAnyRank || op->transfer().peer == rank ||
+        op->transfer().peer == Transfer::kAnyRank)
+      f(*op);
 }
 
 const Operation* Messenger::overdue() const {

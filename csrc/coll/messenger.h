@@ -29,10 +29,10 @@ enum class Record : std::uint32_t { eager = 1, direct, stream, ack, nack, grant,
 struct Envelope {
   Record record = Record::eager;
   std::uint32_t tag = 0;
-  std::uint64_t id = 0;          // number of the message in its direction
-  std::uint64_t count = 0;       // elements of the whole message
-  std::uint64_t bytes = 0;       // payload behind this envelope
-  std::uint64_t ref = 0;         // direct: where the message lies
+  std::uint64_t id = 0;     // number of the message in its direction
+  std::uint64_t count = 0;  // elements of the whole message
+  std::uint64_t bytes = 0;  // payload behind this envelope
+  std::uint64_t ref = 0;    // direct: where the message lies
   std::uint32_t dtype = 0;
   std::uint32_t reserved[5] = {};
 };
@@ -61,28 +61,28 @@ class Messenger {
   bool needs(int rank) const;
 
  private:
-  struct Unexpected {          // arrived before its receive was posted
+  struct Unexpected {  // arrived before its receive was posted
     Envelope envelope;
     std::vector<std::byte> payload;
   };
-  struct Sending {             // its envelope is in the ring
+  struct Sending {  // its envelope is in the ring
     Operation* op;
     std::uint64_t id;
-    std::size_t sent = 0;      // stream: bytes
+    std::size_t sent = 0;  // stream: bytes
     bool granted = false;
   };
-  struct Receiving {           // matched, not complete
+  struct Receiving {  // matched, not complete
     Operation* op;
     Envelope envelope;
     std::size_t received = 0;  // bytes
   };
-  struct Channel {             // everything with one other rank
+  struct Channel {  // everything with one other rank
     shm::RingWriter<> writer;
     shm::RingReader<> reader;
-    OperationList queue;                 // sends whose envelope did not fit yet
+    OperationList queue;  // sends whose envelope did not fit yet
     std::deque<Sending> sending;
     std::deque<Receiving> receiving;
-    std::deque<Envelope> notes;          // acks and grants that did not fit yet
+    std::deque<Envelope> notes;  // acks and grants that did not fit yet
     std::deque<Unexpected> unexpected;
     std::uint64_t next_id = 1;
   };
@@ -95,7 +95,8 @@ class Messenger {
   void take(int rank, const Envelope& envelope, OperationList& done);
   /// Gives an arrived message to a receive, or fails it when the two do not fit.
   template <class CopyPayload>
-  void match(int rank, Operation& op, const Envelope& envelope, CopyPayload&& copy_payload, OperationList& done);
+  void match(int rank, Operation& op, const Envelope& envelope, CopyPayload&& copy_payload,
+             OperationList& done);
   template <class F>
   void for_each(int rank, F&& f) const;
   Operation* take_receive(int rank, std::uint32_t tag);
@@ -106,9 +107,9 @@ class Messenger {
 
   Mesh& mesh_;
   std::vector<std::unique_ptr<Channel>> channels_;  // made at first use: most groups exchange no messages
-  OperationList receives_;       // posted, not matched, in order
-  std::size_t posted_ = 0;       // operations that have not ended
-  std::size_t notes_ = 0;        // in all channels
+  OperationList receives_;                          // posted, not matched, in order
+  std::size_t posted_ = 0;                          // operations that have not ended
+  std::size_t notes_ = 0;                           // in all channels
 };
 
 }  // namespace occl::coll

@@ -34,16 +34,16 @@ enum class Split : std::uint8_t { pull, range };
 /// What a plan depends on; the same on every rank.
 struct Shape {
   Kind kind = Kind::barrier;
-  int size = 1;                 // ranks
+  int size = 1;  // ranks
   int root = 0;
   std::size_t element_size = 1;
-  std::size_t largest = 0;      // elements of the largest block of any rank
+  std::size_t largest = 0;  // elements of the largest block of any rank
 };
 
 struct Plan {
   Path path = Path::one_shot;
   Split split = Split::pull;
-  std::size_t window = 0;    // elements of a block that one step handles
+  std::size_t window = 0;  // elements of a block that one step handles
   std::uint64_t windows = 1;
   std::uint64_t steps = 1;
 };
@@ -80,13 +80,14 @@ struct Side {
 struct Move {
   Side dst, src;
   bool reduce = false;
-  bool also_result = false;       // the executing rank's result slot is one more destination
-  std::size_t lo = 0, hi = 0;     // elements, within the block
-  std::size_t window_start = 0;   // what lies at the start of a slot
+  bool also_result = false;      // the executing rank's result slot is one more destination
+  std::size_t lo = 0, hi = 0;    // elements, within the block
+  std::size_t window_start = 0;  // what lies at the start of a slot
 };
 
 /// The index-th move of `rank` in `step`; false when there are no more.
-bool move_at(const Plan& plan, const Shape& shape, int rank, std::uint64_t step, std::uint32_t index, Move& move);
+bool move_at(const Plan& plan, const Shape& shape, int rank, std::uint64_t step, std::uint32_t index,
+             Move& move);
 
 /// Where block `block` of rank `rank` begins in its slot, in windows: its own block is never staged.
 constexpr std::uint32_t slot_position(const Traits& t, int rank, std::uint32_t block) {

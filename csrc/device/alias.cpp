@@ -26,8 +26,8 @@ struct Reach : c10::TensorImpl {
   }
 };
 
-/// The deleters of memory that belongs to another storage: each gives up a reference to that one. Two, because
-/// the first marks the aliases of a call.
+/// The deleters of memory that belongs to another storage: each gives up a reference to that one. Two,
+/// because the first marks the aliases of a call.
 void release_original(void* storage) {
   c10::raw::intrusive_ptr::decref(static_cast<c10::intrusive_ptr_target*>(storage));
 }
@@ -35,7 +35,8 @@ void release_shared(void* storage) {
   c10::raw::intrusive_ptr::decref(static_cast<c10::intrusive_ptr_target*>(storage));
 }
 
-c10::DataPtr share(c10::StorageImpl* owner, c10::Device to = kCpu, c10::DeleterFnPtr release = &release_original) {
+c10::DataPtr share(c10::StorageImpl* owner, c10::Device to = kCpu,
+                   c10::DeleterFnPtr release = &release_original) {
   c10::raw::intrusive_ptr::incref(owner);
   return {const_cast<void*>(owner->data()), static_cast<c10::intrusive_ptr_target*>(owner), release, to};
 }
@@ -47,7 +48,9 @@ c10::StorageImpl* owner_of(c10::StorageImpl* storage) {
   return static_cast<c10::StorageImpl*>(static_cast<c10::intrusive_ptr_target*>(ptr.get_context()));
 }
 
-c10::StorageImpl* storage_of(const c10::TensorImpl* impl) { return impl->unsafe_storage().unsafeGetStorageImpl(); }
+c10::StorageImpl* storage_of(const c10::TensorImpl* impl) {
+  return impl->unsafe_storage().unsafeGetStorageImpl();
+}
 
 at::SparseTensorImpl* as_coo(const at::Tensor& t) {
   return t.is_sparse() ? static_cast<at::SparseTensorImpl*>(t.unsafeGetTensorImpl()) : nullptr;
@@ -68,7 +71,8 @@ void replace_parts(const at::Tensor& sparse, F f) {
     coo->set_indices_and_values_unsafe(f(coo->indices()), f(coo->values()));
     coo->set_coalesced(coalesced);
   } else if (at::SparseCsrTensorImpl* csr = as_compressed(sparse)) {
-    csr->set_member_tensors(f(csr->compressed_indices()), f(csr->plain_indices()), f(csr->values()), csr->sizes());
+    csr->set_member_tensors(f(csr->compressed_indices()), f(csr->plain_indices()), f(csr->values()),
+                            csr->sizes());
   }
 }
 
@@ -80,13 +84,15 @@ void set_device(at::TensorImpl* impl, c10::Device to) {
 }
 
 at::Tensor share_memory(const at::Tensor& original, c10::Device to) {
-  TORCH_CHECK(original.has_storage() && !original.is_quantized(), "only dense tensors share memory with another device");
+  TORCH_CHECK(original.has_storage() && !original.is_quantized(),
+              "only dense tensors share memory with another device");
   c10::TensorImpl* impl = original.unsafeGetTensorImpl();
   c10::StorageImpl* storage = storage_of(impl);
   storage->mutable_data();  // a copy that was put off until the first write is made now
   auto shared = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), storage->nbytes(),
                                                       share(storage, to, &release_shared), nullptr, false);
-  auto result = c10::make_intrusive<c10::TensorImpl>(c10::Storage(std::move(shared)), impl->key_set(), impl->dtype());
+  auto result =
+      c10::make_intrusive<c10::TensorImpl>(c10::Storage(std::move(shared)), impl->key_set(), impl->dtype());
   Reach::copy_metadata(impl, result.get());
   set_device(result.get(), to);
   return at::Tensor(std::move(result));
@@ -130,7 +136,8 @@ const at::Tensor* Aliases::original_of(const c10::TensorImpl* alias) const {
 c10::Storage Aliases::alias_storage(c10::StorageImpl* original) {
   if (const Entry* entry = find(original)) return entry->alias.unsafeGetTensorImpl()->unsafe_storage();
   return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), original->nbytes(),
-                                               share(original), c10::GetCPUAllocator(), original->resizable());
+                                               share(original), c10::GetCPUAllocator(),
+                                               original->resizable());
 }
 
 at::Tensor Aliases::add(const at::Tensor& original, bool written) {
@@ -143,7 +150,8 @@ at::Tensor Aliases::add(const at::Tensor& original, bool written) {
   }
   if (Entry* entry = find(impl)) {
     entry->written |= written;
-    if (written && entry->original_storage) entry->alias_storage = entry->alias.unsafeGetTensorImpl()->unsafe_storage();
+    if (written && entry->original_storage)
+      entry->alias_storage = entry->alias.unsafeGetTensorImpl()->unsafe_storage();
     return entry->alias;
   }
   c10::intrusive_ptr<c10::TensorImpl> alias;
@@ -165,8 +173,8 @@ at::Tensor Aliases::add(const at::Tensor& original, bool written) {
     }
     set_device(alias.get(), kCpu);
   } else {
-    TORCH_CHECK_NOT_IMPLEMENTED(as_coo(original) || as_compressed(original), "dev does not support tensors of layout ",
-                                original.layout());
+    TORCH_CHECK_NOT_IMPLEMENTED(as_coo(original) || as_compressed(original),
+                                "dev does not support tensors of layout ", original.layout());
     alias = impl->shallow_copy_and_detach(impl->version_counter(), true);
     set_device(alias.get(), kCpu);
     replace_parts(at::Tensor(alias), [&](const at::Tensor& part) { return add(part, written); });
@@ -218,8 +226,8 @@ void Aliases::convert(const at::Tensor& result, c10::DeviceIndex target) {
     }
     set_device(impl, device(target));
   } else {
-    TORCH_CHECK_NOT_IMPLEMENTED(as_coo(result) || as_compressed(result), "dev does not support tensors of layout ",
-                                result.layout());
+    TORCH_CHECK_NOT_IMPLEMENTED(as_coo(result) || as_compressed(result),
+                                "dev does not support tensors of layout ", result.layout());
     set_device(impl, device(target));
     replace_parts(result, [&](const at::Tensor& part) -> at::Tensor {
       if (!part.is_cpu()) return part;
@@ -248,7 +256,8 @@ at::Tensor Aliases::to_device(at::Tensor result, c10::DeviceIndex target) {
   const bool view = has_storage && owner_of(storage_of(impl));
   if (view || !has_storage)
     if (const at::Tensor* original = original_of(impl)) return *original;
-  if (C10_UNLIKELY(!kept_.empty()) && has_storage && is_kept(storage_of(impl))) return copy_of(result, target);
+  if (C10_UNLIKELY(!kept_.empty()) && has_storage && is_kept(storage_of(impl)))
+    return copy_of(result, target);
   if (C10_UNLIKELY(result.use_count() > 1)) {  // somebody else, the kernel or Python, holds this very tensor
     if (!view) return copy_of(result, target);
     result = at::Tensor(impl->shallow_copy_and_detach(c10::VariableVersion(0), true));

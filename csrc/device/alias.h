@@ -60,12 +60,12 @@ class Aliases {
 /// Only for tensors that nobody else looks at now.
 void set_device(at::TensorImpl* impl, c10::Device to);
 
-/// A tensor on `to` over the memory of `original`, which is dense: a dev tensor's memory seen from the CPU, or
-/// the reverse. It keeps the memory alive, and cannot be resized.
+/// A tensor on `to` over the memory of `original`, which is dense: a dev tensor's memory seen from the CPU,
+/// or the reverse. It keeps the memory alive, and cannot be resized.
 at::Tensor share_memory(const at::Tensor& original, c10::Device to);
 
-/// Makes the storage of a dev tensor use the memory of a CPU tensor of at least its size, after copying what it
-/// holds there. Every view of the storage follows.
+/// Makes the storage of a dev tensor use the memory of a CPU tensor of at least its size, after copying what
+/// it holds there. Every view of the storage follows.
 void move_storage(const at::Tensor& dev, const at::Tensor& cpu);
 
 }  // namespace occl::device

@@ -72,12 +72,13 @@ void delete_device_memory(void* p) {
   const auto allocated = static_cast<std::uint64_t>(stats.block_bytes.all.current);
   const auto reserved = static_cast<std::uint64_t>(stats.committed_bytes.current);
   c10::reportOutOfMemoryToProfiler(static_cast<std::int64_t>(bytes), allocated, reserved, device(index));
-  TORCH_CHECK_WITH(OutOfMemoryError, false, "dev out of memory. Tried to allocate ", format_size(bytes), " (", bytes,
-                   " bytes) on dev:", static_cast<int>(index), ": ", why, ". The host has ",
+  TORCH_CHECK_WITH(OutOfMemoryError, false, "dev out of memory. Tried to allocate ", format_size(bytes), " (",
+                   bytes, " bytes) on dev:", static_cast<int>(index), ": ", why, ". The host has ",
                    format_size(memory.total), " of memory, of which ", format_size(memory.free),
                    " are free; this process may use ", format_size(memory_limit()),
-                   " (OCCL_MEMORY_FRACTION). dev:", static_cast<int>(index), " holds ", format_size(allocated),
-                   " in tensors and ", format_size(reserved - std::min(reserved, allocated)), " in its cache.");
+                   " (OCCL_MEMORY_FRACTION). dev:", static_cast<int>(index), " holds ",
+                   format_size(allocated), " in tensors and ",
+                   format_size(reserved - std::min(reserved, allocated)), " in its cache.");
 }
 
 StatArray convert(const PoolCounter& from) {

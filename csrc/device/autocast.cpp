@@ -6,7 +6,8 @@
 
 namespace occl::device {
 
-// The macros are PyTorch's: they register into a torch::Library called `m`, and name these without a namespace.
+// The macros are PyTorch's: they register into a torch::Library called `m`, and name these without a
+// namespace.
 using at::IntArrayRef;
 using at::Scalar;
 using at::ScalarType;
@@ -15,18 +16,20 @@ using at::Tensor;
 namespace {
 
 Tensor refuse_binary_cross_entropy(const Tensor&, const Tensor&, const std::optional<Tensor>&, int64_t) {
-  TORCH_CHECK(false,
-              "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast.\n"
-              "Many models use a sigmoid layer right before the binary cross entropy layer. In this case, combine the "
-              "two layers using torch.nn.functional.binary_cross_entropy_with_logits or torch.nn.BCEWithLogitsLoss. "
-              "binary_cross_entropy_with_logits and BCEWithLogits are safe to autocast.");
+  TORCH_CHECK(
+      false,
+      "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast.\n"
+      "Many models use a sigmoid layer right before the binary cross entropy layer. In this case, combine "
+      "the "
+      "two layers using torch.nn.functional.binary_cross_entropy_with_logits or torch.nn.BCEWithLogitsLoss. "
+      "binary_cross_entropy_with_logits and BCEWithLogits are safe to autocast.");
 }
 
 }  // namespace
 
 void install_autocast() {
-  static auto* everything = new torch::Library(torch::Library::IMPL, "_", c10::DispatchKey::AutocastPrivateUse1,
-                                               __FILE__, __LINE__);
+  static auto* everything = new torch::Library(torch::Library::IMPL, "_",
+                                               c10::DispatchKey::AutocastPrivateUse1, __FILE__, __LINE__);
   everything->fallback(torch::CppFunction::makeFallthrough());
 
   static auto* aten = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::AutocastPrivateUse1,

@@ -45,9 +45,10 @@ std::tuple<Tensor, Tensor> stats(const Tensor& input, double eps) {
 }
 
 /// Mean and deviation over the groups of one row each, weighted with their counts.
-std::tuple<Tensor, Tensor> gather_stats_with_counts(const Tensor& input, const Tensor& mean, const Tensor& invstd,
-                                                    const Maybe& running_mean, const Maybe& running_var,
-                                                    double momentum, double eps, const Tensor& counts) {
+std::tuple<Tensor, Tensor> gather_stats_with_counts(const Tensor& input, const Tensor& mean,
+                                                    const Tensor& invstd, const Maybe& running_mean,
+                                                    const Maybe& running_var, double momentum, double eps,
+                                                    const Tensor& counts) {
   const Tensor weights = counts.to(mean.scalar_type()).reshape({-1, 1});
   const Tensor n = weights.sum();
   const Tensor total_mean = (mean * weights).sum(0) / n;
@@ -72,8 +73,8 @@ std::tuple<Tensor, Tensor> gather_stats(const Tensor& input, const Tensor& mean,
   return gather_stats_with_counts(input, mean, invstd, running_mean, running_var, momentum, eps, counts);
 }
 
-Tensor elemt(const Tensor& input, const Maybe& weight, const Maybe& bias, const Tensor& mean, const Tensor& invstd,
-             double) {
+Tensor elemt(const Tensor& input, const Maybe& weight, const Maybe& bias, const Tensor& mean,
+             const Tensor& invstd, double) {
   const Tensor scale = given(weight) ? invstd * *weight : invstd;
   Tensor result = (input.to(mean.scalar_type()) - per_channel(mean, input)).mul_(per_channel(scale, input));
   if (given(bias)) result.add_(per_channel(*bias, input));
@@ -91,11 +92,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward_reduce(const Tensor& grad_ou
   const Tensor sum_dy_xmu = (grad * centred).sum(dims);
   const auto type = given(weight) ? weight->scalar_type() : mean.scalar_type();
   return {input_g ? sum_dy : Tensor(), input_g ? sum_dy_xmu : Tensor(),
-          weight_g ? (sum_dy_xmu * invstd).to(type) : Tensor(), bias_g ? sum_dy.to(type, false, true) : Tensor()};
+          weight_g ? (sum_dy_xmu * invstd).to(type) : Tensor(),
+          bias_g ? sum_dy.to(type, false, true) : Tensor()};
 }
 
 Tensor backward_elemt(const Tensor& grad_out, const Tensor& input, const Tensor& mean, const Tensor& invstd,
-                      const Maybe& weight, const Tensor& sum_dy, const Tensor& sum_dy_xmu, const Tensor& counts) {
+                      const Maybe& weight, const Tensor& sum_dy, const Tensor& sum_dy_xmu,
+                      const Tensor& counts) {
   const Tensor n = counts.sum().to(mean.scalar_type());
   const Tensor scale = given(weight) ? invstd * *weight : invstd;
   const Tensor slope = invstd.square() * sum_dy_xmu / n;

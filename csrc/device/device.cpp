@@ -57,9 +57,10 @@ c10::DeviceIndex exchange_current(c10::DeviceIndex index) {
 bool in_bad_fork() { return g_bad_fork.load(std::memory_order_relaxed); }
 
 void check_fork() {
-  TORCH_CHECK(!in_bad_fork(),
-              "Cannot re-initialize dev in forked subprocess. To use dev with multiprocessing, you must use the "
-              "'spawn' start method");
+  TORCH_CHECK(
+      !in_bad_fork(),
+      "Cannot re-initialize dev in forked subprocess. To use dev with multiprocessing, you must use the "
+      "'spawn' start method");
 }
 
 bool used() { return g_used.load(std::memory_order_relaxed); }

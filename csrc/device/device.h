@@ -24,7 +24,8 @@ inline c10::Device device(c10::DeviceIndex index) { return {kType, index}; }
 /// True in a child forked from a process that had used a device: its memory is shared with the parent's, and
 /// the parent's worker threads are not there.
 bool in_bad_fork();
-/// Throws the error PyTorch's users know ("Cannot re-initialize dev in forked subprocess ...") in such a child.
+/// Throws the error PyTorch's users know ("Cannot re-initialize dev in forked subprocess ...") in such a
+/// child.
 void check_fork();
 /// From now on forked children are bad; called when a device is first used. Cheap after the first call.
 void mark_used();

@@ -42,16 +42,21 @@ std::optional<Plan::Kind> kind_of(const c10::Type& type) {
   using c10::TypeKind;
   using Kind = Plan::Kind;
   switch (type.kind()) {
-    case TypeKind::TensorType: return Kind::tensor;
-    case TypeKind::GeneratorType: return Kind::generator;
-    case TypeKind::DeviceObjType: return Kind::device;
-    case TypeKind::OptionalType: return kind_of(*type.castRaw<c10::OptionalType>()->getElementType());
+    case TypeKind::TensorType:
+      return Kind::tensor;
+    case TypeKind::GeneratorType:
+      return Kind::generator;
+    case TypeKind::DeviceObjType:
+      return Kind::device;
+    case TypeKind::OptionalType:
+      return kind_of(*type.castRaw<c10::OptionalType>()->getElementType());
     case TypeKind::ListType: {
       const auto& element = *type.castRaw<c10::ListType>()->getElementType();
       if (kind_of(element) != Kind::tensor) return std::nullopt;
       return element.kind() == TypeKind::OptionalType ? Kind::optional_tensor_list : Kind::tensor_list;
     }
-    default: return std::nullopt;
+    default:
+      return std::nullopt;
   }
 }
 
@@ -74,10 +79,11 @@ Plan make_plan(const c10::FunctionSchema& schema) {
     const auto kind = kind_of(*argument.real_type());
     if (!kind) continue;
     const bool written = is_written(argument.alias_info());
-    // Indices, the scalars of foreach operations, the lengths of CTC, and the tensor that empty_quantized takes
-    // its scales from may be on the CPU for any device.
+    // Indices, the scalars of foreach operations, the lengths of CTC, and the tensor that empty_quantized
+    // takes its scales from may be on the CPU for any device.
     const bool cpu_welcome = *kind == Plan::Kind::optional_tensor_list || argument.name() == "scalars" ||
-                             schema.name() == "aten::_ctc_loss" || schema.name() == "aten::_ctc_loss_backward" ||
+                             schema.name() == "aten::_ctc_loss" ||
+                             schema.name() == "aten::_ctc_loss_backward" ||
                              schema.name() == "aten::empty_quantized";
     plan.arguments.push_back({static_cast<std::uint16_t>(i), *kind, written, cpu_welcome});
   }
@@ -124,8 +130,8 @@ Target target_of(const Plan& plan, const IValue* arguments) {
   return {*first, wanted ? *wanted : device(*first)};
 }
 
-[[noreturn]] void mixed_devices(const c10::OperatorHandle& op, const Plan::Argument& argument, c10::DeviceIndex target,
-                                const at::Tensor& tensor) {
+[[noreturn]] void mixed_devices(const c10::OperatorHandle& op, const Plan::Argument& argument,
+                                c10::DeviceIndex target, const at::Tensor& tensor) {
   TORCH_CHECK(false, "Expected all tensors to be on the same device, but found at least two devices, ",
               device(target), " and ", tensor.device(), "! (when checking argument for argument ",
               op.schema().arguments()[argument.index].name(), " in method ", op.schema().name(), ")");
@@ -134,7 +140,8 @@ Target target_of(const Plan& plan, const IValue* arguments) {
 at::Tensor to_cpu(Aliases& aliases, const c10::OperatorHandle& op, const Plan::Argument& argument,
                   c10::DeviceIndex target, const at::Tensor& tensor) {
   if (!tensor.defined()) return tensor;
-  if (C10_LIKELY(on_dev(tensor) && tensor.device().index() == target)) return aliases.add(tensor, argument.written);
+  if (C10_LIKELY(on_dev(tensor) && tensor.device().index() == target))
+    return aliases.add(tensor, argument.written);
   const bool scalar = tensor.is_cpu() && tensor.dim() == 0 && !argument.written;
   if (!scalar && !(argument.cpu_welcome && tensor.is_cpu())) mixed_devices(op, argument, target, tensor);
   aliases.keep(tensor);
@@ -150,7 +157,8 @@ void convert_argument(Aliases& aliases, const c10::OperatorHandle& op, const Pla
     case Plan::Kind::tensor_list: {
       if (!value.isTensorList()) break;  // an optional list that is None
       c10::List<at::Tensor> list;
-      for (const at::Tensor& t : value.toTensorList()) list.push_back(to_cpu(aliases, op, argument, target, t));
+      for (const at::Tensor& t : value.toTensorList())
+        list.push_back(to_cpu(aliases, op, argument, target, t));
       value = std::move(list);
       break;
     }
@@ -180,7 +188,8 @@ void convert_result(Aliases& aliases, c10::DeviceIndex target, IValue& value) {
     auto list = std::move(value).toTensorList();
     c10::List<at::Tensor> converted;
     converted.reserve(list.size());
-    for (std::size_t i = 0; i < list.size(); ++i) converted.push_back(aliases.to_device(list.extract(i), target));
+    for (std::size_t i = 0; i < list.size(); ++i)
+      converted.push_back(aliases.to_device(list.extract(i), target));
     value = std::move(converted);
   }
 }
@@ -210,7 +219,9 @@ void run(const c10::OperatorHandle& op, const Plan& plan, DispatchKey cpu_key, S
 /// The kernel of one operator, with its plan.
 struct Kernel final : c10::OperatorKernel {
   Kernel(Plan p, DispatchKey key) : plan(std::move(p)), cpu_key(key) {}
-  void operator()(const c10::OperatorHandle& op, DispatchKeySet, Stack* stack) { run(op, plan, cpu_key, stack); }
+  void operator()(const c10::OperatorHandle& op, DispatchKeySet, Stack* stack) {
+    run(op, plan, cpu_key, stack);
+  }
   const Plan plan;
   const DispatchKey cpu_key;
 };
@@ -230,8 +241,11 @@ struct Unplanned final : c10::OperatorKernel {
 /// foreach operations, which would otherwise be dispatched once per tensor.)
 bool runs_whole_on_cpu(std::string_view name) {
   static const std::unordered_set<std::string_view> names{
-      "aten::convolution",          "aten::convolution_backward", "aten::_convolution",
-      "aten::convolution_overrideable", "aten::convolution_backward_overrideable",
+      "aten::convolution",
+      "aten::convolution_backward",
+      "aten::_convolution",
+      "aten::convolution_overrideable",
+      "aten::convolution_backward_overrideable",
   };
   return names.contains(name) || name.starts_with("aten::_foreach_");
 }
@@ -261,11 +275,13 @@ void install_fallback() {
     if (!op || !op->hasSchema()) continue;
     for (const Keys& keys : kinds) {
       const bool whole = keys.dev == DispatchKey::PrivateUse1 && runs_whole_on_cpu(name.name);
-      if ((!whole && !op->hasKernelForDispatchKey(keys.cpu)) || op->hasKernelForDispatchKey(keys.dev)) continue;
-      handles->push_back(dispatcher.registerImpl(
-          name, keys.dev,
-          c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(make_plan(op->schema()), keys.cpu)),
-          std::nullopt, nullptr, "occl: the CPU's kernel"));
+      if ((!whole && !op->hasKernelForDispatchKey(keys.cpu)) || op->hasKernelForDispatchKey(keys.dev))
+        continue;
+      handles->push_back(
+          dispatcher.registerImpl(name, keys.dev,
+                                  c10::KernelFunction::makeFromBoxedFunctor(
+                                      std::make_unique<Kernel>(make_plan(op->schema()), keys.cpu)),
+                                  std::nullopt, nullptr, "occl: the CPU's kernel"));
     }
   }
 }

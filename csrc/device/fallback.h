@@ -1,7 +1,7 @@
 // Every operation that the CPU has, on `dev`: the CPU's own kernel runs on the same memory.
 //
-//   arguments   dev tensors -> CPU tensors over the same storages; dev devices -> cpu; generators -> CPU engines
-//   kernel      allocates from the device's heap, because AllocateOn switches the CPU allocator
+//   arguments   dev tensors -> CPU tensors over the same storages; dev devices -> cpu; generators -> CPU
+//   engines kernel      allocates from the device's heap, because AllocateOn switches the CPU allocator
 //   results     -> dev tensors: as they are, or views of the arguments' storages
 #pragma once
 

@@ -32,8 +32,8 @@ struct DevGenerator final : c10::GeneratorImpl {
   std::uint64_t get_offset() const override { return offset_; }
 
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
-    at::TensorBase state = at::detail::empty_cpu({kStateBytes}, at::kByte, std::nullopt, std::nullopt, std::nullopt,
-                                                 std::nullopt);
+    at::TensorBase state = at::detail::empty_cpu({kStateBytes}, at::kByte, std::nullopt, std::nullopt,
+                                                 std::nullopt, std::nullopt);
     auto* bytes = state.mutable_data_ptr<std::uint8_t>();
     std::memcpy(bytes, &seed_, sizeof(seed_));
     std::memcpy(bytes + sizeof(seed_), &offset_, sizeof(offset_));
@@ -41,8 +41,8 @@ struct DevGenerator final : c10::GeneratorImpl {
   }
   void set_state(const c10::TensorImpl& state) override {
     at::detail::check_rng_state(state);
-    TORCH_CHECK(state.numel() == kStateBytes, "RNG state is wrong size: a dev generator's state has ", kStateBytes,
-                " bytes (seed and offset), and this one has ", state.numel());
+    TORCH_CHECK(state.numel() == kStateBytes, "RNG state is wrong size: a dev generator's state has ",
+                kStateBytes, " bytes (seed and offset), and this one has ", state.numel());
     const auto* bytes = static_cast<const std::uint8_t*>(state.data());
     std::memcpy(&seed_, bytes, sizeof(seed_));
     std::memcpy(&offset_, bytes + sizeof(seed_), sizeof(offset_));
@@ -91,7 +91,9 @@ const at::Generator& default_generator(c10::DeviceIndex index) {
   return (*all)[static_cast<std::size_t>(resolve(index))];
 }
 
-at::Generator new_generator(c10::DeviceIndex index) { return at::make_generator<DevGenerator>(resolve(index)); }
+at::Generator new_generator(c10::DeviceIndex index) {
+  return at::make_generator<DevGenerator>(resolve(index));
+}
 
 at::Generator cpu_generator_for(const at::Generator& generator) {
   TORCH_CHECK(generator.device().type() == kType, "Expected a 'dev' device type for generator but found '",

@@ -32,7 +32,9 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::Stream getStreamFromGlobalPool(c10::Device of, bool high) const override {
     return next_stream(of.index(), high ? -1 : 0);
   }
-  c10::Stream getNewStream(c10::Device of, int priority) const override { return next_stream(of.index(), priority); }
+  c10::Stream getNewStream(c10::Device of, int priority) const override {
+    return next_stream(of.index(), priority);
+  }
   c10::Stream exchangeStream(c10::Stream to) const override { return exchange_stream(to); }
   // No handle exists outside this library: the id is what tells streams apart.
   void* getStreamNativeHandle(const c10::Stream stream) const override {
@@ -45,12 +47,15 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void record(void** event, const c10::Stream& stream, const c10::DeviceIndex index,
               const c10::EventFlag flag) const override {
     TORCH_CHECK(index == -1 || index == stream.device_index(), "Event device index ", static_cast<int>(index),
-                " does not match recording stream's device index ", static_cast<int>(stream.device_index()), ".");
+                " does not match recording stream's device index ", static_cast<int>(stream.device_index()),
+                ".");
     Event* recorded = as_event(*event);
     device::record(recorded, stream, flag == c10::EventFlag::BACKEND_DEFAULT);
     *event = recorded;
   }
-  void block(void* event, const c10::Stream& stream) const override { device::block(as_event(event), stream); }
+  void block(void* event, const c10::Stream& stream) const override {
+    device::block(as_event(event), stream);
+  }
   bool queryEvent(void* event) const override { return query(as_event(event)); }
   void synchronizeEvent(void* event) const override { synchronize(as_event(event)); }
   double elapsedTime(void* start, void* end, const c10::DeviceIndex) const override {

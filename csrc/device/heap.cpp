@@ -39,7 +39,8 @@ const Range* find_range(const void* p) {
   const auto* b = static_cast<const std::byte*>(p);
   const std::size_t n = g_range_count.load(std::memory_order_acquire);  // acquire: pairs with publish
   for (std::size_t i = 0; i < n; ++i)
-    if (b >= g_ranges[i].base && static_cast<std::size_t>(b - g_ranges[i].base) < g_ranges[i].size) return &g_ranges[i];
+    if (b >= g_ranges[i].base && static_cast<std::size_t>(b - g_ranges[i].base) < g_ranges[i].size)
+      return &g_ranges[i];
   return nullptr;
 }
 
@@ -47,7 +48,8 @@ const Range* find_range(const void* p) {
 
 void Heap::publish(Arena* arena) {
   std::lock_guard lock(g_range_mutex);
-  const std::size_t n = g_range_count.load(std::memory_order_relaxed);  // relaxed: written under this lock only
+  const std::size_t n =
+      g_range_count.load(std::memory_order_relaxed);  // relaxed: written under this lock only
   if (n == kMaxArenas) fail(Errc::out_of_memory, "this process has no room for another memory region");
   g_ranges[n] = {arena->base(), arena->region->size(), arena};
   g_range_count.store(n + 1, std::memory_order_release);  // release: pairs with find_range
@@ -125,8 +127,8 @@ HeapStats Heap::stats() const {
 namespace {
 template <class F>
 void each_counter(HeapStats& s, F f) {
-  for (PoolCounter* p : {&s.blocks, &s.block_bytes, &s.requested_bytes, &s.active, &s.active_bytes, &s.free_blocks,
-                         &s.free_bytes})
+  for (PoolCounter* p : {&s.blocks, &s.block_bytes, &s.requested_bytes, &s.active, &s.active_bytes,
+                         &s.free_blocks, &s.free_bytes})
     for (Counter* c : {&p->all, &p->small, &p->large}) f(*c);
   f(s.extents);
   f(s.committed_bytes);
@@ -149,15 +151,16 @@ std::vector<std::vector<Heap::BlockView>> Heap::snapshot() const {
   std::vector<std::vector<BlockView>> runs;
   for (const auto& arena : arenas_) {
     bool in_run = false;
-    for (const Block* b = &block_chunks_[arena->start(0) / kChunk][arena->start(0) % kChunk]; b; b = b->after) {
+    for (const Block* b = &block_chunks_[arena->start(0) / kChunk][arena->start(0) % kChunk]; b;
+         b = b->after) {
       if (b->state == State::hole) {
         in_run = false;
         continue;
       }
       if (!in_run) runs.emplace_back();
       in_run = true;
-      runs.back().push_back({reinterpret_cast<std::uintptr_t>(arena->base() + b->offset), b->size, b->requested,
-                             b->state == State::used, b->awaiting_release});
+      runs.back().push_back({reinterpret_cast<std::uintptr_t>(arena->base() + b->offset), b->size,
+                             b->requested, b->state == State::used, b->awaiting_release});
     }
   }
   return runs;

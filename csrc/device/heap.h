@@ -3,8 +3,8 @@
 //   region (16 GiB of address space)   | used | free | used |      free      |        hole            |
 //                                      '----------- committed ---------------'--- address space only --'
 //
-// Free blocks are kept in segregated lists (TLSF: 32 size classes per power of two, found through bitmaps), so
-// that allocate and free take constant time; neighbours that are free are one block at once. When no free
+// Free blocks are kept in segregated lists (TLSF: 32 size classes per power of two, found through bitmaps),
+// so that allocate and free take constant time; neighbours that are free are one block at once. When no free
 // block fits, a hole next to the best free block is committed, 2 MiB at least: the heap grows in place, and
 // address space does not fragment as it does with separate segments. `empty_cache` turns the whole pages of
 // free blocks into holes again.
@@ -106,9 +106,9 @@ class Heap {
     Arena* arena;
     std::size_t offset, size;
     std::size_t requested;
-    Block *before, *after;          // neighbours by address, of any state
-    Block *list_prev, *list_next;   // in the free list of the size class
-    std::uint32_t id;               // index in the pool of blocks
+    Block *before, *after;         // neighbours by address, of any state
+    Block *list_prev, *list_next;  // in the free list of the size class
+    std::uint32_t id;              // index in the pool of blocks
     State state;
     bool held, awaiting_release;
   };

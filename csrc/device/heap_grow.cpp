@@ -39,7 +39,8 @@ Heap::Block* Heap::grow(std::size_t size) {
       continue;
     }
     const std::size_t bytes = std::min(best->size, round_up(best_cost, kCommitStep));
-    if (commit(best, bytes, best_front) || (bytes > best_cost && commit(best, round_up(best_cost, shm::page_size()), best_front)))
+    if (commit(best, bytes, best_front) ||
+        (bytes > best_cost && commit(best, round_up(best_cost, shm::page_size()), best_front)))
       return find_free(size);
     if (retried) {
       ++stats_.ooms;
@@ -134,7 +135,8 @@ void Heap::add_arena(std::size_t at_least) {
   for (std::size_t size = std::max(kArena, at_least);; size = std::max(size / 2, at_least)) {
     auto region = std::make_shared<shm::Region>();
     const std::size_t table = size / kBlockAlign * sizeof(std::uint32_t);
-    void* starts = mmap(nullptr, table, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* starts =
+        mmap(nullptr, table, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     try {
       if (starts == MAP_FAILED) fail_errno("cannot map ", table, " bytes");
       *region = shm::Region::create("occl-dev", size, shm::Access::read_write);
@@ -145,7 +147,8 @@ void Heap::add_arena(std::size_t at_least) {
       ++stats_.ooms;
       throw Error(Errc::out_of_memory, error.what());
     }
-    madvise(region->base(), size, MADV_HUGEPAGE);  // a wish: most systems have huge pages off for shared memory
+    madvise(region->base(), size,
+            MADV_HUGEPAGE);  // a wish: most systems have huge pages off for shared memory
     shm::process_regions()->add(region);
     auto arena = std::make_unique<Arena>(Arena{this, region, static_cast<std::uint32_t*>(starts)});
     Block* hole = new_block();
@@ -173,8 +176,17 @@ Heap::Block* Heap::new_block() {
   }
   Block* b = spare_;
   spare_ = b->list_next;
-  *b = Block{.arena = nullptr, .offset = 0, .size = 0, .requested = 0, .before = nullptr, .after = nullptr,
-             .list_prev = nullptr, .list_next = nullptr, .id = b->id, .state = State::used, .held = false,
+  *b = Block{.arena = nullptr,
+             .offset = 0,
+             .size = 0,
+             .requested = 0,
+             .before = nullptr,
+             .after = nullptr,
+             .list_prev = nullptr,
+             .list_next = nullptr,
+             .id = b->id,
+             .state = State::used,
+             .held = false,
              .awaiting_release = false};
   return b;
 }

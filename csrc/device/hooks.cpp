@@ -32,9 +32,13 @@ struct Hooks final : at::PrivateUse1HooksInterface {
     check_fork();
     return exchange_current(index);
   }
-  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex index) const override { return exchange_current(index); }
+  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex index) const override {
+    return exchange_current(index);
+  }
 
-  const at::Generator& getDefaultGenerator(c10::DeviceIndex index) const override { return default_generator(index); }
+  const at::Generator& getDefaultGenerator(c10::DeviceIndex index) const override {
+    return default_generator(index);
+  }
   at::Generator getNewGenerator(c10::DeviceIndex index) const override { return new_generator(index); }
 
   c10::Device getDeviceFromPtr(void* data) const override {
@@ -50,7 +54,8 @@ struct Hooks final : at::PrivateUse1HooksInterface {
     c10::StorageImpl* impl = storage.unsafeGetStorageImpl();
     TORCH_CHECK(impl->resizable(), "Trying to resize storage that is not resizable");
     c10::DataPtr fresh = allocate(bytes, impl->device().index());
-    if (const std::size_t kept = std::min(bytes, impl->nbytes())) std::memcpy(fresh.get(), impl->data(), kept);
+    if (const std::size_t kept = std::min(bytes, impl->nbytes()))
+      std::memcpy(fresh.get(), impl->data(), kept);
     impl->set_data_ptr_noswap(std::move(fresh));
     impl->set_nbytes(bytes);
   }

@@ -7,12 +7,12 @@
 
 namespace occl::device {
 
-using shm::HostMemory;
 using shm::host_memory;
+using shm::HostMemory;
 
 /// The most that all devices of this process together may reserve: OCCL_MEMORY_FRACTION (0 < f <= 1,
-/// default 0.95) of host_memory().total, or what `set_memory_fraction` said last. Throws Error(invalid_argument)
-/// for a fraction that is not a number in that range.
+/// default 0.95) of host_memory().total, or what `set_memory_fraction` said last. Throws
+/// Error(invalid_argument) for a fraction that is not a number in that range.
 std::size_t memory_limit();
 void set_memory_fraction(double fraction);
 

@@ -50,7 +50,8 @@ class OnDevice {
 
 constexpr c10::DispatchKeySet kKeys{c10::DispatchKey::PrivateUse1};
 
-c10::DeviceIndex check_options(optional<at::Layout> layout, optional<at::Device> where, optional<bool> pinned) {
+c10::DeviceIndex check_options(optional<at::Layout> layout, optional<at::Device> where,
+                               optional<bool> pinned) {
   TORCH_CHECK(!layout || *layout == at::kStrided, "dev tensors are strided; the layout ", *layout,
               " is made from its parts (for example with torch.sparse_coo_tensor)");
   TORCH_CHECK(!pinned.value_or(false), "Only dense CPU tensors can be pinned");
@@ -59,8 +60,8 @@ c10::DeviceIndex check_options(optional<at::Layout> layout, optional<at::Device>
   return resolve(where ? where->index() : -1);
 }
 
-Tensor empty(IntArrayRef size, optional<at::ScalarType> dtype, optional<at::Layout> layout, optional<at::Device> where,
-             optional<bool> pinned, optional<at::MemoryFormat> format) {
+Tensor empty(IntArrayRef size, optional<at::ScalarType> dtype, optional<at::Layout> layout,
+             optional<at::Device> where, optional<bool> pinned, optional<at::MemoryFormat> format) {
   OnDevice guard(check_options(layout, where, pinned));
   Tensor made = at::detail::empty_generic(size, allocator(), kKeys, c10::dtype_or_default(dtype), format);
   if (C10_UNLIKELY(at::globalContext().deterministicAlgorithms() &&
@@ -69,10 +70,11 @@ Tensor empty(IntArrayRef size, optional<at::ScalarType> dtype, optional<at::Layo
   return made;
 }
 
-Tensor empty_strided(IntArrayRef size, IntArrayRef stride, optional<at::ScalarType> dtype, optional<at::Layout> layout,
-                     optional<at::Device> where, optional<bool> pinned) {
+Tensor empty_strided(IntArrayRef size, IntArrayRef stride, optional<at::ScalarType> dtype,
+                     optional<at::Layout> layout, optional<at::Device> where, optional<bool> pinned) {
   OnDevice guard(check_options(layout, where, pinned));
-  Tensor made = at::detail::empty_strided_generic(size, stride, allocator(), kKeys, c10::dtype_or_default(dtype));
+  Tensor made =
+      at::detail::empty_strided_generic(size, stride, allocator(), kKeys, c10::dtype_or_default(dtype));
   if (C10_UNLIKELY(at::globalContext().deterministicAlgorithms() &&
                    at::globalContext().deterministicFillUninitializedMemory()))
     at::native::fill_empty_deterministic_(made);
@@ -156,7 +158,9 @@ Tensor& set_nothing_(Tensor& self) {
   return set_storage_(self, std::move(storage), 0, {0}, {});
 }
 
-void record_stream(Tensor& self, c10::Stream stream) { allocator()->recordStream(self.storage().data_ptr(), stream); }
+void record_stream(Tensor& self, c10::Stream stream) {
+  allocator()->recordStream(self.storage().data_ptr(), stream);
+}
 
 /// Whether `self.data = from` keeps the tensor object, as between the CPU and other accelerators: any dense
 /// tensor can become any other.
@@ -180,8 +184,8 @@ std::tuple<Tensor, Tensor> native_dropout(const Tensor& input, double p, optiona
 }  // namespace
 
 void install_ops() {
-  static auto* library = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__,
-                                            __LINE__);
+  static auto* library =
+      new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
   library->impl("empty.memory_format", TORCH_FN(empty));
   library->impl("empty_strided", TORCH_FN(empty_strided));
 

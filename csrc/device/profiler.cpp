@@ -18,11 +18,14 @@ struct Stubs final : torch::profiler::impl::ProfilerStubs {
   void record(c10::DeviceIndex* index, ProfilerVoidEventStub* event, std::int64_t* cpu_ns) const override {
     const auto now = Clock::now();
     if (index) *index = current();
-    if (cpu_ns) *cpu_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(now.time_since_epoch()).count();
+    if (cpu_ns)
+      *cpu_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(now.time_since_epoch()).count();
     *event = std::make_shared<Clock::time_point>(now);
   }
   float elapsed(const ProfilerVoidEventStub* start, const ProfilerVoidEventStub* end) const override {
-    const auto at = [](const ProfilerVoidEventStub* e) { return *static_cast<const Clock::time_point*>(e->get()); };
+    const auto at = [](const ProfilerVoidEventStub* e) {
+      return *static_cast<const Clock::time_point*>(e->get());
+    };
     return std::chrono::duration<float, std::micro>(at(end) - at(start)).count();
   }
   void mark(const char*) const override {}

@@ -1,9 +1,9 @@
 #include "device/rnn.h"
 
-#include <ATen/ops/cat_ops.h>
-#include <ATen/ops/zeros_like_ops.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/cat_ops.h>
+#include <ATen/ops/zeros_like_ops.h>
 
 #include <optional>
 #include <tuple>
@@ -21,7 +21,8 @@ Tensor with_bias(const Tensor& gates, const Bias& bias) {
 Tensor sum_over_batch(const Tensor& gradient, bool has_bias) { return has_bias ? gradient.sum(0) : Tensor(); }
 
 Tensor or_zeros(const Bias& gradient, const Tensor& like) {
-  return gradient.has_value() && gradient->defined() ? *gradient : at::_ops::zeros_like::call(like, {}, {}, {}, {}, {});
+  return gradient.has_value() && gradient->defined() ? *gradient
+                                                     : at::_ops::zeros_like::call(like, {}, {}, {}, {}, {});
 }
 
 Tensor concatenate(std::initializer_list<Tensor> parts) {
@@ -30,17 +31,20 @@ Tensor concatenate(std::initializer_list<Tensor> parts) {
 }
 
 /// Gates in the order of torch.nn.LSTM: input, forget, cell, output. The workspace holds them activated.
-std::tuple<Tensor, Tensor, Tensor> lstm_cell(const Tensor& input_gates, const Tensor& hidden_gates, const Tensor& cx,
-                                             const Bias& input_bias, const Bias& hidden_bias) {
+std::tuple<Tensor, Tensor, Tensor> lstm_cell(const Tensor& input_gates, const Tensor& hidden_gates,
+                                             const Tensor& cx, const Bias& input_bias,
+                                             const Bias& hidden_bias) {
   Tensor workspace = with_bias(input_gates, input_bias) + with_bias(hidden_gates, hidden_bias);
   const auto gates = workspace.unsafe_chunk(4, 1);
-  Tensor in = gates[0].sigmoid_(), forget = gates[1].sigmoid_(), cell = gates[2].tanh_(), out = gates[3].sigmoid_();
+  Tensor in = gates[0].sigmoid_(), forget = gates[1].sigmoid_(), cell = gates[2].tanh_(),
+         out = gates[3].sigmoid_();
   Tensor cy = (forget * cx).add_(in * cell);
   return {out * cy.tanh(), cy, workspace};
 }
 
-std::tuple<Tensor, Tensor, Tensor> lstm_cell_backward(const Bias& grad_hy, const Bias& grad_cy, const Tensor& cx,
-                                                      const Tensor& cy, const Tensor& workspace, bool has_bias) {
+std::tuple<Tensor, Tensor, Tensor> lstm_cell_backward(const Bias& grad_hy, const Bias& grad_cy,
+                                                      const Tensor& cx, const Tensor& cy,
+                                                      const Tensor& workspace, bool has_bias) {
   const auto gates = workspace.unsafe_chunk(4, 1);
   const Tensor &in = gates[0], &forget = gates[1], &cell = gates[2], &out = gates[3];
   const Tensor grad_h = or_zeros(grad_hy, cx);
@@ -68,8 +72,8 @@ std::tuple<Tensor, Tensor> gru_cell(const Tensor& input_gates, const Tensor& hid
   return {hy, concatenate({reset, update, fresh, hx, hidden[2]})};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gru_cell_backward(const Tensor& grad_hy, const Tensor& workspace,
-                                                                     bool has_bias) {
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gru_cell_backward(const Tensor& grad_hy,
+                                                                     const Tensor& workspace, bool has_bias) {
   const auto saved = workspace.unsafe_chunk(5, 1);
   const Tensor &reset = saved[0], &update = saved[1], &fresh = saved[2], &hx = saved[3], &hidden = saved[4];
   const Tensor grad_update = grad_hy * (hx - fresh) * update * (1 - update);

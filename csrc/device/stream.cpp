@@ -120,7 +120,8 @@ thread_local std::array<c10::StreamId, kMaxDevices> t_current_stream{};
 
 /// Side streams have the ids 1 to 64; low priority first.
 Queue& queue_of(const c10::Stream& stream) {
-  TORCH_CHECK(stream.device_type() == kType, "expected a stream of a dev device, got one of ", stream.device());
+  TORCH_CHECK(stream.device_type() == kType, "expected a stream of a dev device, got one of ",
+              stream.device());
   TORCH_CHECK(stream.id() >= 1 && stream.id() <= 2 * kStreamsPerPriority, "dev has no stream with the id ",
               stream.id());
   auto& slot = streams_of(resolve(stream.device_index())).queues[static_cast<std::size_t>(stream.id() - 1)];
@@ -139,7 +140,9 @@ void each_queue(c10::DeviceIndex index, F f) {
 
 }  // namespace
 
-c10::Stream default_stream(c10::DeviceIndex index) { return c10::Stream(c10::Stream::DEFAULT, device(resolve(index))); }
+c10::Stream default_stream(c10::DeviceIndex index) {
+  return c10::Stream(c10::Stream::DEFAULT, device(resolve(index)));
+}
 
 bool is_default(const c10::Stream& stream) { return stream.id() == 0; }
 
@@ -148,7 +151,8 @@ c10::Stream next_stream(c10::DeviceIndex index, int priority) {
   index = resolve(index);
   const std::size_t high = priority < 0;
   // relaxed: a counter; who gets which stream is of no consequence
-  const unsigned n = streams_of(index).next[high].fetch_add(1, std::memory_order_relaxed) % kStreamsPerPriority;
+  const unsigned n =
+      streams_of(index).next[high].fetch_add(1, std::memory_order_relaxed) % kStreamsPerPriority;
   return c10::Stream(c10::Stream::UNSAFE, device(index),
                      static_cast<c10::StreamId>(1 + high * kStreamsPerPriority + n));
 }
@@ -159,7 +163,8 @@ c10::Stream current_stream(c10::DeviceIndex index) {
 }
 
 c10::Stream exchange_stream(const c10::Stream& stream) {
-  TORCH_CHECK(stream.device_type() == kType, "expected a stream of a dev device, got one of ", stream.device());
+  TORCH_CHECK(stream.device_type() == kType, "expected a stream of a dev device, got one of ",
+              stream.device());
   const c10::Stream previous = current_stream(stream.device_index());
   t_current_stream[static_cast<std::size_t>(resolve(stream.device_index()))] = stream.id();
   return previous;
@@ -200,9 +205,11 @@ void set_wait_wrapper(void (*wrapper)(const std::function<void()>& wait)) {
 
 bool drain(double seconds) {
   if (in_bad_fork()) return true;
-  const auto until = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  const auto until =
+      Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
   bool all = true;
-  for (c10::DeviceIndex i = 0; i < count(); ++i) each_queue(i, [&](Queue& queue) { all &= queue.wait(until); });
+  for (c10::DeviceIndex i = 0; i < count(); ++i)
+    each_queue(i, [&](Queue& queue) { all &= queue.wait(until); });
   return all;
 }
 

@@ -41,8 +41,8 @@ void synchronize_device(c10::DeviceIndex index);
 /// is the default stream.
 void wait_for_queued(c10::DeviceIndex index);
 
-/// Who waits on the host may hold a lock that a task needs, as Python's: `wrapper` is called with each such wait
-/// and runs it with the lock released. The default runs it as it is.
+/// Who waits on the host may hold a lock that a task needs, as Python's: `wrapper` is called with each such
+/// wait and runs it with the lock released. The default runs it as it is.
 void set_wait_wrapper(void (*wrapper)(const std::function<void()>& wait));
 
 /// True, after waiting, if all streams of all devices have come to rest within `seconds`.
@@ -51,7 +51,8 @@ bool drain(double seconds);
 // Events, as DeviceGuardImplInterface passes them around.
 class Event;
 void record(Event*& event, const c10::Stream& stream, bool timing);
-void block(Event* event, const c10::Stream& stream);  // makes the stream wait; the host for the default stream
+void block(Event* event,
+           const c10::Stream& stream);  // makes the stream wait; the host for the default stream
 bool query(Event* event);
 void synchronize(Event* event);
 double elapsed_ms(Event* start, Event* end);

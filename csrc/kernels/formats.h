@@ -176,9 +176,9 @@ struct SmallFloatFormat<Isa, SmallFloat<Bits, kExponentBits, kBias, kSpecials, k
 
 /// The format of a narrow float: every instruction set brings its own for float16.
 template <class Isa, class Element, class OfFloat16>
-using FormatOf = std::conditional_t<
-    std::is_same_v<Element, Float16>, OfFloat16,
-    std::conditional_t<std::is_same_v<Element, BFloat16>, BFloat16Format<Isa>, SmallFloatFormat<Isa, Element>>>;
+using FormatOf = std::conditional_t<std::is_same_v<Element, Float16>, OfFloat16,
+                                    std::conditional_t<std::is_same_v<Element, BFloat16>, BFloat16Format<Isa>,
+                                                       SmallFloatFormat<Isa, Element>>>;
 
 }  // namespace
 }  // namespace occl::kernels

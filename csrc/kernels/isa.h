@@ -24,7 +24,7 @@ using Kernel = void (*)(const Call&);
 
 struct Kernels {
   const char* name;
-  Kernel copy;  // reads the first source only
+  Kernel copy;                         // reads the first source only
   Kernel reduce[kDTypes][kReduceOps];  // null where the operation has no meaning
 };
 

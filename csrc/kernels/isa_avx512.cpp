@@ -25,8 +25,8 @@
 namespace occl::kernels {
 namespace {
 
-/// The hardware's conversions are those of the baseline, denormals included. The forms with a mask of all ones
-/// are the plain ones, but GCC does not warn about an uninitialised variable in its own header.
+/// The hardware's conversions are those of the baseline, denormals included. The forms with a mask of all
+/// ones are the plain ones, but GCC does not warn about an uninitialised variable in its own header.
 struct HardwareFloat16 {
   using Floats = VectorOf<float, 64>::type;
   using Acc = Accumulators<Floats, 2>;

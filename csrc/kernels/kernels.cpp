@@ -108,9 +108,9 @@ void reduce(DType dtype, ReduceOp op, std::span<void* const> dsts, std::span<con
   assert(supported(dtype, op) && !srcs.empty() && !dsts.empty());
   assert(factors.size() == (op == ReduceOp::premul_sum ? srcs.size() : 0));
   const DefaultFloatEnvironment environment;
-  chosen().reduce[static_cast<int>(dtype)][static_cast<int>(op)](
-      {dsts.data(), dsts.size(), srcs.data(), srcs.size(), count * size_of(dtype), factors.data(),
-       store == Store::streaming});
+  chosen().reduce[static_cast<int>(dtype)][static_cast<int>(op)]({dsts.data(), dsts.size(), srcs.data(),
+                                                                  srcs.size(), count * size_of(dtype),
+                                                                  factors.data(), store == Store::streaming});
 }
 
 void copy(std::span<void* const> dsts, const void* src, std::size_t bytes, Store store) {

@@ -15,9 +15,13 @@ namespace {
 struct Op {
   explicit Op(const Call&) {}
   template <class V>
-  V first(V x, std::size_t) const { return x; }
+  V first(V x, std::size_t) const {
+    return x;
+  }
   template <class V>
-  V last(V a) const { return a; }
+  V last(V a) const {
+    return a;
+  }
 };
 
 /// Integers wrap.
@@ -56,7 +60,9 @@ struct Average : Sum {
 struct Product : Op {
   using Op::Op;
   template <class V>
-  V next(V a, V x, std::size_t) const { return a * x; }
+  V next(V a, V x, std::size_t) const {
+    return a * x;
+  }
 };
 
 /// Lanes hold real and imaginary parts in turn.
@@ -70,8 +76,20 @@ struct ComplexProduct : Op {
  private:
   template <class V, std::size_t... i>
   static V next(V a, V x, std::index_sequence<i...>) {
-    const V real = {a[i & ~1]..., }, imaginary = {a[i | 1]..., }, swapped = {x[i ^ 1]..., };
-    const V sign = {(i & 1 ? 1 : -1)..., };  // exact, so this is ac - bd and ad + bc, each rounded as written
+    const V real =
+                {
+                    a[i & ~1]...,
+                },
+            imaginary =
+                {
+                    a[i | 1]...,
+                },
+            swapped = {
+                x[i ^ 1]...,
+            };
+    const V sign = {
+        (i & 1 ? 1 : -1)...,
+    };  // exact, so this is ac - bd and ad + bc, each rounded as written
     return real * x + imaginary * swapped * sign;
   }
 };
@@ -80,31 +98,41 @@ struct ComplexProduct : Op {
 struct Min : Op {
   using Op::Op;
   template <class V>
-  V next(V a, V x, std::size_t) const { return ((a <= x) | (a != a)) ? a : x; }
+  V next(V a, V x, std::size_t) const {
+    return ((a <= x) | (a != a)) ? a : x;
+  }
 };
 
 struct Max : Op {
   using Op::Op;
   template <class V>
-  V next(V a, V x, std::size_t) const { return ((a >= x) | (a != a)) ? a : x; }
+  V next(V a, V x, std::size_t) const {
+    return ((a >= x) | (a != a)) ? a : x;
+  }
 };
 
 struct And : Op {
   using Op::Op;
   template <class V>
-  V next(V a, V x, std::size_t) const { return a & x; }
+  V next(V a, V x, std::size_t) const {
+    return a & x;
+  }
 };
 
 struct Or : Op {
   using Op::Op;
   template <class V>
-  V next(V a, V x, std::size_t) const { return a | x; }
+  V next(V a, V x, std::size_t) const {
+    return a | x;
+  }
 };
 
 struct Xor : Op {
   using Op::Op;
   template <class V>
-  V next(V a, V x, std::size_t) const { return a ^ x; }
+  V next(V a, V x, std::size_t) const {
+    return a ^ x;
+  }
 };
 
 struct PremultipliedSum {
@@ -115,9 +143,13 @@ struct PremultipliedSum {
     return x * broadcast<V>(static_cast<T>(factors[k]));
   }
   template <class V>
-  V next(V a, V x, std::size_t k) const { return a + first(x, k); }
+  V next(V a, V x, std::size_t k) const {
+    return a + first(x, k);
+  }
   template <class V>
-  V last(V a) const { return a; }
+  V last(V a) const {
+    return a;
+  }
   const double* factors;
 };
 

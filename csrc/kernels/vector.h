@@ -12,7 +12,8 @@
 namespace occl::kernels {
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "element i of a lane is taken to be its i-th lowest");
+static_assert(std::endian::native == std::endian::little,
+              "element i of a lane is taken to be its i-th lowest");
 
 template <class T, std::size_t kBytes>
 struct VectorOf {

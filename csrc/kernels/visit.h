@@ -41,27 +41,48 @@ struct Float8E8M0FNU {
 template <class F>
 constexpr decltype(auto) visit(DType dtype, F&& f) {
   switch (dtype) {
-    case DType::u8: return f(std::type_identity<std::uint8_t>{});
-    case DType::i8: return f(std::type_identity<std::int8_t>{});
-    case DType::i16: return f(std::type_identity<std::int16_t>{});
-    case DType::i32: return f(std::type_identity<std::int32_t>{});
-    case DType::i64: return f(std::type_identity<std::int64_t>{});
-    case DType::u16: return f(std::type_identity<std::uint16_t>{});
-    case DType::u32: return f(std::type_identity<std::uint32_t>{});
-    case DType::u64: return f(std::type_identity<std::uint64_t>{});
-    case DType::f16: return f(std::type_identity<Float16>{});
-    case DType::bf16: return f(std::type_identity<BFloat16>{});
-    case DType::f32: return f(std::type_identity<float>{});
-    case DType::f64: return f(std::type_identity<double>{});
-    case DType::f8_e4m3fn: return f(std::type_identity<Float8E4M3FN>{});
-    case DType::f8_e5m2: return f(std::type_identity<Float8E5M2>{});
-    case DType::f8_e4m3fnuz: return f(std::type_identity<Float8E4M3FNUZ>{});
-    case DType::f8_e5m2fnuz: return f(std::type_identity<Float8E5M2FNUZ>{});
-    case DType::f8_e8m0fnu: return f(std::type_identity<Float8E8M0FNU>{});
-    case DType::c64: return f(std::type_identity<std::complex<float>>{});
-    case DType::c128: return f(std::type_identity<std::complex<double>>{});
-    case DType::boolean: return f(std::type_identity<bool>{});
-    case DType::bytes: return f(std::type_identity<std::byte>{});
+    case DType::u8:
+      return f(std::type_identity<std::uint8_t>{});
+    case DType::i8:
+      return f(std::type_identity<std::int8_t>{});
+    case DType::i16:
+      return f(std::type_identity<std::int16_t>{});
+    case DType::i32:
+      return f(std::type_identity<std::int32_t>{});
+    case DType::i64:
+      return f(std::type_identity<std::int64_t>{});
+    case DType::u16:
+      return f(std::type_identity<std::uint16_t>{});
+    case DType::u32:
+      return f(std::type_identity<std::uint32_t>{});
+    case DType::u64:
+      return f(std::type_identity<std::uint64_t>{});
+    case DType::f16:
+      return f(std::type_identity<Float16>{});
+    case DType::bf16:
+      return f(std::type_identity<BFloat16>{});
+    case DType::f32:
+      return f(std::type_identity<float>{});
+    case DType::f64:
+      return f(std::type_identity<double>{});
+    case DType::f8_e4m3fn:
+      return f(std::type_identity<Float8E4M3FN>{});
+    case DType::f8_e5m2:
+      return f(std::type_identity<Float8E5M2>{});
+    case DType::f8_e4m3fnuz:
+      return f(std::type_identity<Float8E4M3FNUZ>{});
+    case DType::f8_e5m2fnuz:
+      return f(std::type_identity<Float8E5M2FNUZ>{});
+    case DType::f8_e8m0fnu:
+      return f(std::type_identity<Float8E8M0FNU>{});
+    case DType::c64:
+      return f(std::type_identity<std::complex<float>>{});
+    case DType::c128:
+      return f(std::type_identity<std::complex<double>>{});
+    case DType::boolean:
+      return f(std::type_identity<bool>{});
+    case DType::bytes:
+      return f(std::type_identity<std::byte>{});
   }
   fail(Errc::invalid_argument, "no such dtype: ", static_cast<int>(dtype));
 }

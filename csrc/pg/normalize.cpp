@@ -17,27 +17,48 @@ template <class... Parts>
 
 DType dtype_of(const at::Tensor& tensor) {
   switch (tensor.scalar_type()) {
-    case at::kByte: return DType::u8;
-    case at::kChar: return DType::i8;
-    case at::kShort: return DType::i16;
-    case at::kInt: return DType::i32;
-    case at::kLong: return DType::i64;
-    case at::kUInt16: return DType::u16;
-    case at::kUInt32: return DType::u32;
-    case at::kUInt64: return DType::u64;
-    case at::kHalf: return DType::f16;
-    case at::kBFloat16: return DType::bf16;
-    case at::kFloat: return DType::f32;
-    case at::kDouble: return DType::f64;
-    case at::kFloat8_e4m3fn: return DType::f8_e4m3fn;
-    case at::kFloat8_e5m2: return DType::f8_e5m2;
-    case at::kFloat8_e4m3fnuz: return DType::f8_e4m3fnuz;
-    case at::kFloat8_e5m2fnuz: return DType::f8_e5m2fnuz;
-    case at::kFloat8_e8m0fnu: return DType::f8_e8m0fnu;
-    case at::kComplexFloat: return DType::c64;
-    case at::kComplexDouble: return DType::c128;
-    case at::kBool: return DType::boolean;
-    default: return DType::bytes;  // quantized, sub-byte and whatever comes: moved as it is
+    case at::kByte:
+      return DType::u8;
+    case at::kChar:
+      return DType::i8;
+    case at::kShort:
+      return DType::i16;
+    case at::kInt:
+      return DType::i32;
+    case at::kLong:
+      return DType::i64;
+    case at::kUInt16:
+      return DType::u16;
+    case at::kUInt32:
+      return DType::u32;
+    case at::kUInt64:
+      return DType::u64;
+    case at::kHalf:
+      return DType::f16;
+    case at::kBFloat16:
+      return DType::bf16;
+    case at::kFloat:
+      return DType::f32;
+    case at::kDouble:
+      return DType::f64;
+    case at::kFloat8_e4m3fn:
+      return DType::f8_e4m3fn;
+    case at::kFloat8_e5m2:
+      return DType::f8_e5m2;
+    case at::kFloat8_e4m3fnuz:
+      return DType::f8_e4m3fnuz;
+    case at::kFloat8_e5m2fnuz:
+      return DType::f8_e5m2fnuz;
+    case at::kFloat8_e8m0fnu:
+      return DType::f8_e8m0fnu;
+    case at::kComplexFloat:
+      return DType::c64;
+    case at::kComplexDouble:
+      return DType::c128;
+    case at::kBool:
+      return DType::boolean;
+    default:
+      return DType::bytes;  // quantized, sub-byte and whatever comes: moved as it is
   }
 }
 
@@ -53,25 +74,26 @@ enum class Density { contiguous, any_order };  // any_order: no gaps and no over
 void check_tensor(const char* call, const at::Tensor& t, Density density = Density::contiguous) {
   if (!t.defined()) invalid(call, "invalid tensor: it is undefined");
   if (t.layout() != at::kStrided)
-    invalid(call, "unsupported layout: invalid tensor layout ", c10::str(t.layout()), ", a dense tensor is needed");
+    invalid(call, "unsupported layout: invalid tensor layout ", c10::str(t.layout()),
+            ", a dense tensor is needed");
   if (!t.device().is_cpu() && !t.device().is_privateuseone())
-    invalid(call, "unsupported device type ", c10::DeviceTypeName(t.device().type(), true), ": occl moves CPU and ",
-            c10::get_privateuse1_backend(), " tensors");
+    invalid(call, "unsupported device type ", c10::DeviceTypeName(t.device().type(), true),
+            ": occl moves CPU and ", c10::get_privateuse1_backend(), " tensors");
   const bool dense = density == Density::contiguous ? t.is_contiguous() : t.is_non_overlapping_and_dense();
   if (!dense)
-    invalid(call, "invalid tensor layout: tensors must be contiguous, and this one has sizes ", c10::str(t.sizes()),
-            " and strides ", c10::str(t.strides()), "; call .contiguous() first");
+    invalid(call, "invalid tensor layout: tensors must be contiguous, and this one has sizes ",
+            c10::str(t.sizes()), " and strides ", c10::str(t.strides()), "; call .contiguous() first");
   if (t.is_conj() || t.is_neg())
     invalid(call, "the tensor is a lazy conjugate or negative; call .resolve_conj().resolve_neg() first");
 }
 
 void check_alike(const char* call, const at::Tensor& t, const at::Tensor& reference, std::size_t index) {
   if (t.scalar_type() != reference.scalar_type())
-    invalid(call, "invalid tensor type at index ", index, ": expected ", c10::str(reference.scalar_type()), ", got ",
-            c10::str(t.scalar_type()));
+    invalid(call, "invalid tensor type at index ", index, ": expected ", c10::str(reference.scalar_type()),
+            ", got ", c10::str(t.scalar_type()));
   if (t.device() != reference.device())
-    invalid(call, "tensors on different devices: ", c10::str(reference.device()), " and ", c10::str(t.device()),
-            " at index ", index);
+    invalid(call, "tensors on different devices: ", c10::str(reference.device()), " and ",
+            c10::str(t.device()), " at index ", index);
 }
 
 const at::Tensor& only(const char* call, const Tensors& tensors, const char* what) {
@@ -98,17 +120,22 @@ void set_reduction(const char* call, coll::Collective& c, const c10d::ReduceOp& 
   if (number < 0 || number >= kReduceOps) invalid(call, "invalid reduce operation number ", number);
   c.op = static_cast<ReduceOp>(number);  // c10d's numbers and the core's are the same, see below
   if (!kernels::supported(c.dtype, c.op))
-    raise(Error(Errc::invalid_argument,
-                concat(call, ": ReduceOp.", name_of(c.op), " has no meaning for ", name_of(c.dtype), " tensors")));
+    raise(Error(Errc::invalid_argument, concat(call, ": ReduceOp.", name_of(c.op), " has no meaning for ",
+                                               name_of(c.dtype), " tensors")));
   if (c.op != ReduceOp::premul_sum) return;
   const auto* supplement = dynamic_cast<const c10d::PreMulSumSupplement*>(op.supplement_.get());
   if (!supplement) invalid(call, "ReduceOp.PREMUL_SUM needs a factor");
-  c.factor = supplement->tensor_factor.defined() ? supplement->tensor_factor.item<double>() : supplement->double_factor;
+  c.factor = supplement->tensor_factor.defined() ? supplement->tensor_factor.item<double>()
+                                                 : supplement->double_factor;
 }
-static_assert(static_cast<int>(ReduceOp::sum) == c10d::ReduceOp::SUM && static_cast<int>(ReduceOp::avg) == c10d::ReduceOp::AVG &&
-              static_cast<int>(ReduceOp::product) == c10d::ReduceOp::PRODUCT && static_cast<int>(ReduceOp::min) == c10d::ReduceOp::MIN &&
-              static_cast<int>(ReduceOp::max) == c10d::ReduceOp::MAX && static_cast<int>(ReduceOp::band) == c10d::ReduceOp::BAND &&
-              static_cast<int>(ReduceOp::bor) == c10d::ReduceOp::BOR && static_cast<int>(ReduceOp::bxor) == c10d::ReduceOp::BXOR &&
+static_assert(static_cast<int>(ReduceOp::sum) == c10d::ReduceOp::SUM &&
+              static_cast<int>(ReduceOp::avg) == c10d::ReduceOp::AVG &&
+              static_cast<int>(ReduceOp::product) == c10d::ReduceOp::PRODUCT &&
+              static_cast<int>(ReduceOp::min) == c10d::ReduceOp::MIN &&
+              static_cast<int>(ReduceOp::max) == c10d::ReduceOp::MAX &&
+              static_cast<int>(ReduceOp::band) == c10d::ReduceOp::BAND &&
+              static_cast<int>(ReduceOp::bor) == c10d::ReduceOp::BOR &&
+              static_cast<int>(ReduceOp::bxor) == c10d::ReduceOp::BXOR &&
               static_cast<int>(ReduceOp::premul_sum) == c10d::ReduceOp::PREMUL_SUM);
 
 coll::Blocks whole(const at::Tensor& t) {
@@ -138,10 +165,11 @@ Request make(c10d::OpType type, const char* title, coll::Kind kind, const at::Te
 void set_even(coll::Collective& c, std::size_t count) { c.largest = c.volume = count; }
 
 /// A list of tensors as blocks, one for each rank. (Blocks::list is set once the list has its final place.)
-coll::Blocks list_blocks(const char* call, const Tensors& tensors, const at::Tensor& reference, std::size_t expected,
-                         std::vector<coll::Block>& blocks) {
+coll::Blocks list_blocks(const char* call, const Tensors& tensors, const at::Tensor& reference,
+                         std::size_t expected, std::vector<coll::Block>& blocks) {
   if (tensors.size() != expected)
-    invalid(call, "invalid output tensor list: expected one tensor for each of the ", expected, " ranks, got ", tensors.size());
+    invalid(call, "invalid output tensor list: expected one tensor for each of the ", expected,
+            " ranks, got ", tensors.size());
   blocks.reserve(expected);
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     check_tensor(call, tensors[i]);
@@ -155,8 +183,8 @@ coll::Blocks list_blocks(const char* call, const Tensors& tensors, const at::Ten
 
 /// Sizes that every rank knows: one number if they are equal, else a mark of all of them.
 void set_listed(coll::Collective& c, const std::vector<coll::Block>& blocks) {
-  const auto [least, most] = std::minmax_element(blocks.begin(), blocks.end(),
-                                                 [](const auto& a, const auto& b) { return a.count < b.count; });
+  const auto [least, most] = std::minmax_element(
+      blocks.begin(), blocks.end(), [](const auto& a, const auto& b) { return a.count < b.count; });
   c.largest = most->count;
   c.volume = most->count;
   if (least->count == most->count) return;
@@ -227,7 +255,8 @@ Request all_gather_into(Asker who, at::Tensor& output, at::Tensor& input) {
   check_tensor(call, input);
   check_tensor(call, output);
   check_alike(call, output, input, 0);
-  Request r = make(c10d::OpType::_ALLGATHER_BASE, "occl:all_gather_into_tensor", coll::Kind::all_gather, input);
+  Request r =
+      make(c10d::OpType::_ALLGATHER_BASE, "occl:all_gather_into_tensor", coll::Kind::all_gather, input);
   const auto in = block_of(input), out = block_of(output);
   if (out.count != in.count * who.size)
     invalid(call, "invalid tensor size: output tensor size must be equal to world_size (", who.size,
@@ -310,7 +339,8 @@ Request reduce_scatter_from(Asker who, at::Tensor& output, at::Tensor& input,
   check_tensor(call, input);
   check_tensor(call, output);
   check_alike(call, output, input, 0);
-  Request r = make(c10d::OpType::_REDUCE_SCATTER_BASE, "occl:reduce_scatter_tensor", coll::Kind::reduce_scatter, input);
+  Request r = make(c10d::OpType::_REDUCE_SCATTER_BASE, "occl:reduce_scatter_tensor",
+                   coll::Kind::reduce_scatter, input);
   set_reduction(call, r.collective, opts.reduceOp);
   const auto in = block_of(input), out = block_of(output);
   if (in.count != out.count * who.size)
@@ -333,13 +363,15 @@ Request all_to_all(Asker who, Tensors& outputs, Tensors& inputs) {
   r.collective.in = list_blocks(call, inputs, inputs.front(), who.size, r.in);
   r.collective.out = list_blocks(call, outputs, inputs.front(), who.size, r.out);
   // Each pair of ranks has a size of its own: compared when the ranks meet.
+  r.collective.volume = coll::kUneven;
   r.collective.largest = std::max(r.collective.in.count, r.collective.out.count);
   r.inputs = inputs;
   r.outputs = outputs;
   return r;
 }
 
-Request all_to_all_single(Asker who, at::Tensor& output, at::Tensor& input, const std::vector<int64_t>& output_splits,
+Request all_to_all_single(Asker who, at::Tensor& output, at::Tensor& input,
+                          const std::vector<int64_t>& output_splits,
                           const std::vector<int64_t>& input_splits) {
   const char* call = "all_to_all_single";
   check_tensor(call, input);
@@ -353,7 +385,8 @@ Request all_to_all_single(Asker who, at::Tensor& output, at::Tensor& input, cons
   r.outputs = {output};
   if (output_splits.empty() && input_splits.empty()) {
     if (in.count != out.count || in.count % ranks != 0)
-      invalid(call, "invalid tensor size: without splits, input and output must have the same number of elements (",
+      invalid(call,
+              "invalid tensor size: without splits, input and output must have the same number of elements (",
               in.count, " and ", out.count, "), divisible by world_size (", ranks, ")");
     r.collective.in = {in.data, in.count / ranks, ranks, nullptr};
     r.collective.out = {out.data, in.count / ranks, ranks, nullptr};
@@ -367,11 +400,13 @@ Request all_to_all_single(Asker who, at::Tensor& output, at::Tensor& input, cons
     const std::size_t row = rows ? all.count / rows : 0;
     std::vector<int64_t> splits = given;
     if (splits.empty()) {
-      if (rows % who.size != 0) invalid(call, "the ", side, "'s first dimension (", rows, ") is not divisible by ", who.size);
+      if (rows % who.size != 0)
+        invalid(call, "the ", side, "'s first dimension (", rows, ") is not divisible by ", who.size);
       splits.assign(who.size, rows / who.size);
     }
     if (splits.size() != static_cast<std::size_t>(who.size))
-      invalid(call, "number of ", side, " splits (", splits.size(), ") must be the world size (", who.size, ")");
+      invalid(call, "number of ", side, " splits (", splits.size(), ") must be the world size (", who.size,
+              ")");
     if (std::any_of(splits.begin(), splits.end(), [](int64_t n) { return n < 0; }) ||
         std::accumulate(splits.begin(), splits.end(), int64_t{0}) != rows)
       invalid(call, "split sizes of the ", side, " do not add up to its first dimension (", rows, ")");
@@ -386,6 +421,7 @@ Request all_to_all_single(Asker who, at::Tensor& output, at::Tensor& input, cons
   };
   r.collective.in = split(input, input_splits, "input", r.in);
   r.collective.out = split(output, output_splits, "output", r.out);
+  r.collective.volume = coll::kUneven;
   r.collective.largest = std::max(r.collective.in.count, r.collective.out.count);
   return r;
 }

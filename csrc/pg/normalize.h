@@ -31,7 +31,8 @@ Request reduce_scatter(Asker who, Tensors& outputs, std::vector<Tensors>& inputs
 Request reduce_scatter_from(Asker who, at::Tensor& output, at::Tensor& input,
                             const c10d::ReduceScatterOptions& opts);
 Request all_to_all(Asker who, Tensors& outputs, Tensors& inputs);
-Request all_to_all_single(Asker who, at::Tensor& output, at::Tensor& input, const std::vector<int64_t>& output_splits,
+Request all_to_all_single(Asker who, at::Tensor& output, at::Tensor& input,
+                          const std::vector<int64_t>& output_splits,
                           const std::vector<int64_t>& input_splits);
 Request barrier();
 Request transfer(Asker who, Tensors& tensors, int peer, int tag, bool send);

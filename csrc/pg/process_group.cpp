@@ -22,13 +22,15 @@ std::vector<Request> each(std::size_t n, MakeRequest&& make) {
 
 void check_pairs(const char* call, const Tensors& outputs, const Tensors& inputs) {
   if (outputs.size() != inputs.size())
-    raise(Error(Errc::invalid_argument, concat(call, ": ", outputs.size(), " outputs for ", inputs.size(), " inputs")));
+    raise(Error(Errc::invalid_argument,
+                concat(call, ": ", outputs.size(), " outputs for ", inputs.size(), " inputs")));
 }
 
 /// Like a computation, a collective comes after what is queued on the current stream.
 void wait_for_stream(const Request& request) {
   for (const auto* tensors : {&request.inputs, &request.outputs})
-    if (!tensors->empty() && tensors->front().is_privateuseone()) device::wait_for_queued(tensors->front().device().index());
+    if (!tensors->empty() && tensors->front().is_privateuseone())
+      device::wait_for_queued(tensors->front().device().index());
 }
 
 }  // namespace
@@ -60,10 +62,13 @@ c10d::ErrorType ProcessGroupOCCL::getError() {
   const auto error = group_->error();
   if (!error || error->code() == Errc::closed) return c10d::ErrorType::SUCCESS;
   switch (error->code()) {
-    case Errc::timeout: return c10d::ErrorType::TIMEOUT;
+    case Errc::timeout:
+      return c10d::ErrorType::TIMEOUT;
     case Errc::peer_exited:
-    case Errc::peer_left: return c10d::ErrorType::REMOTE_ERROR;
-    default: return c10d::ErrorType::COMM_ERROR;
+    case Errc::peer_left:
+      return c10d::ErrorType::REMOTE_ERROR;
+    default:
+      return c10d::ErrorType::COMM_ERROR;
   }
 }
 
@@ -71,19 +76,21 @@ bool ProcessGroupOCCL::forked() const { return fork_generation_ != fork_generati
 
 void ProcessGroupOCCL::check_usable() const {
   if (forked())
-    raise(Error(Errc::closed, concat("group ", group_->mesh().name(), " of rank ", getRank(),
-                                     " was created before this process was forked, and belongs to the parent: create "
-                                     "process groups in the process that uses them, or start it with 'spawn'")));
+    raise(Error(Errc::closed,
+                concat("group ", group_->mesh().name(), " of rank ", getRank(),
+                       " was created before this process was forked, and belongs to the parent: create "
+                       "process groups in the process that uses them, or start it with 'spawn'")));
 }
 
-ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::launch(Request request, std::chrono::milliseconds timeout, bool async) {
+ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::launch(Request request, std::chrono::milliseconds timeout,
+                                                   bool async) {
   std::vector<Request> one;
   one.push_back(std::move(request));
   return launch(std::move(one), timeout, async);
 }
 
-ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::launch(std::vector<Request> requests, std::chrono::milliseconds timeout,
-                                                   bool async) {
+ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::launch(std::vector<Request> requests,
+                                                   std::chrono::milliseconds timeout, bool async) {
   check_usable();
   if (timeout == c10d::kUnsetTimeout) timeout = options_->timeout;
   for (const Request& request : requests) wait_for_stream(request);
@@ -104,9 +111,9 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::endCoalescing() {
   return std::exchange(coalesced_, nullptr);
 }
 
-c10::intrusive_ptr<c10d::Backend> ProcessGroupOCCL::split(const c10::intrusive_ptr<c10d::Store>& store,
-                                                          const std::vector<int>& ranks,
-                                                          const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
+c10::intrusive_ptr<c10d::Backend> ProcessGroupOCCL::split(
+    const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+    const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
   check_usable();
   const auto at = std::find(ranks.begin(), ranks.end(), getRank());
   if (at == ranks.end()) return nullptr;
@@ -161,7 +168,8 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::alltoall_base(at::Tensor& output, at
                                                           std::vector<int64_t>& output_splits,
                                                           std::vector<int64_t>& input_splits,
                                                           const c10d::AllToAllOptions& opts) {
-  return launch(pg::all_to_all_single(who(), output, input, output_splits, input_splits), opts.timeout, opts.asyncOp);
+  return launch(pg::all_to_all_single(who(), output, input, output_splits, input_splits), opts.timeout,
+                opts.asyncOp);
 }
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::barrier(const c10d::BarrierOptions& opts) {
   return launch(pg::barrier(), opts.timeout, opts.asyncOp);
@@ -178,34 +186,39 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::recvAnysource(Tensors& tensors, int 
 
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::allreduce_coalesced(Tensors& tensors,
                                                                 const c10d::AllreduceCoalescedOptions& opts) {
-  return launch(each(tensors.size(), [&](std::size_t i) {
-                  Tensors one{tensors[i]};
-                  return pg::all_reduce(who(), one, opts);
-                }),
+  return launch(each(tensors.size(),
+                     [&](std::size_t i) {
+                       Tensors one{tensors[i]};
+                       return pg::all_reduce(who(), one, opts);
+                     }),
                 opts.timeout, opts.asyncOp);
 }
-ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
+ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::allgather_coalesced(std::vector<Tensors>& outputs,
+                                                                Tensors& inputs,
                                                                 const c10d::AllgatherOptions& opts) {
   // outputs[r][i]: what rank r put into inputs[i]
-  return launch(each(inputs.size(), [&](std::size_t i) {
-                  Tensors input{inputs[i]};
-                  std::vector<Tensors> output(1);
-                  for (auto& from_rank : outputs) output[0].push_back(from_rank.at(i));
-                  return pg::all_gather(who(), output, input);
-                }),
+  return launch(each(inputs.size(),
+                     [&](std::size_t i) {
+                       Tensors input{inputs[i]};
+                       std::vector<Tensors> output(1);
+                       for (auto& from_rank : outputs) output[0].push_back(from_rank.at(i));
+                       return pg::all_gather(who(), output, input);
+                     }),
                 opts.timeout, opts.asyncOp);
 }
-ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
-                                                                            const c10d::AllgatherOptions& opts) {
+ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::allgather_into_tensor_coalesced(
+    Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
   check_pairs("all_gather_into_tensor_coalesced", outputs, inputs);
-  return launch(each(inputs.size(), [&](std::size_t i) { return pg::all_gather_into(who(), outputs[i], inputs[i]); }),
-                opts.timeout, opts.asyncOp);
+  return launch(
+      each(inputs.size(), [&](std::size_t i) { return pg::all_gather_into(who(), outputs[i], inputs[i]); }),
+      opts.timeout, opts.asyncOp);
 }
-ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
-                                                                            const c10d::ReduceScatterOptions& opts) {
+ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::reduce_scatter_tensor_coalesced(
+    Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) {
   check_pairs("reduce_scatter_tensor_coalesced", outputs, inputs);
   return launch(
-      each(inputs.size(), [&](std::size_t i) { return pg::reduce_scatter_from(who(), outputs[i], inputs[i], opts); }),
+      each(inputs.size(),
+           [&](std::size_t i) { return pg::reduce_scatter_from(who(), outputs[i], inputs[i], opts); }),
       opts.timeout, opts.asyncOp);
 }
 
@@ -215,14 +228,16 @@ void ProcessGroupOCCL::not_offered(const char* what) {
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::allreduce_sparse(Tensors&, const c10d::AllreduceOptions&) {
   not_offered("all_reduce of sparse tensors");
 }
-void ProcessGroupOCCL::monitoredBarrier(const c10d::BarrierOptions&, bool) { not_offered("monitored_barrier"); }
+void ProcessGroupOCCL::monitoredBarrier(const c10d::BarrierOptions&, bool) {
+  not_offered("monitored_barrier");
+}
 c10::intrusive_ptr<c10d::Backend> ProcessGroupOCCL::merge(const c10::intrusive_ptr<c10d::Store>&,
-                                                          const c10::intrusive_ptr<c10d::Backend::Options>&, const int&,
-                                                          const int&) {
+                                                          const c10::intrusive_ptr<c10d::Backend::Options>&,
+                                                          const int&, const int&) {
   not_offered("merge");
 }
-c10::intrusive_ptr<c10d::Backend> ProcessGroupOCCL::shrink(const std::vector<int64_t>&, int,
-                                                           const c10::intrusive_ptr<c10d::Backend::Options>&) {
+c10::intrusive_ptr<c10d::Backend> ProcessGroupOCCL::shrink(
+    const std::vector<int64_t>&, int, const c10::intrusive_ptr<c10d::Backend::Options>&) {
   not_offered("shrink");
 }
 void ProcessGroupOCCL::registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&&) {
@@ -233,6 +248,8 @@ std::shared_ptr<c10::Allocator> ProcessGroupOCCL::getMemAllocator() { not_offere
 at::Tensor ProcessGroupOCCL::allocateTensor(long, at::TensorOptions) { not_offered("allocate_tensor"); }
 void ProcessGroupOCCL::suspend() { not_offered("suspend"); }
 void ProcessGroupOCCL::resume() { not_offered("resume"); }
-std::unordered_map<std::string, uint64_t> ProcessGroupOCCL::getMemoryStats() { not_offered("getMemoryStats"); }
+std::unordered_map<std::string, uint64_t> ProcessGroupOCCL::getMemoryStats() {
+  not_offered("getMemoryStats");
+}
 
 }  // namespace occl::pg

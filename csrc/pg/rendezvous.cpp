@@ -20,16 +20,17 @@ std::vector<uint8_t> to_bytes(const coll::Invitation& invitation) {
 coll::Invitation from_bytes(const std::vector<uint8_t>& bytes, int rank, const std::string& name) {
   coll::Invitation invitation;
   if (bytes.size() != sizeof(invitation))
-    fail(Errc::protocol, "rank ", rank, " of group ", name, " put ", bytes.size(), " bytes into the store where ",
-         sizeof(invitation), " are expected: use the same torch_occl on all ranks");
+    fail(Errc::protocol, "rank ", rank, " of group ", name, " put ", bytes.size(),
+         " bytes into the store where ", sizeof(invitation),
+         " are expected: use the same torch_occl on all ranks");
   std::memcpy(&invitation, bytes.data(), sizeof(invitation));
   return invitation;
 }
 static_assert(std::is_trivially_copyable_v<coll::Invitation>);
 
 /// What the other ranks put into the store, in rank order.
-std::vector<coll::Invitation> read_all(c10d::Store& store, const std::string& name, int64_t round, int rank, int size,
-                                       std::chrono::milliseconds timeout) {
+std::vector<coll::Invitation> read_all(c10d::Store& store, const std::string& name, int64_t round, int rank,
+                                       int size, std::chrono::milliseconds timeout) {
   std::vector<std::string> keys;
   for (int i = 0; i < size; ++i) keys.push_back(key_of(round, i));
   try {
@@ -40,7 +41,8 @@ std::vector<coll::Invitation> read_all(c10d::Store& store, const std::string& na
       if (!store.check({keys[i]})) missing += concat(missing.empty() ? "" : ", ", i);
     if (missing.empty()) throw;
     fail(Errc::timeout, "Timed out after ", timeout.count(), " ms on rank ", rank, " of group ", name,
-         " waiting for rank(s) ", missing, " of ", size, " to create the group (the store said: ", error.what(), ")");
+         " waiting for rank(s) ", missing, " of ", size,
+         " to create the group (the store said: ", error.what(), ")");
   }
   std::vector<coll::Invitation> invitations;
   for (int i = 0; i < size; ++i) invitations.push_back(from_bytes(store.get(keys[i]), i, name));
@@ -59,8 +61,8 @@ std::shared_ptr<coll::Group> rendezvous(c10d::Store& store, const std::string& n
   if (size == 1) {
     mesh->join({invitation}, Deadline::after(timeout));
   } else {
-    // The same store may be used for the same group again and again (init, destroy, init): each round of `size`
-    // ranks has keys of its own.
+    // The same store may be used for the same group again and again (init, destroy, init): each round of
+    // `size` ranks has keys of its own.
     const int64_t round = (store.add("occl/joined", 1) - 1) / size;
     store.set(key_of(round, rank), to_bytes(invitation));
     mesh->join(read_all(store, name, round, rank, size, timeout), Deadline::after(timeout));

@@ -1,4 +1,5 @@
-// How the ranks of a new group find each other: each puts its invitation into the store and reads the others'.
+// How the ranks of a new group find each other: each puts its invitation into the store and reads the
+// others'.
 #pragma once
 
 #include <memory>

@@ -29,7 +29,8 @@ void forget_parent() {
 /// Any text names a node; "" is the usual one.
 std::uint32_t node_from_environment() {
   std::uint32_t hash = 0;
-  for (const char c : environment::get(environment::kNode)) hash = hash * 16777619u + static_cast<unsigned char>(c) + 1;
+  for (const char c : environment::get(environment::kNode))
+    hash = hash * 16777619u + static_cast<unsigned char>(c) + 1;
   return hash;
 }
 
@@ -49,7 +50,8 @@ coll::Engine& engine() {
 }
 
 void stop_background() {
-  if (auto* made = the_engine.load(std::memory_order_acquire)) made->stop_background();  // pairs with engine()
+  if (auto* made = the_engine.load(std::memory_order_acquire))
+    made->stop_background();  // pairs with engine()
 }
 
 int fork_generation() { return generation.load(std::memory_order_relaxed); }  // changes only in a new process
@@ -81,7 +83,8 @@ Tuning tuning_from_environment() {
       tuning.eager_bytes = static_cast<std::uint32_t>(std::min<std::uint64_t>(number, kRingBytes / 4));
     else
       fail(Errc::invalid_argument, environment::kTuning, "=\"", text, "\": \"", item,
-           "\" is not one_shot_bytes=N, slot_bytes=N, streaming_bytes=N or eager_bytes=N with a number of bytes N");
+           "\" is not one_shot_bytes=N, slot_bytes=N, streaming_bytes=N or eager_bytes=N with a number of "
+           "bytes N");
   }
   return tuning;
 }

@@ -13,8 +13,8 @@ namespace occl::pg {
 /// none of the threads, so it makes its own.
 coll::Engine& engine();
 
-/// Ends the background thread, if there is one. (At the interpreter's exit: it may drop the last reference to a
-/// tensor, and so to a Python object.)
+/// Ends the background thread, if there is one. (At the interpreter's exit: it may drop the last reference to
+/// a tensor, and so to a Python object.)
 void stop_background();
 
 /// Grows by one in every forked child: what was made under another number belongs to the parent.

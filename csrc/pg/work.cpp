@@ -34,7 +34,8 @@ WorkOCCL::WorkOCCL(std::shared_ptr<coll::Group> group, c10d::OpType type, const 
       group_(std::move(group)),
       begin_(std::chrono::steady_clock::now()) {}
 
-c10::intrusive_ptr<WorkOCCL> WorkOCCL::launch(std::shared_ptr<coll::Group> group, std::vector<Request> requests,
+c10::intrusive_ptr<WorkOCCL> WorkOCCL::launch(std::shared_ptr<coll::Group> group,
+                                              std::vector<Request> requests,
                                               std::chrono::milliseconds timeout, bool blocking) {
   const Request& first = requests.front();
   auto work = c10::make_intrusive<WorkOCCL>(std::move(group), first.type, first.title, first.inputs);
@@ -45,7 +46,8 @@ c10::intrusive_ptr<WorkOCCL> WorkOCCL::launch(std::shared_ptr<coll::Group> group
 }
 
 void WorkOCCL::add(Request request, std::chrono::milliseconds timeout, bool lonely) {
-  Part& part = parts_.emplace_back(static_cast<coll::Listener&>(*this), std::move(request), Deadline::after(timeout));
+  Part& part =
+      parts_.emplace_back(static_cast<coll::Listener&>(*this), std::move(request), Deadline::after(timeout));
   open_.fetch_add(1, std::memory_order_relaxed);  // not 0 before seal()
   c10::raw::intrusive_ptr::incref(this);          // until released(): the group holds the operation
   if (lonely)
@@ -86,7 +88,8 @@ const Error* WorkOCCL::error() const {
 
 std::vector<at::Tensor> WorkOCCL::outputs() const {
   std::vector<at::Tensor> all;
-  for (const Part& part : parts_) all.insert(all.end(), part.request.outputs.begin(), part.request.outputs.end());
+  for (const Part& part : parts_)
+    all.insert(all.end(), part.request.outputs.begin(), part.request.outputs.end());
   return all;
 }
 
@@ -163,8 +166,8 @@ bool WorkOCCL::wait(std::chrono::milliseconds timeout) {
     const coll::Operation& op = part.operation;
     if (!engine().wait(*group_, op, deadline, interrupt_check()))
       raise(Error(Errc::timeout, concat("Timed out waiting ", timeout.count(), "ms for ", op.describe(), " #",
-                                        op.sequence(), " of group ", group_->mesh().name(), " on rank ", rank_,
-                                        "; it is still in flight")));
+                                        op.sequence(), " of group ", group_->mesh().name(), " on rank ",
+                                        rank_, "; it is still in flight")));
   }
   if (const Error* failed = error()) raise(*failed);
   return true;

@@ -16,12 +16,12 @@ namespace occl::pg {
 /// What an override of c10d::Backend asks for, checked and in the core's terms.
 struct Request {
   c10d::OpType type = c10d::OpType::UNKNOWN;
-  const char* title = nullptr;               // for the profiler: "occl:all_reduce"
+  const char* title = nullptr;  // for the profiler: "occl:all_reduce"
   bool is_transfer = false;
   coll::Collective collective;
   coll::Transfer transfer;
-  std::vector<coll::Block> in, out;          // what `collective` points to where blocks are listed
-  std::vector<at::Tensor> inputs, outputs;   // kept alive; outputs are the result
+  std::vector<coll::Block> in, out;         // what `collective` points to where blocks are listed
+  std::vector<at::Tensor> inputs, outputs;  // kept alive; outputs are the result
 };
 
 class WorkOCCL final : public c10d::Work, private coll::Listener {
@@ -31,8 +31,9 @@ class WorkOCCL final : public c10d::Work, private coll::Listener {
            const std::vector<at::Tensor>& inputs);
 
   /// Queues the requests; with `blocking`, drives them to their end and throws the first error.
-  static c10::intrusive_ptr<WorkOCCL> launch(std::shared_ptr<coll::Group> group, std::vector<Request> requests,
-                                             std::chrono::milliseconds timeout, bool blocking);
+  static c10::intrusive_ptr<WorkOCCL> launch(std::shared_ptr<coll::Group> group,
+                                             std::vector<Request> requests, std::chrono::milliseconds timeout,
+                                             bool blocking);
 
   /// Queues one more operation. `lonely`: the caller will wait right away, so nobody else needs to drive.
   void add(Request request, std::chrono::milliseconds timeout, bool lonely = false);
@@ -70,7 +71,7 @@ class WorkOCCL final : public c10d::Work, private coll::Listener {
   void settle_result(const FuturePtr& future) const noexcept;
 
   const std::shared_ptr<coll::Group> group_;
-  std::list<Part> parts_;            // grows only before seal(), on the thread that adds
+  std::list<Part> parts_;              // grows only before seal(), on the thread that adds
   std::atomic<std::size_t> open_ = 1;  // parts that have not ended, and one for the seal
   const std::chrono::steady_clock::time_point begin_;
   std::chrono::steady_clock::time_point end_;

@@ -26,8 +26,8 @@ class Arena {
   /// Zeroed memory, whole pages. Throws Error(out_of_memory).
   Block allocate(std::size_t bytes);
 
-  /// A few zeroed bytes on cache lines of their own that are never used again: peers may look at them whenever
-  /// they like.
+  /// A few zeroed bytes on cache lines of their own that are never used again: peers may look at them
+  /// whenever they like.
   std::uint64_t keep(std::size_t bytes);
 
   /// Peers may still read a block whose owner is done with it. It is handed out again only once `unread`
@@ -48,9 +48,9 @@ class Arena {
 
   Region region_;
   std::mutex mutex_;
-  std::uint64_t top_;                                       // never handed out from here on
-  Block kept_;                                              // what is left for keep()
-  std::multimap<std::size_t, std::uint64_t> free_;          // size in bytes -> offset
+  std::uint64_t top_;                               // never handed out from here on
+  Block kept_;                                      // what is left for keep()
+  std::multimap<std::size_t, std::uint64_t> free_;  // size in bytes -> offset
   std::vector<Retired> retired_;
 };
 

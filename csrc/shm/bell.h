@@ -50,8 +50,8 @@ class Bell {
   };
 
  private:
-  FutexWord* word_ = nullptr;                        // in the bell page: peers write it
-  std::atomic<std::uint32_t>* sleepers_ = nullptr;   // in the control region: only the owner writes it
+  FutexWord* word_ = nullptr;                       // in the bell page: peers write it
+  std::atomic<std::uint32_t>* sleepers_ = nullptr;  // in the control region: only the owner writes it
 };
 
 }  // namespace occl::shm

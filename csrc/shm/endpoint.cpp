@@ -21,7 +21,9 @@ constexpr std::chrono::seconds kClientPatience{5};
 
 enum Source : std::uint32_t { kListener, kWake, kClient, kPidfd };
 
-std::uint64_t tag(Source source, int fd) { return std::uint64_t{source} << 32 | static_cast<std::uint32_t>(fd); }
+std::uint64_t tag(Source source, int fd) {
+  return std::uint64_t{source} << 32 | static_cast<std::uint32_t>(fd);
+}
 
 void add_to_epoll(int epoll, Source source, int fd) {
   epoll_event event{};
@@ -78,7 +80,8 @@ std::shared_ptr<Peer> Endpoint::peer(const Address& address, Deadline deadline) 
   {
     std::lock_guard lock(mutex_);
     // Forget the dead that no group holds any more, and with them the mappings of their memory.
-    std::erase_if(peers_, [](const auto& entry) { return entry.second->exited() && entry.second.use_count() == 1; });
+    std::erase_if(peers_,
+                  [](const auto& entry) { return entry.second->exited() && entry.second.use_count() == 1; });
     if (const auto known = peers_.find(address.nonce); known != peers_.end()) return known->second;
   }
   // Without the lock: connecting may take as long as the peer likes, and deaths must be noticed meanwhile.
@@ -143,15 +146,17 @@ void Endpoint::answer(int client) try {
   Request request;
   std::vector<UniqueFd> unwanted;
   if (!receive_packet(client, writable_bytes_of(request), unwanted, Deadline::after({}))) return;
-  if (request.magic != kMagic || request.secret != address_.secret) return refuse("a process without the secret");
+  if (request.magic != kMagic || request.secret != address_.secret)
+    return refuse("a process without the secret");
   Reply reply;
   if (request.version != kProtocolVersion) return send_packet(client, bytes_of(reply), {});
   if (request.kind == RequestKind::hello) {
     const int descriptors[] = {arena_.region().fd(), bell_region_.fd(), pidfd_.get()};
     return send_packet(client, bytes_of(reply), descriptors);
   }
-  const auto region =
-      request.region < RegionTable::kMaxRegions ? regions_->get(static_cast<std::uint16_t>(request.region)) : nullptr;
+  const auto region = request.region < RegionTable::kMaxRegions
+                          ? regions_->get(static_cast<std::uint16_t>(request.region))
+                          : nullptr;
   if (!region) {
     reply.status = ReplyStatus::unknown_region;
     return send_packet(client, bytes_of(reply), {});
@@ -164,8 +169,9 @@ void Endpoint::answer(int client) try {
 
 void Endpoint::refuse(const char* why) {
   if (!std::exchange(refusal_logged_, true))
-    std::fprintf(stderr, "torch_occl: pid %d refused a connection to its socket by %s (further ones are not logged)\n",
-                 address_.pid, why);
+    std::fprintf(
+        stderr, "torch_occl: pid %d refused a connection to its socket by %s (further ones are not logged)\n",
+        address_.pid, why);
 }
 
 }  // namespace occl::shm

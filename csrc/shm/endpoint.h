@@ -43,9 +43,9 @@ class Endpoint {
   std::shared_ptr<Peer> as_local_peer();
 
  private:
-  void serve();                              // the thread
+  void serve();  // the thread
   void accept_clients();
-  void answer(int client);                   // one packet, one answer
+  void answer(int client);  // one packet, one answer
   void watch(const std::shared_ptr<Peer>& peer);
   void refuse(const char* why);
 

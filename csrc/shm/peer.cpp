@@ -28,8 +28,8 @@ std::vector<UniqueFd> ask(const Peer& peer, RequestKind kind, std::uint32_t regi
   if (!receive_packet(socket.get(), writable_bytes_of(reply), descriptors, deadline))
     fail(Errc::peer_exited, "the process (", peer.describe(), ") hung up while connecting");
   if (reply.magic != kMagic || reply.version != kProtocolVersion)
-    fail(Errc::protocol, "the process (", peer.describe(), ") speaks another protocol version (", reply.version,
-         ", ours is ", kProtocolVersion, "): use the same torch_occl on all ranks");
+    fail(Errc::protocol, "the process (", peer.describe(), ") speaks another protocol version (",
+         reply.version, ", ours is ", kProtocolVersion, "): use the same torch_occl on all ranks");
   if (reply.status != ReplyStatus::ok || descriptors.size() != expected)
     fail(Errc::protocol, "the process (", peer.describe(), ") refused to share memory region ", region);
   return descriptors;

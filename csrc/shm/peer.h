@@ -23,8 +23,9 @@ class Peer {
   static std::shared_ptr<Peer> connect(const Address& address, Deadline deadline);
 
   /// A peer inside this process: no socket, the same mappings. `keep` owns what the pointers point to.
-  static std::shared_ptr<Peer> local(const Address& address, const std::byte* control, std::size_t control_size,
-                                     Bell bell, std::shared_ptr<RegionTable> regions);
+  static std::shared_ptr<Peer> local(const Address& address, const std::byte* control,
+                                     std::size_t control_size, Bell bell,
+                                     std::shared_ptr<RegionTable> regions);
 
   const Address& address() const { return address_; }
   const Bell& bell() const { return bell_; }
@@ -48,8 +49,8 @@ class Peer {
   Peer(const Address& address) : address_(address) {}
 
   Address address_;
-  Region control_region_;            // empty for a local peer
-  Region bell_region_;               // empty for a local peer
+  Region control_region_;  // empty for a local peer
+  Region bell_region_;     // empty for a local peer
   const std::byte* control_ = nullptr;
   std::size_t control_size_ = 0;
   Bell bell_;

@@ -83,7 +83,7 @@ Region Region::attach(UniqueFd fd, Access access) {
   const int seals = fcntl(fd.get(), F_GET_SEALS);
   if (seals < 0 || (seals & kSizeSeals) != kSizeSeals)
     fail(Errc::protocol, "a peer sent a descriptor that is not a sealed shared memory region");
-  struct stat status {};
+  struct stat status{};
   if (fstat(fd.get(), &status) != 0) fail_errno("fstat on a peer's region failed");
   if (status.st_size <= 0 || static_cast<std::size_t>(status.st_size) % page_size() != 0)
     fail(Errc::protocol, "a peer sent a shared memory region of ", status.st_size, " bytes");
@@ -91,7 +91,8 @@ Region Region::attach(UniqueFd fd, Access access) {
   region.size_ = static_cast<std::size_t>(status.st_size);
   region.base_ = map(fd.get(), region.size_, access == Access::read_write);
   if (!region.base_)
-    fail_errno("cannot map a peer's shared memory region of ", region.size_, " bytes (ulimit -v may be too low)");
+    fail_errno("cannot map a peer's shared memory region of ", region.size_,
+               " bytes (ulimit -v may be too low)");
   return region;  // the mapping keeps the memory; the descriptor is not needed any more
 }
 
@@ -122,7 +123,8 @@ void Region::commit(std::size_t offset, std::size_t bytes) {
   const std::size_t last = round_up_to_pages(offset + bytes);
   // fallocate reserves the pages one by one, and would bring the out-of-memory killer before it fails.
   if (const std::size_t free = host_memory().free; last - first > free)
-    fail(Errc::out_of_memory, "cannot reserve ", last - first, " bytes of shared memory: ", free, " are free");
+    fail(Errc::out_of_memory, "cannot reserve ", last - first, " bytes of shared memory: ", free,
+         " are free");
   int rc = 0;
   do {
     rc = fallocate(fd(), 0, static_cast<off_t>(first), static_cast<off_t>(last - first));

@@ -21,8 +21,8 @@ struct Name {
   socklen_t length = 0;
 };
 
-/// A leading zero byte makes the name abstract: it lives in the network namespace, not in the file system, and
-/// goes with the socket, so nothing is left behind by SIGKILL.
+/// A leading zero byte makes the name abstract: it lives in the network namespace, not in the file system,
+/// and goes with the socket, so nothing is left behind by SIGKILL.
 Name abstract_name(const Token& token) {
   Name name;
   name.address.sun_family = AF_UNIX;
@@ -100,7 +100,8 @@ void send_packet(int fd, std::span<const std::byte> bytes, std::span<const int> 
   if (sendmsg(fd, &message, MSG_NOSIGNAL) < 0) fail_errno("cannot send on a Unix socket");
 }
 
-bool receive_packet(int fd, std::span<std::byte> bytes, std::vector<UniqueFd>& descriptors, Deadline deadline) {
+bool receive_packet(int fd, std::span<std::byte> bytes, std::vector<UniqueFd>& descriptors,
+                    Deadline deadline) {
   iovec part{bytes.data(), bytes.size()};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * kMaxDescriptors)] = {};
   msghdr message{};
@@ -126,7 +127,8 @@ bool receive_packet(int fd, std::span<std::byte> bytes, std::vector<UniqueFd>& d
         descriptors.emplace_back(received_fd);
       }
     }
-  return received == static_cast<ssize_t>(bytes.size()) && (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) == 0;
+  return received == static_cast<ssize_t>(bytes.size()) &&
+         (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) == 0;
 }
 
 }  // namespace occl::shm

@@ -20,7 +20,8 @@ Token random_token();
 /// A listening SOCK_SEQPACKET socket with the abstract name `name`.
 UniqueFd listen_on(const Token& name);
 
-/// Connects to it, or returns the errno of the refusal (ECONNREFUSED: no such name in this network namespace).
+/// Connects to it, or returns the errno of the refusal (ECONNREFUSED: no such name in this network
+/// namespace).
 UniqueFd connect_to(const Token& name, Deadline deadline, int& error);
 
 /// Same effective user at the other end of a connected socket?
@@ -30,7 +31,8 @@ void send_packet(int fd, std::span<const std::byte> bytes, std::span<const int> 
 
 /// One whole packet into `bytes`, and the descriptors that came with it. False if the peer hung up or the
 /// packet has another size. Waits until `deadline`; throws Error(timeout) then.
-bool receive_packet(int fd, std::span<std::byte> bytes, std::vector<UniqueFd>& descriptors, Deadline deadline);
+bool receive_packet(int fd, std::span<std::byte> bytes, std::vector<UniqueFd>& descriptors,
+                    Deadline deadline);
 
 template <class T>
 std::span<const std::byte> bytes_of(const T& value) {

@@ -23,11 +23,11 @@ struct Address {
   std::uint32_t magic = kMagic;
   std::uint16_t version = kProtocolVersion;
   std::uint16_t reserved = 0;
-  std::int32_t pid = 0;  // as the process sees itself; for messages only
-  std::uint32_t node = 0;  // ranks of different nodes never share memory (OCCL_NODE)
-  std::uint64_t nonce = 0;  // also in the control region; identifies the process
-  Token socket{};           // name of the abstract socket
-  Token secret{};           // who knows it may connect
+  std::int32_t pid = 0;         // as the process sees itself; for messages only
+  std::uint32_t node = 0;       // ranks of different nodes never share memory (OCCL_NODE)
+  std::uint64_t nonce = 0;      // also in the control region; identifies the process
+  Token socket{};               // name of the abstract socket
+  Token secret{};               // who knows it may connect
   std::array<char, 64> host{};  // for messages only
 };
 static_assert(std::is_trivially_copyable_v<Address> && sizeof(Address) == 120);

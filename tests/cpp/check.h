@@ -36,7 +36,11 @@ inline void in_threads(int n, const std::function<void(int)>& f) {
   std::vector<std::thread> threads;
   for (int i = 0; i < n; ++i)
     threads.emplace_back([&, i] {
-      try { f(i); } catch (...) { failures[static_cast<std::size_t>(i)] = std::current_exception(); }
+      try {
+        f(i);
+      } catch (...) {
+        failures[static_cast<std::size_t>(i)] = std::current_exception();
+      }
     });
   for (auto& thread : threads) thread.join();
   for (const auto& failure : failures)
@@ -48,8 +52,8 @@ inline void in_threads(int n, const std::function<void(int)>& f) {
 /// TEST("reader never sees half-written slot") { ... }
 #define TEST(name) TEST_AT(name, __LINE__)
 #define TEST_AT(name, line) TEST_BODY(name, line)
-#define TEST_BODY(name, line)                                  \
-  static void test_##line();                                   \
+#define TEST_BODY(name, line)                                    \
+  static void test_##line();                                     \
   static const check::Test registered_##line(name, test_##line); \
   static void test_##line()
 /// CHECK(count == 3, "count ", count): the parts after the condition are written where it fails.

@@ -64,7 +64,8 @@ class Cluster {
       r.rank = i;
       r.size = size;
       r.regions = std::make_shared<shm::RegionTable>();
-      r.endpoint = std::make_shared<shm::Endpoint>(r.regions, shm::Endpoint::Config{std::size_t{256} << 20, 0});
+      r.endpoint =
+          std::make_shared<shm::Endpoint>(r.regions, shm::Endpoint::Config{std::size_t{256} << 20, 0});
       r.engine = std::make_unique<coll::Engine>(r.endpoint);
       meshes.push_back(std::make_unique<coll::Mesh>(r.endpoint, "test", i, size, tuning));
       invitations.push_back(meshes.back()->invitation());

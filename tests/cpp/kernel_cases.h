@@ -15,7 +15,8 @@ namespace cases {
 using namespace occl;
 using kernels::Kernels;
 
-inline constexpr std::size_t kCounts[] = {0, 1, 2, 3, 7, 15, 16, 17, 31, 33, 63, 64, 65, 127, 129, 1000, 4099};
+inline constexpr std::size_t kCounts[] = {0,  1,  2,  3,  7,   15,  16,   17,  31,
+                                          33, 63, 64, 65, 127, 129, 1000, 4099};
 inline constexpr std::size_t kSourceCounts[] = {1, 2, 3, 4, 5, 8, 17, 64};
 inline constexpr std::size_t kMostSources = 64, kMostElements = 4099, kMostDsts = 3;
 
@@ -143,16 +144,19 @@ inline void check_case(DType dtype, ReduceOp op, const std::vector<const void*>&
         const bool in_place = variant % 4 < 2;
         if (in_place) {
           const std::size_t k = variant / 4 % srcs.size();
-          std::copy_n(static_cast<const unsigned char*>(srcs[k]), bytes, static_cast<unsigned char*>(dsts[m - 1]));
+          std::copy_n(static_cast<const unsigned char*>(srcs[k]), bytes,
+                      static_cast<unsigned char*>(dsts[m - 1]));
           srcs[k] = dsts[m - 1];
         }
-        kernel_of(*isa, dtype, op)({dsts.data(), m, srcs.data(), srcs.size(), bytes, factors.data(), streaming});
+        kernel_of(*isa, dtype,
+                  op)({dsts.data(), m, srcs.data(), srcs.size(), bytes, factors.data(), streaming});
         for (std::size_t j = 0; j < m; ++j) {
           const auto* got = static_cast<const unsigned char*>(dsts[j]);
-          const auto at = static_cast<std::size_t>(std::mismatch(got, got + bytes, expected.data()).first - got);
+          const auto at =
+              static_cast<std::size_t>(std::mismatch(got, got + bytes, expected.data()).first - got);
           const auto where = [&] {
-            return concat(isa->name, " ", name_of(dtype), " ", name_of(op), ", k ", srcs.size(), ", count ", count,
-                          ", destination ", j, " of ", m, streaming ? ", streaming" : ", cached",
+            return concat(isa->name, " ", name_of(dtype), " ", name_of(op), ", k ", srcs.size(), ", count ",
+                          count, ", destination ", j, " of ", m, streaming ? ", streaming" : ", cached",
                           in_place ? ", in place" : "");
           };
           if (at < bytes)

@@ -21,20 +21,27 @@ using occl::ReduceOp;
 /// A float of at most 16 bits.
 struct SmallFormat {
   int bits, exponent_bits, bias;
-  unsigned nan;         // the one that reductions give
-  bool infinities;      // the largest exponent is infinity and NaN
-  bool saturates;       // too large gives the largest finite value
-  bool negative_zero;   // the code of -0 is -0, not NaN
+  unsigned nan;                // the one that reductions give
+  bool infinities;             // the largest exponent is infinity and NaN
+  bool saturates;              // too large gives the largest finite value
+  bool negative_zero;          // the code of -0 is -0, not NaN
   std::vector<double> values;  // of the codes without sign, up to the first that is too large
 
   SmallFormat(int bits, int exponent_bits, int bias, unsigned nan, bool infinities, bool saturates,
               bool negative_zero)
-      : bits(bits), exponent_bits(exponent_bits), bias(bias), nan(nan), infinities(infinities),
-        saturates(saturates), negative_zero(negative_zero) {
+      : bits(bits),
+        exponent_bits(exponent_bits),
+        bias(bias),
+        nan(nan),
+        infinities(infinities),
+        saturates(saturates),
+        negative_zero(negative_zero) {
     const unsigned codes = 1u << (bits - 1);
     unsigned finite = codes;
-    if (infinities) finite = ((1u << exponent_bits) - 1) << mantissa_bits();
-    else if (saturates) finite = codes - 1;
+    if (infinities)
+      finite = ((1u << exponent_bits) - 1) << mantissa_bits();
+    else if (saturates)
+      finite = codes - 1;
     for (unsigned code = 0; code <= finite; ++code) values.push_back(magnitude(code));
   }
   int mantissa_bits() const { return bits - 1 - exponent_bits; }
@@ -62,7 +69,8 @@ struct SmallFormat {
     const double size = std::fabs(static_cast<double>(value));
     // The first code that is not smaller, and its neighbour below: the nearer one, or the even one.
     auto code = static_cast<unsigned>(std::lower_bound(values.begin(), values.end(), size) - values.begin());
-    if (code > too_large()) code = too_large();
+    if (code > too_large())
+      code = too_large();
     else if (code > 0) {
       const double below = size - values[code - 1], above = values[code] - size;
       if (below < above || (below == above && code % 2 == 1)) --code;
@@ -81,13 +89,20 @@ inline const SmallFormat* small_format(DType dtype) {
   static const SmallFormat e4m3fnuz(8, 4, 8, 0x80, false, false, false);
   static const SmallFormat e5m2fnuz(8, 5, 16, 0x80, false, false, false);
   switch (dtype) {
-    case DType::f16: return &f16;
-    case DType::bf16: return &bf16;
-    case DType::f8_e5m2: return &e5m2;
-    case DType::f8_e4m3fn: return &e4m3fn;
-    case DType::f8_e4m3fnuz: return &e4m3fnuz;
-    case DType::f8_e5m2fnuz: return &e5m2fnuz;
-    default: return nullptr;
+    case DType::f16:
+      return &f16;
+    case DType::bf16:
+      return &bf16;
+    case DType::f8_e5m2:
+      return &e5m2;
+    case DType::f8_e4m3fn:
+      return &e4m3fn;
+    case DType::f8_e4m3fnuz:
+      return &e4m3fnuz;
+    case DType::f8_e5m2fnuz:
+      return &e5m2fnuz;
+    default:
+      return nullptr;
   }
 }
 
@@ -103,16 +118,26 @@ T rounded(T a, T b, F f) {
   }
 }
 template <class T>
-T plus(T a, T b) { return rounded(a, b, [](auto x, auto y) { return x + y; }); }
+T plus(T a, T b) {
+  return rounded(a, b, [](auto x, auto y) { return x + y; });
+}
 template <class T>
-T minus(T a, T b) { return rounded(a, b, [](auto x, auto y) { return x - y; }); }
+T minus(T a, T b) {
+  return rounded(a, b, [](auto x, auto y) { return x - y; });
+}
 template <class T>
-T times(T a, T b) { return rounded(a, b, [](auto x, auto y) { return x * y; }); }
+T times(T a, T b) {
+  return rounded(a, b, [](auto x, auto y) { return x * y; });
+}
 template <class T>
-T over(T a, T b) { return rounded(a, b, [](auto x, auto y) { return x / y; }); }
+T over(T a, T b) {
+  return rounded(a, b, [](auto x, auto y) { return x / y; });
+}
 
 template <class T>
-T one_nan(T value) { return std::isnan(value) ? std::numeric_limits<T>::quiet_NaN() : value; }
+T one_nan(T value) {
+  return std::isnan(value) ? std::numeric_limits<T>::quiet_NaN() : value;
+}
 
 template <class T>
 T real(ReduceOp op, const std::vector<T>& in, std::span<const double> factors) {
@@ -122,16 +147,21 @@ T real(ReduceOp op, const std::vector<T>& in, std::span<const double> factors) {
   T acc = term(0);
   for (std::size_t k = 1; k < in.size(); ++k) {
     const T x = term(k);
-    if (op == ReduceOp::product) acc = times(acc, x);
-    else if (op == ReduceOp::min) acc = std::isnan(acc) ? acc : std::isnan(x) || x < acc ? x : acc;
-    else if (op == ReduceOp::max) acc = std::isnan(acc) ? acc : std::isnan(x) || x > acc ? x : acc;
-    else acc = plus(acc, x);
+    if (op == ReduceOp::product)
+      acc = times(acc, x);
+    else if (op == ReduceOp::min)
+      acc = std::isnan(acc) ? acc : std::isnan(x) || x < acc ? x : acc;
+    else if (op == ReduceOp::max)
+      acc = std::isnan(acc) ? acc : std::isnan(x) || x > acc ? x : acc;
+    else
+      acc = plus(acc, x);
   }
   return op == ReduceOp::avg ? over(acc, static_cast<T>(in.size())) : acc;
 }
 
 template <class T>
-std::complex<T> complex(ReduceOp op, const std::vector<std::complex<T>>& in, std::span<const double> factors) {
+std::complex<T> complex(ReduceOp op, const std::vector<std::complex<T>>& in,
+                        std::span<const double> factors) {
   if (op == ReduceOp::product) {
     std::complex<T> a = in[0];
     for (std::size_t k = 1; k < in.size(); ++k)
@@ -154,12 +184,23 @@ T integer(ReduceOp op, const std::vector<T>& in) {
       case ReduceOp::product:
         acc = static_cast<T>(static_cast<unsigned __int128>(acc) * static_cast<unsigned __int128>(x));
         break;
-      case ReduceOp::min: acc = std::min(acc, x); break;
-      case ReduceOp::max: acc = std::max(acc, x); break;
-      case ReduceOp::band: acc &= x; break;
-      case ReduceOp::bor: acc |= x; break;
-      case ReduceOp::bxor: acc ^= x; break;
-      default: acc += x;
+      case ReduceOp::min:
+        acc = std::min(acc, x);
+        break;
+      case ReduceOp::max:
+        acc = std::max(acc, x);
+        break;
+      case ReduceOp::band:
+        acc &= x;
+        break;
+      case ReduceOp::bor:
+        acc |= x;
+        break;
+      case ReduceOp::bxor:
+        acc ^= x;
+        break;
+      default:
+        acc += x;
     }
   }
   if (op == ReduceOp::avg) acc = (sizeof(T) == 8 ? static_cast<T>(acc) : acc) / static_cast<Wide>(in.size());
@@ -170,9 +211,12 @@ inline unsigned char boolean(ReduceOp op, const std::vector<unsigned char>& in) 
   bool acc = in[0] != 0;
   for (std::size_t k = 1; k < in.size(); ++k) {
     const bool x = in[k] != 0;
-    if (op == ReduceOp::sum || op == ReduceOp::max || op == ReduceOp::bor) acc = acc || x;
-    else if (op == ReduceOp::bxor) acc = acc != x;
-    else acc = acc && x;
+    if (op == ReduceOp::sum || op == ReduceOp::max || op == ReduceOp::bor)
+      acc = acc || x;
+    else if (op == ReduceOp::bxor)
+      acc = acc != x;
+    else
+      acc = acc && x;
   }
   return acc;
 }
@@ -189,8 +233,8 @@ void each(std::size_t count, std::span<const void* const> srcs, void* out, F f) 
 }
 
 template <class Bits>
-void small(const SmallFormat& format, ReduceOp op, std::size_t count, std::span<const void* const> srcs, void* out,
-           std::span<const double> factors) {
+void small(const SmallFormat& format, ReduceOp op, std::size_t count, std::span<const void* const> srcs,
+           void* out, std::span<const double> factors) {
   std::vector<float> decoded(srcs.size());
   each<Bits>(count, srcs, out, [&](const std::vector<Bits>& in) {
     std::transform(in.begin(), in.end(), decoded.begin(), [&](Bits code) { return format.decode(code); });
@@ -210,21 +254,34 @@ inline void reduce(DType dtype, ReduceOp op, std::size_t count, std::span<const 
     each<std::complex<T>>(count, srcs, out, [&](auto& in) { return complex<T>(op, in, factors); });
   };
   switch (dtype) {
-    case DType::u8: return integers(std::uint8_t{});
-    case DType::i8: return integers(std::int8_t{});
-    case DType::i16: return integers(std::int16_t{});
-    case DType::i32: return integers(std::int32_t{});
-    case DType::i64: return integers(std::int64_t{});
-    case DType::u16: return integers(std::uint16_t{});
-    case DType::u32: return integers(std::uint32_t{});
-    case DType::u64: return integers(std::uint64_t{});
-    case DType::f32: return reals(float{});
-    case DType::f64: return reals(double{});
-    case DType::c64: return complexes(float{});
-    case DType::c128: return complexes(double{});
+    case DType::u8:
+      return integers(std::uint8_t{});
+    case DType::i8:
+      return integers(std::int8_t{});
+    case DType::i16:
+      return integers(std::int16_t{});
+    case DType::i32:
+      return integers(std::int32_t{});
+    case DType::i64:
+      return integers(std::int64_t{});
+    case DType::u16:
+      return integers(std::uint16_t{});
+    case DType::u32:
+      return integers(std::uint32_t{});
+    case DType::u64:
+      return integers(std::uint64_t{});
+    case DType::f32:
+      return reals(float{});
+    case DType::f64:
+      return reals(double{});
+    case DType::c64:
+      return complexes(float{});
+    case DType::c128:
+      return complexes(double{});
     case DType::boolean:
       return each<unsigned char>(count, srcs, out, [&](auto& in) { return boolean(op, in); });
-    default: break;
+    default:
+      break;
   }
   const SmallFormat& format = *small_format(dtype);
   if (format.bits == 16) return small<std::uint16_t>(format, op, count, srcs, out, factors);

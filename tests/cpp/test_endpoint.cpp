@@ -165,7 +165,8 @@ TEST("a stopped process is given up at the deadline") {
   Child child;
   kill(child.pid(), SIGSTOP);
   CHECK(waitpid(child.pid(), nullptr, WUNTRACED) == child.pid());  // it has really stopped
-  CHECK(code_of([&] { Peer::connect(child.address, Deadline::after(std::chrono::milliseconds(100))); }) == Errc::timeout);
+  CHECK(code_of([&] { Peer::connect(child.address, Deadline::after(std::chrono::milliseconds(100))); }) ==
+        Errc::timeout);
   kill(child.pid(), SIGCONT);
   CHECK(Peer::connect(child.address, Deadline::after(kPatience)) != nullptr);
 }
@@ -190,7 +191,7 @@ TEST("decommitted memory goes back to the system and reads as zero") {
   region.commit(0, 1 << 22);
   std::memset(region.base(), 1, 1 << 22);
   const auto blocks = [&] {
-    struct stat status {};
+    struct stat status{};
     CHECK(fstat(region.fd(), &status) == 0);
     return status.st_blocks;
   };
@@ -201,7 +202,8 @@ TEST("decommitted memory goes back to the system and reads as zero") {
 }
 
 TEST("memory that cannot be had is an error, not a signal") {
-  Region region = Region::create("test", std::size_t{1} << 44, Access::read_write);  // more than any machine has
+  Region region =
+      Region::create("test", std::size_t{1} << 44, Access::read_write);  // more than any machine has
   CHECK(code_of([&] { region.commit(0, std::size_t{1} << 44); }) == Errc::out_of_memory);
 }
 

@@ -1,4 +1,5 @@
-// The whole core, ranks as threads: every kind of collective on every path, in any mix, and what ends them early.
+// The whole core, ranks as threads: every kind of collective on every path, in any mix, and what ends them
+// early.
 #include <random>
 
 #include "check.h"
@@ -23,7 +24,8 @@ class Memory {
   Memory(Rank& rank, std::size_t count, bool mapped) : heap_(mapped ? 0 : count + 1) {
     data = heap_.data();
     if (!mapped) return;
-    region_ = std::make_shared<shm::Region>(shm::Region::create("test", (count + 1) * 8, shm::Access::read_write));
+    region_ =
+        std::make_shared<shm::Region>(shm::Region::create("test", (count + 1) * 8, shm::Access::read_write));
     region_->commit(0, (count + 1) * 8);
     rank.regions->add(region_);
     data = reinterpret_cast<std::int64_t*>(region_->base());
@@ -39,7 +41,8 @@ class Memory {
 struct Case {
   Kind kind;
   int root = 0;
-  std::vector<std::size_t> counts;  // of the blocks, by rank (all_to_all: every pair has counts[s] + counts[d])
+  std::vector<std::size_t>
+      counts;  // of the blocks, by rank (all_to_all: every pair has counts[s] + counts[d])
   bool listed = false;
   int round = 0;
 };
@@ -58,11 +61,15 @@ void run(Rank& rank, const Case& c, bool mapped) {
   std::vector<Block> in, out;
   std::size_t total_in = 0, total_out = 0;
   for (int b = 0; b < (t.in_per_rank ? n : 1) && has_in; ++b) {
-    in.push_back({nullptr, t.in_per_rank ? pair_count(c, me, b) : t.out_per_rank ? c.counts[me] : c.counts[0]});
+    in.push_back({nullptr, t.in_per_rank    ? pair_count(c, me, b)
+                           : t.out_per_rank ? c.counts[me]
+                                            : c.counts[0]});
     total_in += in.back().count;
   }
   for (int b = 0; b < (t.out_per_rank ? n : 1) && has_out; ++b) {
-    out.push_back({nullptr, t.out_per_rank ? pair_count(c, b, me) : t.in_per_rank ? c.counts[me] : c.counts[0]});
+    out.push_back({nullptr, t.out_per_rank  ? pair_count(c, b, me)
+                            : t.in_per_rank ? c.counts[me]
+                                            : c.counts[0]});
     total_out += out.back().count;
   }
   Memory input(rank, total_in, mapped), output(rank, total_out, mapped);
@@ -109,7 +116,8 @@ void run(Rank& rank, const Case& c, bool mapped) {
       else
         expected = value_of(t.out_per_rank ? static_cast<int>(b) : c.root, block, i, c.round);
       if (c.kind == Kind::broadcast && me == c.root) continue;
-      CHECK(output.data[at] == expected, t.name, " rank ", me, " of ", n, " block ", b, " element ", i, " mapped ", mapped);
+      CHECK(output.data[at] == expected, t.name, " rank ", me, " of ", n, " block ", b, " element ", i,
+            " mapped ", mapped);
     }
 }
 
@@ -156,7 +164,9 @@ Error error_of(const std::function<void()>& body) {
   throw std::runtime_error("expected an error, there was none");
 }
 
-bool contains(const Error& error, const std::string& text) { return std::string(error.what()).find(text) != std::string::npos; }
+bool contains(const Error& error, const std::string& text) {
+  return std::string(error.what()).find(text) != std::string::npos;
+}
 
 }  // namespace
 
@@ -176,7 +186,8 @@ TEST("thousands of operations in flight end in order") {
     std::vector<std::unique_ptr<Call>> calls;
     for (int i = 0; i < kCalls; ++i) {
       values[i] = i;
-      calls.push_back(std::make_unique<Call>(all_reduce(&values[i], 1), Deadline::after(std::chrono::seconds(60))));
+      calls.push_back(
+          std::make_unique<Call>(all_reduce(&values[i], 1), Deadline::after(std::chrono::seconds(60))));
       rank.submit(*calls.back());
     }
     for (auto& call : calls) rank.wait(*call);
@@ -223,7 +234,8 @@ TEST("different operations are an error on every rank that names both, and the g
     std::int64_t value[2] = {1, 2};
     const Error error = error_of([&] { rank.run(all_reduce(value, rank.rank == 2 ? 2 : 1)); });
     CHECK(error.code() == Errc::mismatch);
-    CHECK(contains(error, "all_reduce(int64[2], SUM)") && contains(error, "all_reduce(int64[1], SUM)"), error.what());
+    CHECK(contains(error, "all_reduce(int64[2], SUM)") && contains(error, "all_reduce(int64[1], SUM)"),
+          error.what());
     CHECK(contains(error, "rank 2") && contains(error, "operation #1 of group test"), error.what());
     rank.run(all_reduce(value, 1));
     CHECK(value[0] == 3);
@@ -238,7 +250,8 @@ TEST("pairs that disagree about a size end the group on every rank") {
     for (int i = 0; i < 3; ++i) {
       // Rank 2 expects one element more from rank 0 than that one sends.
       ins.push_back({reinterpret_cast<std::byte*>(&in[i * 10]), 5});
-      outs.push_back({reinterpret_cast<std::byte*>(&out[i * 10]), std::size_t(rank.rank == 2 && i == 0 ? 6 : 5)});
+      outs.push_back(
+          {reinterpret_cast<std::byte*>(&out[i * 10]), std::size_t(rank.rank == 2 && i == 0 ? 6 : 5)});
     }
     Collective c;
     c.kind = Kind::all_to_all, c.dtype = DType::i64, c.largest = 6;
@@ -256,12 +269,15 @@ TEST("a rank that comes too late is named") {
     rank.run(all_reduce(&value, 1));
     if (rank.rank == 1) return;
     const auto begin = std::chrono::steady_clock::now();
-    const Error error = error_of([&] { rank.run(all_reduce(&value, 1), Deadline::after(std::chrono::milliseconds(200))); });
+    const Error error =
+        error_of([&] { rank.run(all_reduce(&value, 1), Deadline::after(std::chrono::milliseconds(200))); });
     // Both time out by themselves, or one hears it from the other.
-    CHECK(contains(error, "Timed out in all_reduce(int64[1], SUM) #2") && contains(error, "rank 1 (pid"), error.what());
+    CHECK(contains(error, "Timed out in all_reduce(int64[1], SUM) #2") && contains(error, "rank 1 (pid"),
+          error.what());
     CHECK(contains(error, "its last operation was all_reduce(int64[1], SUM) #1"), error.what());
     CHECK(std::chrono::steady_clock::now() - begin >= std::chrono::milliseconds(200), "before the deadline");
-    CHECK(contains(error_of([&] { rank.run(all_reduce(&value, 1)); }), "Timed out"), "later operations fail too");
+    CHECK(contains(error_of([&] { rank.run(all_reduce(&value, 1)); }), "Timed out"),
+          "later operations fail too");
   });
 }
 
@@ -272,7 +288,8 @@ TEST("a rank that leaves ends what waits for it, and nothing that is complete") 
     rank.run(all_reduce(&value, 1));
     if (rank.rank == 1) return rank.group->close();
     const Error error = error_of([&] { rank.run(all_reduce(&value, 1)); });
-    CHECK(contains(error, "rank 1 (pid") && contains(error, "left the group during all_reduce(int64[1], SUM) #2"),
+    CHECK(contains(error, "rank 1 (pid") &&
+              contains(error, "left the group during all_reduce(int64[1], SUM) #2"),
           error.what());
   });
 }
@@ -355,7 +372,8 @@ TEST("callbacks may wait for operations that somebody else must drive, to any de
       Blocked inner(rank, all_reduce(&values[1], 1), [&] { launch_and_spin(innermost); });
       Blocked outer(rank, all_reduce(&values[0], 1), [&] { launch_and_spin(inner); });
       rank.engine->submit(*rank.group, outer.operation);
-      if (wait_outside) rank.engine->wait(*rank.group, outer.operation, Deadline::after(std::chrono::seconds(60)), {});
+      if (wait_outside)
+        rank.engine->wait(*rank.group, outer.operation, Deadline::after(std::chrono::seconds(60)), {});
       while (!outer.ended) std::this_thread::yield();
       for (const auto value : values) CHECK(value == 2);
     });

@@ -48,7 +48,8 @@ TEST("OCCL_ISA lowers the instruction set, and an unknown one is an error") {
     try {
       kernels::isa();
     } catch (const Error& e) {
-      return e.code() == Errc::invalid_argument && std::string(e.what()).find("baseline") != std::string::npos;
+      return e.code() == Errc::invalid_argument &&
+             std::string(e.what()).find("baseline") != std::string::npos;
     }
     return false;
   }));
@@ -63,16 +64,32 @@ TEST("every instruction set supports the same operations, and those are the docu
       const bool real = dtype >= DType::f16 && dtype <= DType::f8_e5m2fnuz;
       bool expected = false;
       switch (o) {
-        case ReduceOp::sum: case ReduceOp::product: expected = integer || boolean || complex || real; break;
-        case ReduceOp::avg: expected = integer || complex || real; break;
-        case ReduceOp::min: case ReduceOp::max: expected = integer || boolean || real; break;
-        case ReduceOp::band: case ReduceOp::bor: case ReduceOp::bxor: expected = integer || boolean; break;
-        case ReduceOp::premul_sum: expected = complex || real; break;
-        case ReduceOp::none: break;
+        case ReduceOp::sum:
+        case ReduceOp::product:
+          expected = integer || boolean || complex || real;
+          break;
+        case ReduceOp::avg:
+          expected = integer || complex || real;
+          break;
+        case ReduceOp::min:
+        case ReduceOp::max:
+          expected = integer || boolean || real;
+          break;
+        case ReduceOp::band:
+        case ReduceOp::bor:
+        case ReduceOp::bxor:
+          expected = integer || boolean;
+          break;
+        case ReduceOp::premul_sum:
+          expected = complex || real;
+          break;
+        case ReduceOp::none:
+          break;
       }
       CHECK(kernels::supported(dtype, o) == expected, name_of(dtype), " ", name_of(o));
       for (const Kernels* isa : kernels::available())
-        CHECK((kernel_of(*isa, dtype, o) != nullptr) == expected, isa->name, " ", name_of(dtype), " ", name_of(o));
+        CHECK((kernel_of(*isa, dtype, o) != nullptr) == expected, isa->name, " ", name_of(dtype), " ",
+              name_of(o));
     }
   CHECK(!kernels::supported(DType(kDTypes), ReduceOp::sum));
   CHECK(!kernels::supported(DType::f32, ReduceOp::none));
@@ -140,8 +157,8 @@ TEST("floats of every size round to narrow floats as defined") {
     auto buffers = destinations(in.size());
     for (int exponent = -20; exponent <= 20; ++exponent) {
       const double any = std::ldexp(std::uniform_real_distribution<double>(1, 2)(random), exponent);
-      for (const double factor : {any, std::ldexp(1.0, exponent), std::ldexp(-1.5, exponent),
-                                  std::ldexp(1 + 0x1p-22, exponent)})
+      for (const double factor :
+           {any, std::ldexp(1.0, exponent), std::ldexp(-1.5, exponent), std::ldexp(1 + 0x1p-22, exponent)})
         check_case(dtype, ReduceOp::premul_sum, {in.data()}, in.size() / size_of(dtype), {factor}, buffers);
     }
   }
@@ -213,7 +230,8 @@ TEST("the caller's rounding mode and flush-to-zero neither matter nor change") {
 TEST("threads that reduce at the same time do not disturb one another") {
   check::in_threads(4, [](int thread) {
     const auto one = static_cast<float>(thread);
-    for (int i = 0; i < 1000; ++i) CHECK(reduce_one<float>(DType::f32, ReduceOp::sum, {one, 1, 2}) == one + 3, thread);
+    for (int i = 0; i < 1000; ++i)
+      CHECK(reduce_one<float>(DType::f32, ReduceOp::sum, {one, 1, 2}) == one + 3, thread);
   });
 }
 
@@ -227,7 +245,8 @@ TEST("copies are exact, wherever they lie, and write nothing else") {
         for (const bool streaming : {false, true}) {
           const auto check = [&](auto copy) {
             std::vector<void*> dsts;
-            for (std::size_t j = 0; j < m; ++j) dsts.push_back(buffers[j].place(offset / 5 + j * offset, count));
+            for (std::size_t j = 0; j < m; ++j)
+              dsts.push_back(buffers[j].place(offset / 5 + j * offset, count));
             const void* src = source.data() + offset;
             copy(dsts, src);
             for (std::size_t j = 0; j < m; ++j)

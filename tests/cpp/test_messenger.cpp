@@ -21,7 +21,8 @@ std::byte pattern(int from, std::uint32_t tag, std::size_t i) {
 }
 
 struct Message {
-  Message(Rank& rank, std::size_t bytes, bool mapped) : heap(mapped ? 0 : bytes + 1), data(heap.data()), size(bytes) {
+  Message(Rank& rank, std::size_t bytes, bool mapped)
+      : heap(mapped ? 0 : bytes + 1), data(heap.data()), size(bytes) {
     if (!mapped) return;
     region = std::make_shared<shm::Region>(shm::Region::create("test", bytes + 1, shm::Access::read_write));
     region->commit(0, bytes + 1);
@@ -52,8 +53,9 @@ TEST("messages of every size arrive, mapped or not, around every threshold") {
   const std::size_t ring = kRingBytes, eager = Tuning{}.eager_bytes;
   cluster.each([&](Rank& rank) {
     std::uint32_t tag = 0;
-    for (const std::size_t size : {std::size_t{0}, std::size_t{1}, std::size_t{63}, std::size_t{64}, std::size_t{65}, eager - 1, eager,
-                                   eager + 1, ring / 4, ring - 1, ring, ring + 1, 3 * ring + 17})
+    for (const std::size_t size :
+         {std::size_t{0}, std::size_t{1}, std::size_t{63}, std::size_t{64}, std::size_t{65}, eager - 1, eager,
+          eager + 1, ring / 4, ring - 1, ring, ring + 1, 3 * ring + 17})
       for (bool mapped : {false, true}) {
         Message m(rank, size, mapped);
         ++tag;
@@ -120,7 +122,8 @@ TEST("messages with the same tag arrive in the order in which they were sent") {
     std::vector<std::unique_ptr<Call>> calls;
     for (std::size_t i = 0; i < values.size(); ++i) {
       values[i] = rank.rank == 0 ? i % 251 : 0;
-      const Transfer t{rank.rank == 0, 1 - rank.rank, 7, DType::u8, {reinterpret_cast<std::byte*>(&values[i]), 1}};
+      const Transfer t{
+          rank.rank == 0, 1 - rank.rank, 7, DType::u8, {reinterpret_cast<std::byte*>(&values[i]), 1}};
       calls.push_back(std::make_unique<Call>(t, Deadline::after(kPatience)));
       rank.submit(*calls.back());
     }

@@ -1,6 +1,6 @@
 // Runs the plans of all ranks in one thread, against the rule in coll/collective.h, and watches every byte
-// that a step reads and writes: two ranks never write the same element of a step, and nobody reads what another
-// rank writes in the same step. So the plans are right, and free of races, without any shared memory.
+// that a step reads and writes: two ranks never write the same element of a step, and nobody reads what
+// another rank writes in the same step. So the plans are right, and free of races, without any shared memory.
 #include <map>
 #include <random>
 #include <set>
@@ -16,8 +16,8 @@ namespace {
 
 constexpr std::uint64_t kPoison = 0xdeadbeef;
 
-// A contribution is named by (rank, block, element); a combination is the sum of random names, so that a missing
-// or doubled one shows.
+// A contribution is named by (rank, block, element); a combination is the sum of random names, so that a
+// missing or doubled one shows.
 std::uint64_t value_of(int rank, std::uint32_t block, std::size_t i) {
   std::uint64_t x = rank * 0x9e3779b97f4a7c15u + block * 0xbf58476d1ce4e5b9u + i * 0x94d049bb133111ebu + 1;
   x ^= x >> 29;
@@ -29,7 +29,8 @@ struct Buffers {  // of one rank
   std::map<std::pair<int, int>, std::vector<std::uint64_t>> slots;  // (where, parity)
 };
 
-using Place = std::tuple<int, int, int, std::uint32_t, std::size_t>;  // rank, where, parity, block or position, element
+using Place =
+    std::tuple<int, int, int, std::uint32_t, std::size_t>;  // rank, where, parity, block or position, element
 
 struct Simulation {
   Shape shape;
@@ -61,11 +62,13 @@ struct Simulation {
         ranks[r].in.emplace_back(in_count(r, b));
         for (std::size_t i = 0; i < in_count(r, b); ++i) ranks[r].in[b][i] = value_of(r, b, i);
       }
-      for (std::uint32_t b = 0; b < outs && has_out(r); ++b) ranks[r].out.emplace_back(out_count(r, b), kPoison);
+      for (std::uint32_t b = 0; b < outs && has_out(r); ++b)
+        ranks[r].out.emplace_back(out_count(r, b), kPoison);
     }
   }
 
-  std::uint64_t& at(const Side& side, int rank, int executor, const Move& m, std::size_t i, bool is_dst, Place& place) {
+  std::uint64_t& at(const Side& side, int rank, int executor, const Move& m, std::size_t i, bool is_dst,
+                    Place& place) {
     Buffers& b = ranks[rank];
     if (side.where == Where::tensor || (side.where == Where::slot && !is_dst && rank == executor)) {
       auto& blocks = is_dst ? b.out : b.in;
@@ -74,7 +77,8 @@ struct Simulation {
       place = {rank, is_dst && !in_place ? 1 : 0, 0, side.block, i};
       return blocks[side.block][i];
     }
-    const auto position = slot_position(traits(shape.kind), rank, side.block) * plan.window + i - m.window_start;
+    const auto position =
+        slot_position(traits(shape.kind), rank, side.block) * plan.window + i - m.window_start;
     const int where = side.where == Where::result ? 3 : 2;
     auto& slot = b.slots[{where, side.parity}];
     if (slot.size() <= position) slot.resize(position + 1, kPoison);
@@ -90,11 +94,13 @@ struct Simulation {
       for (int k = 0; k < shape.size; ++k) {
         const int rank = step % 2 ? shape.size - 1 - k : k;
         Move m;
-        for (std::uint32_t index = 0; move_at(plan, shape, rank, step, index, m); ++index) execute(rank, m, written, read);
+        for (std::uint32_t index = 0; move_at(plan, shape, rank, step, index, m); ++index)
+          execute(rank, m, written, read);
       }
       for (const auto& [place, reader] : read) {
         const auto it = written.find(place);
-        CHECK(it == written.end() || it->second == reader, "a rank reads what another writes in the same step");
+        CHECK(it == written.end() || it->second == reader,
+              "a rank reads what another writes in the same step");
       }
     }
     check_outputs();
@@ -146,7 +152,8 @@ struct Simulation {
           }
           // The root of a broadcast has its output already.
           if (shape.kind == Kind::broadcast && d == shape.root) continue;
-          CHECK(ranks[d].out[b][i] == expected, t.name, " rank ", d, " block ", b, " element ", i, " of ", shape.size);
+          CHECK(ranks[d].out[b][i] == expected, t.name, " rank ", d, " block ", b, " element ", i, " of ",
+                shape.size);
         }
   }
 };
@@ -178,7 +185,8 @@ TEST("plans of thousands of random collectives produce what the rule says, witho
     tuning.slot_bytes = 64 << random() % 6;
     const std::size_t element = sizes[random() % 5];
     const std::size_t limit = size > 8 ? 40 : 300;
-    const bool uneven = (traits(kind).in_per_rank != traits(kind).out_per_rank) && !rooted(kind) && random() % 2;
+    const bool uneven =
+        (traits(kind).in_per_rank != traits(kind).out_per_rank) && !rooted(kind) && random() % 2;
     std::vector<std::uint64_t> counts(size, random() % 4 ? random() % limit : random() % 3);
     for (auto& count : counts)
       if (uneven) count = random() % limit;
@@ -190,8 +198,10 @@ TEST("plans of thousands of random collectives produce what the rule says, witho
     simulate(kind, size, static_cast<int>(random() % size), element, counts, tuning, mapped);
   }
   for (const auto path : {Path::one_shot, Path::staged, Path::direct})
-    CHECK(seen[std::make_pair(path, Split::pull)] > 100, "path ", static_cast<int>(path), " was hardly tried");
-  CHECK((seen[std::make_pair(Path::staged, Split::range)] > 20 && seen[std::make_pair(Path::direct, Split::range)] > 100));
+    CHECK(seen[std::make_pair(path, Split::pull)] > 100, "path ", static_cast<int>(path),
+          " was hardly tried");
+  CHECK((seen[std::make_pair(Path::staged, Split::range)] > 20 &&
+         seen[std::make_pair(Path::direct, Split::range)] > 100));
 }
 
 TEST("plans hold around the one-shot and slot thresholds") {
@@ -232,5 +242,6 @@ TEST("a signature tells what it was made from") {
   CHECK(Signature::of(c).describe() == "gather(bfloat16[4], dst=3)", Signature::of(c).describe());
   CHECK(Signature::of(Collective{}).describe() == "barrier()");
   std::mt19937_64 random(1);
-  for (int i = 0; i < 10000; ++i) CHECK(!Signature{random()}.describe().empty());  // any word, from a broken peer
+  for (int i = 0; i < 10000; ++i)
+    CHECK(!Signature{random()}.describe().empty());  // any word, from a broken peer
 }

@@ -37,7 +37,8 @@ TEST("a reader gets the bytes that were written, over many turns of the ring") {
           continue;
         }
         reader.peek({buffer, n});
-        for (std::size_t i = 0; i < n; ++i) CHECK(buffer[i] == static_cast<std::byte>((at + i) * 7), "byte ", at + i);
+        for (std::size_t i = 0; i < n; ++i)
+          CHECK(buffer[i] == static_cast<std::byte>((at + i) * 7), "byte ", at + i);
         reader.release(n);
         at += n;
       }

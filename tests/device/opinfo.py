@@ -18,12 +18,14 @@ DTYPES = (torch.float32, torch.int64)
 
 RANDOM = "draws from the device's generator, not from the CPU's: shapes and dtypes are compared"
 UNINITIALIZED = "returns memory as it is: shapes and dtypes are compared"
-RANDOM_INSIDE = "starts from random vectors: the result is the same to rounding only, shapes and dtypes are compared"
+RANDOM_INSIDE = (
+    "starts from random vectors: the result is the same to rounding only, shapes and dtypes are compared"
+)
 
 VALUES_DIFFER = {
     **dict.fromkeys(
         [
-            "bernoulli", "cauchy", "exponential", "geometric", "log_normal", "multinomial", "nn.functional.alpha_dropout",
+            "bernoulli", "cauchy", "exponential", "geometric", "log_normal", "multinomial", "nn.functional.alpha_dropout",  # noqa: E501
             "nn.functional.dropout", "nn.functional.dropout2d", "nn.functional.dropout3d",
             "nn.functional.feature_alpha_dropout", "nn.functional.fractional_max_pool2d",
             "nn.functional.fractional_max_pool3d", "nn.functional.rrelu", "normal", "rand_like", "randint",
@@ -32,7 +34,7 @@ VALUES_DIFFER = {
         RANDOM,
     ),
     **dict.fromkeys(
-        ["empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"], UNINITIALIZED
+        ["empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"], UNINITIALIZED  # noqa: E501
     ),
     **dict.fromkeys(["pca_lowrank", "svd_lowrank"], RANDOM_INSIDE),
 }  # fmt: skip
@@ -44,7 +46,10 @@ DROPOUT_SAMPLES = {
 """Operators that draw numbers for those samples only where this argument is above 0."""
 
 SAMPLES_SKIPPED = {
-    ("as_strided", "partial_views"): "looks at what lies around a view, which moving a tensor does not take along",
+    (
+        "as_strided",
+        "partial_views",
+    ): "looks at what lies around a view, which moving a tensor does not take along",
     ("tensor_split", ""): "an index tensor must be on the CPU for every accelerator: it is left there",
 }
 """By name and variant."""
@@ -83,7 +88,7 @@ def tensors(value: Any) -> list[torch.Tensor]:
 def compare(expected: Any, got: Any, values: bool) -> None:
     expected_leaves, got_leaves = pytree.tree_leaves(expected), pytree.tree_leaves(got)
     assert len(expected_leaves) == len(got_leaves), "another number of results"
-    for e, g in zip(expected_leaves, got_leaves):
+    for e, g in zip(expected_leaves, got_leaves, strict=False):
         if not isinstance(e, torch.Tensor):
             assert not values or e == g or (e != e and g != g), f"{g} and not {e}"
             continue
@@ -99,7 +104,9 @@ def values_comparable(op: Any, sample: Any) -> bool:
     argument = DROPOUT_SAMPLES.get(op.name)
     if argument is None:
         return True
-    return not (sample.kwargs.get(argument, 0.0) > 0 or any(isinstance(a, float) and a > 0 for a in sample.args))
+    return not (
+        sample.kwargs.get(argument, 0.0) > 0 or any(isinstance(a, float) and a > 0 for a in sample.args)
+    )
 
 
 def check(op: Any, dtype: torch.dtype, most_samples: int | None) -> tuple[int, int]:
@@ -108,7 +115,9 @@ def check(op: Any, dtype: torch.dtype, most_samples: int | None) -> tuple[int, i
     Raises what differs. A sample that the CPU refuses is not counted.
     """
     torch.manual_seed(0)
-    backward = dtype.is_floating_point and op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")
+    backward = (
+        dtype.is_floating_point and op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")
+    )
     forward_count = backward_count = 0
     samples: Iterator[Any] = iter(op.sample_inputs("cpu", dtype, requires_grad=backward))
     for sample in itertools.islice(samples, most_samples):
@@ -136,10 +145,14 @@ def check(op: Any, dtype: torch.dtype, most_samples: int | None) -> tuple[int, i
         if not outputs or not leaves:
             continue
         try:
-            grads = torch.autograd.grad(outputs, leaves, [torch.ones_like(o) for o in outputs], allow_unused=True)
+            grads = torch.autograd.grad(
+                outputs, leaves, [torch.ones_like(o) for o in outputs], allow_unused=True
+            )
         except Exception:  # noqa: BLE001
             continue
-        ours = torch.autograd.grad(our_outputs, our_leaves, [torch.ones_like(o) for o in our_outputs], allow_unused=True)
+        ours = torch.autograd.grad(
+            our_outputs, our_leaves, [torch.ones_like(o) for o in our_outputs], allow_unused=True
+        )
         compare(grads, ours, values)
         backward_count += 1
     return forward_count, backward_count

@@ -36,7 +36,7 @@ def test_device_index_functions():
         assert torch.dev.current_device() == 5
     with pytest.raises(RuntimeError, match="invalid device index 99"):
         torch.accelerator.set_device_index(99)
-    with pytest.raises(RuntimeError, match="invalid device index 8.*dev:0 to dev:7"):
+    with pytest.raises(RuntimeError, match="invalid device index 8.*dev:0 to dev:7"):  # noqa: RUF043
         torch.dev.set_device(8)
     with pytest.raises(ValueError, match="expected a dev device"):
         torch.dev.set_device("cpu")
@@ -158,7 +158,7 @@ FORK = """
                 os._exit(4)
             os._exit(0)
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-"""
+"""  # noqa: E501
 
 
 def test_fork_after_use(run_python):
@@ -184,9 +184,12 @@ def test_fork_after_use(run_python):
 
 
 def test_fork_before_use_is_fine(run_python):
-    out = run_python(FORK + """
+    out = run_python(
+        FORK
+        + """
     print(in_child("assert torch.ones(3, device='dev').sum().item() == 3"))
-    """)
+    """
+    )
     assert out.strip() == "0"
 
 
@@ -237,7 +240,7 @@ def test_device_count_from_the_environment(run_python):
                 assert "OCCL_DEVICE_COUNT must be a number from 1 to 64, not" in str(error) and {bad!r} in str(error)
             else:
                 raise AssertionError
-            """,
+            """,  # noqa: E501
             OCCL_DEVICE_COUNT=bad,
             TORCH_DEVICE_BACKEND_AUTOLOAD="0",
         )

@@ -79,7 +79,7 @@ def test_nested_tensors():
     for layout in (torch.strided, torch.jagged):
         x = torch.nested.nested_tensor([p.dev() for p in parts], layout=layout)
         assert x.device.type == "dev"
-        for a, b in zip((x * 2).unbind(), parts):
+        for a, b in zip((x * 2).unbind(), parts, strict=False):
             assert torch.equal(a.cpu(), b * 2)
         if layout == torch.strided:
             assert torch.equal(x.to_padded_tensor(0.0)[1].cpu(), parts[1])
@@ -94,7 +94,8 @@ def test_function_transforms():
     torch.testing.assert_close(per_sample(w.dev(), x.dev()).cpu(), per_sample(w, x))
     v = torch.randn(3)
     torch.testing.assert_close(
-        torch.func.hessian(lambda t: (t**3).sum())(v.dev()).cpu(), torch.func.hessian(lambda t: (t**3).sum())(v)
+        torch.func.hessian(lambda t: (t**3).sum())(v.dev()).cpu(),
+        torch.func.hessian(lambda t: (t**3).sum())(v),
     )
     primal, tangent = torch.func.jvp(torch.sin, (v.dev(),), (v.dev(),))
     torch.testing.assert_close(tangent.cpu(), v.cos() * v)
@@ -117,7 +118,7 @@ def test_compile(backend):
     torch.testing.assert_close(out, expected)
     out.sum().backward()
     expected.sum().backward()
-    for a, b in zip(compiled.parameters(), model.parameters()):
+    for a, b in zip(compiled.parameters(), model.parameters(), strict=False):
         torch.testing.assert_close(a.grad, b.grad)
 
 
@@ -125,7 +126,9 @@ def test_dynamo_knows_the_device():
     from torch._dynamo.device_interface import get_interface_for_device, get_registered_device_interfaces
 
     interface = get_interface_for_device("dev")
-    assert interface is get_interface_for_device(torch.device("dev:1")) and "dev" in dict(get_registered_device_interfaces())
+    assert interface is get_interface_for_device(torch.device("dev:1")) and "dev" in dict(
+        get_registered_device_interfaces()
+    )
     assert interface.device_count() == torch.dev.device_count() and interface.current_device() == 0
     assert interface.Worker.current_device() == 0 and interface.is_bf16_supported()
     with interface.device(1):
@@ -140,7 +143,9 @@ def test_fake_tensors():
     with FakeTensorMode() as mode:
         x = torch.empty(3, 4, device="dev:1")
         assert (x @ x.t()).device == torch.device("dev:1")
-        assert nn.functional.conv2d(torch.empty(1, 1, 5, 5, device="dev"), torch.empty(2, 1, 3, 3, device="dev")).shape == (1, 2, 3, 3)
+        assert nn.functional.conv2d(
+            torch.empty(1, 1, 5, 5, device="dev"), torch.empty(2, 1, 3, 3, device="dev")
+        ).shape == (1, 2, 3, 3)
     assert mode.from_tensor(torch.ones(2, device="dev")).device.type == "dev"
 
 
@@ -198,7 +203,9 @@ if __name__ == "__main__":
     assert x.sum().item() == 5
 """
     )
-    run_python(f"import runpy, sys; sys.argv = [{str(script)!r}]; runpy.run_path({str(script)!r}, run_name='__main__')")
+    run_python(
+        f"import runpy, sys; sys.argv = [{str(script)!r}]; runpy.run_path({str(script)!r}, run_name='__main__')"  # noqa: E501
+    )
 
 
 def test_packed_sequences():
@@ -237,9 +244,13 @@ def test_custom_operators():
         library.define("grow(Tensor(a!) x) -> ()")
         library.impl("grow", lambda x: [x.resize_(20).fill_(2)][1:] or None, "CPU")
         torch.ops.occl_test.grow(x)  # resized by a kernel
-        assert x.shape == (20,) and x.sum().item() == 40 and x.untyped_storage().device == torch.device("dev:1")
+        assert (
+            x.shape == (20,) and x.sum().item() == 40 and x.untyped_storage().device == torch.device("dev:1")
+        )
 
 
 def test_operator_that_nobody_has():
     with pytest.raises(NotImplementedError, match="has no kernel for CPU"):
-        torch.ops.aten._cudnn_rnn_flatten_weight([torch.ones(2, device="dev")], 1, 1, 1, 1, 1, 1, False, False)
+        torch.ops.aten._cudnn_rnn_flatten_weight(
+            [torch.ones(2, device="dev")], 1, 1, 1, 1, 1, 1, False, False
+        )

@@ -95,7 +95,11 @@ def test_quantized():
     for quantize in (
         lambda x: torch.quantize_per_tensor(x, 0.1, 3, torch.qint8),
         lambda x: torch.quantize_per_channel(
-            x, torch.full((4,), 0.1, device=x.device), torch.zeros(4, dtype=torch.long, device=x.device), 0, torch.quint8
+            x,
+            torch.full((4,), 0.1, device=x.device),
+            torch.zeros(4, dtype=torch.long, device=x.device),
+            0,
+            torch.quint8,
         ),
     ):
         cpu, dev = quantize(source), quantize(source.dev())
@@ -192,14 +196,19 @@ def test_sync_batch_norm_kernels(shape, dtype):
     close(torch.cat(out), expected.detach())
 
     grads = [g.to(dtype).dev() for g in grad.split(len(grad) // 2)]
-    reduced = [torch.batch_norm_backward_reduce(g, h, mean, invstd, w, True, True, True) for g, h in zip(grads, halves)]
+    reduced = [
+        torch.batch_norm_backward_reduce(g, h, mean, invstd, w, True, True, True)
+        for g, h in zip(grads, halves, strict=False)
+    ]
     close(sum(r[2] for r in reduced), weight.grad)
     close(sum(r[3] for r in reduced), bias.grad)
     sum_dy, sum_dy_xmu = sum(r[0] for r in reduced), sum(r[1] for r in reduced)
     inputs = [
         torch.batch_norm_backward_elemt(g, h, mean, invstd, w, sum_dy, sum_dy_xmu, counts.int())
-        for g, h in zip(grads, halves)
+        for g, h in zip(grads, halves, strict=False)
     ]
     close(torch.cat(inputs), batch.grad)
-    same = torch.batch_norm_gather_stats(halves[0], mean_all, invstd_all, None, None, momentum, eps, int(counts[0]))
+    same = torch.batch_norm_gather_stats(
+        halves[0], mean_all, invstd_all, None, None, momentum, eps, int(counts[0])
+    )
     close(same[0], mean.cpu())

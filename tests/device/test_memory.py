@@ -1,6 +1,7 @@
 """Memory: allocation, caching, limits, what goes back to the system, and where it lies."""
 
 import gc
+import itertools
 import os
 import threading
 
@@ -74,7 +75,7 @@ def test_a_loop_reserves_no_more_than_it_needs():
     reserved = torch.dev.memory_reserved()
     for _ in range(100):
         del kept
-        kept = step()
+        kept = step()  # noqa: F841  (held for one turn of the loop)
     assert torch.dev.memory_reserved() == reserved
 
 
@@ -97,12 +98,16 @@ def test_blocks_never_overlap():
             key = list(live)[int(torch.randint(len(live), (1,), generator=generator))]
             tensor, value = live.pop(key)
             assert bool((tensor == value).all())
-        n = int(torch.randint(1, 1 << int(torch.randint(1, 18, (1,), generator=generator)), (1,), generator=generator))
+        n = int(
+            torch.randint(
+                1, 1 << int(torch.randint(1, 18, (1,), generator=generator)), (1,), generator=generator
+            )
+        )
         live[i] = (torch.full((n,), i, dtype=torch.int32, device="dev"), i)
     for tensor, value in live.values():
         assert bool((tensor == value).all())
     blocks = [b for run in torch.dev.memory_snapshot() for b in run["blocks"]]
-    for first, second in zip(blocks, blocks[1:]):
+    for first, second in itertools.pairwise(blocks):
         assert first["address"] + first["size"] <= second["address"]
 
 
@@ -180,7 +185,12 @@ def test_many_threads_allocate_and_free():
             sizes = torch.randint(1, 20000, (1000,), generator=generator).tolist()
             live = []
             for i, n in enumerate(sizes):
-                live.append((torch.full((n,), seed * 1000 + i, dtype=torch.int32, device=f"dev:{seed % 2}"), seed * 1000 + i))
+                live.append(
+                    (
+                        torch.full((n,), seed * 1000 + i, dtype=torch.int32, device=f"dev:{seed % 2}"),
+                        seed * 1000 + i,
+                    )
+                )
                 if len(live) > 20:
                     tensor, value = live.pop(i % 20)
                     if not bool((tensor == value).all()):
@@ -213,8 +223,14 @@ def test_statistics_add_up():
     stats = torch.dev.memory_stats()
     for name in ("allocated_bytes", "active_bytes", "allocation"):
         for kind in ("current", "allocated", "freed"):
-            assert stats[f"{name}.all.{kind}"] == stats[f"{name}.small_pool.{kind}"] + stats[f"{name}.large_pool.{kind}"]
-    assert stats["allocated_bytes.all.current"] + stats["inactive_split_bytes.all.current"] == torch.dev.memory_reserved()
+            assert (
+                stats[f"{name}.all.{kind}"]
+                == stats[f"{name}.small_pool.{kind}"] + stats[f"{name}.large_pool.{kind}"]
+            )
+    assert (
+        stats["allocated_bytes.all.current"] + stats["inactive_split_bytes.all.current"]
+        == torch.dev.memory_reserved()
+    )
     runs = torch.dev.memory_snapshot()
     assert sum(r["total_size"] for r in runs) == torch.dev.memory_reserved()
     assert sum(r["active_size"] for r in runs) == torch.dev.memory_allocated()

@@ -5,7 +5,9 @@ import torch
 
 from . import opinfo
 
-CASES = [(op, dtype) for op in opinfo.operators() for dtype in opinfo.DTYPES if dtype in op.supported_dtypes("cpu")]
+CASES = [
+    (op, dtype) for op in opinfo.operators() for dtype in opinfo.DTYPES if dtype in op.supported_dtypes("cpu")
+]
 IDS = [f"{op.formatted_name}-{str(dtype)[6:]}" for op, dtype in CASES]
 
 

@@ -148,7 +148,9 @@ def test_fork_rng_and_checkpoint_restore_the_device():
 
     x = torch.ones(1000, device="dev", requires_grad=True)
     for reentrant in (False, True):
-        out = torch.utils.checkpoint.checkpoint(lambda t: nn.functional.dropout(t) * 2, x, use_reentrant=reentrant)
+        out = torch.utils.checkpoint.checkpoint(
+            lambda t: nn.functional.dropout(t) * 2, x, use_reentrant=reentrant
+        )
         x.grad = None
         out.sum().backward()
         assert torch.equal(x.grad, out.detach())

@@ -227,11 +227,9 @@ def test_current_stream_is_per_thread_and_device():
 
 def test_contexts_nest_and_survive_exceptions():
     a, b = torch.dev.Stream(), torch.Stream("dev:1")
-    with pytest.raises(KeyError):
-        with torch.dev.stream(a):
-            with b:
-                assert torch.accelerator.current_stream() == b
-                raise KeyError
+    with pytest.raises(KeyError), torch.dev.stream(a), b:
+        assert torch.accelerator.current_stream() == b
+        raise KeyError
     assert torch.accelerator.current_stream().stream_id == 0
     with torch.Stream("dev"):
         assert torch.dev.current_stream().stream_id != 0

@@ -18,15 +18,32 @@ def same(on_dev: torch.Tensor, on_cpu: torch.Tensor) -> None:
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 0, 2), (4, 5), (2, 3, 4, 5)])
 @pytest.mark.parametrize(
     "dtype",
-    [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8,
-     torch.uint8, torch.uint16, torch.bool, torch.complex64, torch.float8_e4m3fn],
+    [
+        torch.float32,
+        torch.float64,
+        torch.bfloat16,
+        torch.float16,
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint8,
+        torch.uint16,
+        torch.bool,
+        torch.complex64,
+        torch.float8_e4m3fn,
+    ],
 )
 def test_round_trip_is_exact(shape, dtype):
-    source = torch.randint(0, 2, shape).to(dtype) if not dtype.is_floating_point else torch.randn(shape).to(dtype)
+    source = (
+        torch.randint(0, 2, shape).to(dtype) if not dtype.is_floating_point else torch.randn(shape).to(dtype)
+    )
     there = source.to("dev")
     assert there.device == torch.device("dev:0") and there.is_dev
-    assert torch.equal(there.cpu().view(torch.uint8) if shape else there.cpu().reshape(1).view(torch.uint8),
-                       source.view(torch.uint8) if shape else source.reshape(1).view(torch.uint8))
+    assert torch.equal(
+        there.cpu().view(torch.uint8) if shape else there.cpu().reshape(1).view(torch.uint8),
+        source.view(torch.uint8) if shape else source.reshape(1).view(torch.uint8),
+    )
 
 
 @pytest.mark.parametrize(
@@ -253,7 +270,7 @@ def test_errors_of_kernels_arrive():
         torch.ones(3, device="dev") + torch.ones(4, device="dev")
     with pytest.raises(IndexError):
         torch.ones(3, device="dev")[5]
-    with pytest.raises(RuntimeError, match="invalid device index 99|index 99"):
+    with pytest.raises(RuntimeError, match="invalid device index 99|index 99"):  # noqa: RUF043
         torch.ones(3, device="dev:99")
 
 
@@ -262,13 +279,17 @@ def test_lists_of_tensors():
     there = [p.dev() for p in parts]
     same(torch.cat(there), torch.cat(parts))
     same(torch.stack(there, 1), torch.stack(parts, 1))
-    for a, b in zip(torch._foreach_add(there, 1), parts):
+    for a, b in zip(torch._foreach_add(there, 1), parts, strict=False):
         same(a, b + 1)
     torch._foreach_mul_(there, 2)
-    for a, b in zip(there, parts):
+    for a, b in zip(there, parts, strict=False):
         same(a, b * 2)
     same(torch.einsum("ij,kj->ik", there[0], there[1]), torch.einsum("ij,kj->ik", parts[0] * 2, parts[1] * 2))
-    for a, b in zip(torch.meshgrid(there[0][0], there[1][0], indexing="ij"), torch.meshgrid(parts[0][0] * 2, parts[1][0] * 2, indexing="ij")):
+    for a, b in zip(
+        torch.meshgrid(there[0][0], there[1][0], indexing="ij"),
+        torch.meshgrid(parts[0][0] * 2, parts[1][0] * 2, indexing="ij"),
+        strict=False,
+    ):
         same(a, b)
 
 

@@ -8,15 +8,23 @@ from torch import nn
 def network() -> nn.Module:
     torch.manual_seed(1)
     return nn.Sequential(
-        nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-        nn.Linear(64, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 10),
+        nn.Conv2d(1, 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64, 16),
+        nn.LayerNorm(16),
+        nn.GELU(),
+        nn.Linear(16, 10),
     )
 
 
 def batches():
     generator = torch.Generator().manual_seed(0)
     return [
-        (torch.randn(8, 1, 8, 8, generator=generator), torch.randint(10, (8,), generator=generator)) for _ in range(4)
+        (torch.randn(8, 1, 8, 8, generator=generator), torch.randint(10, (8,), generator=generator))
+        for _ in range(4)
     ]
 
 
@@ -47,7 +55,7 @@ def test_training_is_the_same_as_on_the_cpu(optimizer, options):
     cpu_losses, cpu_parameters, _ = train("cpu", optimizer, **options)
     dev_losses, dev_parameters, step = train("dev", optimizer, **options)
     assert dev_losses == pytest.approx(cpu_losses, rel=1e-5)
-    for a, b in zip(dev_parameters, cpu_parameters):
+    for a, b in zip(dev_parameters, cpu_parameters, strict=False):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
     other = OPTIMIZERS[optimizer](network().dev().parameters(), **options)
     other.load_state_dict(step.state_dict())
@@ -93,8 +101,10 @@ def test_layers(make, shape):
         out = model(*x)
         out = out[0] if isinstance(out, tuple) else out
         out.pow(2).sum().backward()
-        results.append([out.detach().cpu(), *(i.grad.cpu() for i in x), *(p.grad.cpu() for p in model.parameters())])
-    for a, b in zip(*results):
+        results.append(
+            [out.detach().cpu(), *(i.grad.cpu() for i in x), *(p.grad.cpu() for p in model.parameters())]
+        )
+    for a, b in zip(*results, strict=False):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
@@ -119,7 +129,7 @@ def test_attention_forward_and_backward():
             out = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
             out.pow(2).sum().backward()
             grads.append([t.cpu() for t in (out.detach(), q.grad, k.grad, v.grad)])
-        for a, b in zip(*grads):
+        for a, b in zip(*grads, strict=False):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 

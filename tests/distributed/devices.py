@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import torch
+
 import torch_occl
 
 HAS_DEVICE_LAYER = Path(torch_occl.__file__).with_name("dev.py").exists()

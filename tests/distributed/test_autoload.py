@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import tomllib
+
 import torch_occl
 
 from .devices import DEVICES

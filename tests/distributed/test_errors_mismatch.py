@@ -120,12 +120,14 @@ def splits_differ(rank, n, device):
 
 
 def splits_written_down_or_not(rank, n, device):
-    """Equal splits are the same collective, whether a rank writes them down or leaves them out."""
+    """All ranks write their splits down, or none does: one alone is told so."""
     t = torch.full((2 * n,), rank, dtype=torch.float32, device=device)
-    out = torch.empty_like(t)
     splits = [2] * n if rank == 0 else None
-    dist.all_to_all_single(out, t, splits, splits)
-    assert out.tolist() == [r for r in range(n) for _ in range(2)]
+    with pytest.raises(dist.DistBackendError) as caught:
+        dist.all_to_all_single(torch.empty_like(t), t, splits, splits)
+    assert "all_to_all(float32[uneven])" in str(caught.value) and "all_to_all(float32[2])" in str(
+        caught.value
+    )
 
 
 USUAL = ("all_reduce", {})

@@ -5,6 +5,7 @@ import sys
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+
 import torch_occl  # noqa: F401
 
 

@@ -4,6 +4,7 @@ import sys
 
 import torch
 import torch.distributed as dist
+
 import torch_occl  # noqa: F401
 
 dist.init_process_group("occl")
