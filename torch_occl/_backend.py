@@ -46,8 +46,8 @@ def register(device: str | None) -> bool:
     if "occl" in dist.Backend.backend_list:
         warnings.warn(
             "another package has already registered a torch.distributed backend named 'occl' "
-            "(PyTorch's test package torch_openreg does); torch_occl leaves it in place and does not register "
-            "its own",
+            "(PyTorch's test package torch_openreg does); torch_occl leaves it in place and does not "
+            "register its own",
             stacklevel=3,
         )
         return False
