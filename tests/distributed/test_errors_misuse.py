@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import traceback
 
 import pytest
 import torch
@@ -33,15 +34,19 @@ def used_after_destroy(rank, n, device, *, store):
 
 
 def in_a_child(rank, n, device, *, use):
-    """What `use` gives in a forked child, as text; the parent's group works on."""
+    """What `use` gives in a forked child, as text; the parent's group works on.
+
+    The child uses CPU tensors: it can have none on a device that its parent has used.
+    """
     assert_works(device)
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            os.write(write, use(device).encode())
-        finally:
-            os._exit(0)
+            os.write(write, use("cpu").encode())
+        except BaseException:  # noqa: BLE001 the parent shows it
+            os.write(write, traceback.format_exc().encode())
+        os._exit(0)
     os.close(write)
     with os.fdopen(read) as pipe:
         text = pipe.read()
@@ -75,6 +80,10 @@ def make_a_group_of_its_own(device):
     assert_works("cpu")
     dist.destroy_process_group()
     return "it works"
+
+
+def use_the_parents_device(device):
+    return str(torch.ones(4, device=DEVICES[-1]))
 
 
 def only_end(device):
@@ -194,6 +203,13 @@ def test_a_forked_child_does_not_harm_the_parents_group(fresh, use, text, device
     assert results_of_children(fresh, device, use) == [text] * 2
 
 
+if "dev" in DEVICES:
+
+    def test_a_forked_child_cannot_use_the_parents_device(fresh):
+        for text in results_of_children(fresh, "dev", "use_the_parents_device"):
+            assert "'spawn' start method" in text, text
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", ["all_reduce", "barrier", "recv", "wait"])
 def test_ctrl_c_ends_a_blocked_call_with_keyboard_interrupt(fresh, kind, device):
@@ -234,5 +250,5 @@ def test_a_rank_that_has_left_is_named(fresh, device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_operations_that_are_not_offered_raise_not_implemented(pool, device):
+def test_operations_are_offered_or_raise_not_implemented(pool, device):
     pool.run(not_offered, 2, device)

@@ -72,7 +72,7 @@ class Zygote:
 
     def serve(self) -> None:
         while True:
-            request, fds, _, _ = socket.recv_fds(self.control, 1 << 16, 64)
+            request, fds, _, _ = socket.recv_fds(self.control, 1 << 16, 253)
             if not request:
                 break
             name, *args = pickle.loads(request)
