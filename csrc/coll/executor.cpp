@@ -166,14 +166,16 @@ void Executor::choose_plan() {
     }
   } else {
     bool all_mapped = mapped_, any_mapped = mapped_;
+    const bool pairs = c_.kind == Kind::all_to_all && c_.in.list;
     for (int i = 0; i < mesh_.size(); ++i) {
       if (i == mesh_.rank()) continue;
       const Post& post = mesh_.member(i).block.post(q_);
       all_mapped &= post.mapped != 0;
       any_mapped |= post.mapped != 0;
-      shape_.largest = std::max<std::size_t>(shape_.largest, post.largest);
+      // Elsewhere all ranks know all sizes, and no peer is asked: moves trust the largest block to fit.
+      if (pairs) shape_.largest = std::max<std::size_t>(shape_.largest, post.largest);
     }
-    if (c_.kind == Kind::all_to_all && c_.in.list) compare_pairs();
+    if (pairs) compare_pairs();
     const bool first_step_made = agreed_;
     plan_ = make_plan(shape_, mesh_.tuning(), all_mapped);
     const bool direct = plan_.path == Path::direct;
