@@ -1,0 +1,169 @@
+#include "pg/checks.h"
+
+#include <algorithm>
+
+#include "kernels/kernels.h"
+
+namespace occl::pg {
+
+DType dtype_of(const at::Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case at::kByte:
+      return DType::u8;
+    case at::kChar:
+      return DType::i8;
+    case at::kShort:
+      return DType::i16;
+    case at::kInt:
+      return DType::i32;
+    case at::kLong:
+      return DType::i64;
+    case at::kUInt16:
+      return DType::u16;
+    case at::kUInt32:
+      return DType::u32;
+    case at::kUInt64:
+      return DType::u64;
+    case at::kHalf:
+      return DType::f16;
+    case at::kBFloat16:
+      return DType::bf16;
+    case at::kFloat:
+      return DType::f32;
+    case at::kDouble:
+      return DType::f64;
+    case at::kFloat8_e4m3fn:
+      return DType::f8_e4m3fn;
+    case at::kFloat8_e5m2:
+      return DType::f8_e5m2;
+    case at::kFloat8_e4m3fnuz:
+      return DType::f8_e4m3fnuz;
+    case at::kFloat8_e5m2fnuz:
+      return DType::f8_e5m2fnuz;
+    case at::kFloat8_e8m0fnu:
+      return DType::f8_e8m0fnu;
+    case at::kComplexFloat:
+      return DType::c64;
+    case at::kComplexDouble:
+      return DType::c128;
+    case at::kBool:
+      return DType::boolean;
+    default:
+      return DType::bytes;  // quantized, sub-byte and whatever comes: moved as it is
+  }
+}
+
+std::size_t count_of(const at::Tensor& t) {
+  return dtype_of(t) == DType::bytes ? t.nbytes() : static_cast<std::size_t>(t.numel());
+}
+
+coll::Block block_of(const at::Tensor& t) { return {static_cast<std::byte*>(t.data_ptr()), count_of(t)}; }
+
+void check_tensor(const char* call, const at::Tensor& t, Density density) {
+  if (!t.defined()) invalid(call, "invalid tensor: it is undefined");
+  if (t.layout() != at::kStrided)
+    invalid(call, "unsupported layout: invalid tensor layout ", c10::str(t.layout()),
+            ", a dense tensor is needed");
+  if (!t.device().is_cpu() && !t.device().is_privateuseone())
+    invalid(call, "unsupported device type ", c10::DeviceTypeName(t.device().type(), true),
+            ": occl moves CPU and ", c10::get_privateuse1_backend(), " tensors");
+  const bool dense = density == Density::contiguous ? t.is_contiguous() : t.is_non_overlapping_and_dense();
+  if (!dense)
+    invalid(call, "invalid tensor layout: tensors must be contiguous, and this one has sizes ",
+            c10::str(t.sizes()), " and strides ", c10::str(t.strides()), "; call .contiguous() first");
+  if (t.is_conj() || t.is_neg())
+    invalid(call, "the tensor is a lazy conjugate or negative; call .resolve_conj().resolve_neg() first");
+}
+
+void check_alike(const char* call, const at::Tensor& t, const at::Tensor& reference, std::size_t index) {
+  if (t.scalar_type() != reference.scalar_type())
+    invalid(call, "invalid tensor type at index ", index, ": expected ", c10::str(reference.scalar_type()),
+            ", got ", c10::str(t.scalar_type()));
+  if (t.device() != reference.device())
+    invalid(call, "tensors on different devices: ", c10::str(reference.device()), " and ",
+            c10::str(t.device()), " at index ", index);
+}
+
+const at::Tensor& only(const char* call, const Tensors& tensors, const char* what) {
+  if (tensors.empty()) invalid(call, "requires non-empty tensor list: ", what, " has no tensor");
+  if (tensors.size() > 1) invalid(call, what, " must have one tensor, got ", tensors.size());
+  return tensors.front();
+}
+
+const Tensors& only(const char* call, const std::vector<Tensors>& lists, const char* what) {
+  if (lists.size() != 1) invalid(call, what, " must have one list of tensors, got ", lists.size());
+  return lists.front();
+}
+
+int root_of(const char* call, Asker who, int64_t root, int64_t root_tensor) {
+  if (root < 0 || root >= who.size)
+    invalid(call, "invalid root rank: ", root, " (the group has ", who.size, " ranks)");
+  if (root_tensor != 0) invalid(call, "invalid root tensor: ", root_tensor, " (there is one tensor)");
+  return static_cast<int>(root);
+}
+
+void set_reduction(const char* call, coll::Collective& c, const c10d::ReduceOp& op) {
+  const auto number = static_cast<int>(op.op_);
+  if (number < 0 || number >= kReduceOps) invalid(call, "invalid reduce operation number ", number);
+  c.op = static_cast<ReduceOp>(number);  // c10d's numbers and the core's are the same, see below
+  if (!kernels::supported(c.dtype, c.op))
+    raise(Error(Errc::invalid_argument, concat(call, ": ReduceOp.", name_of(c.op), " has no meaning for ",
+                                               name_of(c.dtype), " tensors")));
+  if (c.op != ReduceOp::premul_sum) return;
+  const auto* supplement = dynamic_cast<const c10d::PreMulSumSupplement*>(op.supplement_.get());
+  if (!supplement) invalid(call, "ReduceOp.PREMUL_SUM needs a factor");
+  c.factor = supplement->tensor_factor.defined() ? supplement->tensor_factor.item<double>()
+                                                 : supplement->double_factor;
+}
+static_assert(static_cast<int>(ReduceOp::sum) == c10d::ReduceOp::SUM &&
+              static_cast<int>(ReduceOp::avg) == c10d::ReduceOp::AVG &&
+              static_cast<int>(ReduceOp::product) == c10d::ReduceOp::PRODUCT &&
+              static_cast<int>(ReduceOp::min) == c10d::ReduceOp::MIN &&
+              static_cast<int>(ReduceOp::max) == c10d::ReduceOp::MAX &&
+              static_cast<int>(ReduceOp::band) == c10d::ReduceOp::BAND &&
+              static_cast<int>(ReduceOp::bor) == c10d::ReduceOp::BOR &&
+              static_cast<int>(ReduceOp::bxor) == c10d::ReduceOp::BXOR &&
+              static_cast<int>(ReduceOp::premul_sum) == c10d::ReduceOp::PREMUL_SUM);
+
+coll::Blocks whole(const at::Tensor& t) {
+  const coll::Block block = block_of(t);
+  return {block.data, block.count, 1, nullptr};
+}
+
+void check_overlap(const char* call, const coll::Block& in, const coll::Block& out, std::size_t size,
+                   const std::byte* allowed) {
+  const bool apart = in.data + in.count * size <= out.data || out.data + out.count * size <= in.data;
+  if (!apart && in.count && out.count && allowed != (in.count < out.count ? in.data : out.data))
+    invalid(call, "input and output overlap in memory");
+}
+
+void set_even(coll::Collective& c, std::size_t count) { c.largest = c.volume = count; }
+
+coll::Blocks list_blocks(const char* call, const Tensors& tensors, const at::Tensor& reference,
+                         std::size_t expected, std::vector<coll::Block>& blocks) {
+  if (tensors.size() != expected)
+    invalid(call, "invalid output tensor list: expected one tensor for each of the ", expected,
+            " ranks, got ", tensors.size());
+  blocks.reserve(expected);
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    check_tensor(call, tensors[i]);
+    check_alike(call, tensors[i], reference, i);
+    blocks.push_back(block_of(tensors[i]));
+  }
+  coll::Blocks out{nullptr, 0, static_cast<std::uint32_t>(expected), nullptr};
+  for (const auto& block : blocks) out.count = std::max(out.count, block.count);
+  return out;
+}
+
+void set_listed(coll::Collective& c, const std::vector<coll::Block>& blocks) {
+  const auto [least, most] = std::minmax_element(
+      blocks.begin(), blocks.end(), [](const auto& a, const auto& b) { return a.count < b.count; });
+  c.largest = most->count;
+  c.volume = most->count;
+  if (least->count == most->count) return;
+  std::uint64_t hash = 0xcbf29ce484222325u;  // FNV-1a over the sizes
+  for (const auto& block : blocks) hash = (hash ^ block.count) * 0x100000001b3u;
+  c.volume = coll::kUneven | (hash & (coll::kUneven - 1));
+}
+
+}  // namespace occl::pg
