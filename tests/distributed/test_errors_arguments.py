@@ -168,6 +168,14 @@ def bad_list(calls, operation):
         refused(call, pattern, calls.zeros(4), **{name: [*good()[1:], tensor]})
 
 
+def mixed_devices(calls, operation):
+    """The flat operations; lists are in bad_list."""
+    other = torch.zeros(4 * calls.n, device=DEVICES[DEVICES[0] == calls.device])
+    name = {"reduce_scatter_tensor": "whole"}.get(operation, "out")
+    t = calls.zeros(4 * calls.n if operation == "all_to_all_single" else 4)
+    refused(getattr(calls, operation), "tensors on different devices", t, **{name: other})
+
+
 def bad_size(calls, operation):
     call, n = getattr(calls, operation), calls.n
     if operation == "all_gather_into_tensor":
@@ -248,6 +256,10 @@ SIZED = (
     "all_to_all_single",
 )
 ROWS += [("bad_size", operation) for operation in SIZED]
+
+if len(DEVICES) > 1:
+    FLAT = ("all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")
+    ROWS += [("mixed_devices", operation) for operation in FLAT]
 
 
 @pytest.mark.parametrize("device", DEVICES)
