@@ -5,6 +5,9 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <string>
+
+#include "base/environment.h"
 
 namespace occl::device {
 namespace {
@@ -16,12 +19,12 @@ std::atomic<bool> g_used{false};
 std::atomic<bool> g_bad_fork{false};
 
 c10::DeviceIndex count_from_environment() {
-  const char* text = std::getenv("OCCL_DEVICE_COUNT");
-  if (!text || !*text) return 8;
+  const std::string text = environment::get(environment::kDeviceCount);
+  if (text.empty()) return 8;
   char* end = nullptr;
-  const long n = std::strtol(text, &end, 10);
-  TORCH_CHECK_VALUE(!*end && n >= 1 && n <= kMaxDevices, "OCCL_DEVICE_COUNT must be a number from 1 to ",
-                    static_cast<int>(kMaxDevices), ", not \"", text, "\"");
+  const long n = std::strtol(text.c_str(), &end, 10);
+  TORCH_CHECK_VALUE(!*end && n >= 1 && n <= kMaxDevices, environment::kDeviceCount,
+                    " must be a number from 1 to ", static_cast<int>(kMaxDevices), ", not \"", text, "\"");
   return static_cast<c10::DeviceIndex>(n);
 }
 

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <string>
 
+#include "base/environment.h"
 #include "base/error.h"
 
 namespace occl::device {
@@ -19,11 +20,11 @@ double checked(double fraction, const char* from) {
 }
 
 double fraction_from_environment() {
-  const char* text = std::getenv("OCCL_MEMORY_FRACTION");
-  if (!text || !*text) return kDefaultFraction;
+  const std::string text = environment::get(environment::kMemoryFraction);
+  if (text.empty()) return kDefaultFraction;
   char* end = nullptr;
-  const double fraction = std::strtod(text, &end);
-  return checked(*end ? -1 : fraction, "OCCL_MEMORY_FRACTION");
+  const double fraction = std::strtod(text.c_str(), &end);
+  return checked(*end ? -1 : fraction, environment::kMemoryFraction);
 }
 
 std::atomic<std::size_t> g_limit{0};  // 0: not computed yet

@@ -1,9 +1,8 @@
 #include "kernels/kernels.h"
 
 #include <cassert>
-#include <cstdlib>
 #include <cstring>
-#include <string_view>
+#include <string>
 #include <vector>
 
 #if defined(__x86_64__)
@@ -13,6 +12,7 @@
 #include <cfenv>
 #endif
 
+#include "base/environment.h"
 #include "base/error.h"
 #include "kernels/isa.h"
 
@@ -61,13 +61,13 @@ bool has_f16c() {
 
 const Kernels& choose() {
   const auto all = available();
-  const char* wish = std::getenv("OCCL_ISA");
-  if (!wish || !*wish) return *all.back();
+  const std::string wish = environment::get(environment::kIsa);
+  if (wish.empty()) return *all.back();
   for (const Kernels* kernels : all)
-    if (std::string_view(wish) == kernels->name) return *kernels;
+    if (wish == kernels->name) return *kernels;
   std::string names;
   for (const Kernels* kernels : all) names += concat(names.empty() ? "" : ", ", kernels->name);
-  fail(Errc::invalid_argument, "OCCL_ISA is \"", wish, "\", but this machine runs ", names);
+  fail(Errc::invalid_argument, environment::kIsa, " is \"", wish, "\", but this machine runs ", names);
 }
 
 bool in_table(DType dtype, ReduceOp op) {
