@@ -10,9 +10,6 @@
 namespace occl::coll {
 namespace {
 
-// Between two looks at the world (deadlines, deaths, other groups) at most so many bytes are moved.
-constexpr std::size_t kSliceBytes = std::size_t{4} << 20;
-
 std::size_t total_bytes(const Blocks& blocks, std::size_t element_size) {
   return blocks.n * blocks.count * element_size;
 }

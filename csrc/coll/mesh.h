@@ -13,6 +13,9 @@
 
 namespace occl::coll {
 
+/// Between two looks at the world (deadlines, deaths, other groups) at most so many bytes are moved.
+inline constexpr std::size_t kSliceBytes = std::size_t{4} << 20;
+
 /// What a rank publishes so that the others can join it.
 struct Invitation {
   shm::Address address;

@@ -9,8 +9,7 @@
 namespace occl::coll {
 namespace {
 
-constexpr std::size_t kSliceBytes = std::size_t{4} << 20;  // copied between two looks at the world
-constexpr std::size_t kDataBytes = kRingBytes / 4;         // payload of one data record
+constexpr std::size_t kDataBytes = kRingBytes / 4;  // payload of one data record
 
 std::size_t record_bytes(std::size_t payload) {
   return sizeof(Envelope) + (payload + kLine - 1) / kLine * kLine;
