@@ -15,13 +15,16 @@ export PATH := $(CURDIR)/.venv/bin:$(if $(CCACHE),$(CCACHE):)$(PATH)
 # Two terminals may both find something to do: the second waits, and then looks again.
 LOCK := $(if $(shell command -v flock),flock Makefile)
 
-.PHONY: help demo test test-all bench lint setup clean distclean
+.PHONY: help demo test test-all soak mutations bench lint setup clean distclean
 
 help:
 	@echo 'make demo        train on handwritten digits with occl and with Gloo, and compare'
 	@echo 'make test        every test but the long matrices;  ARGS="-k packaging" is handed to pytest'
 	@echo 'make test-all    every test'
-	@echo 'make bench       time collectives beside Gloo;      ARGS="--quick" is handed to the benchmark'
+	@echo 'make soak        fuzzing, random schedules, faults;  ARGS="--minutes 30 --seed 7" (needs clang)'
+	@echo 'make mutations   put known defects in, one by one, and see a test fail for each'
+	@echo 'make bench       time collectives beside Gloo;      ARGS="--quick" is handed to the benchmark,'
+	@echo '                 ARGS=--peers measures MPI, oneCCL and the limit of the memory too'
 	@echo 'make lint        ruff, and clang-format where it is installed'
 	@echo 'make setup       only .venv and the extension, which the targets above make when they need them'
 	@echo 'make clean       remove what was built;             make distclean removes .venv too'
@@ -37,6 +40,12 @@ test: setup
 
 test-all: setup
 	@$(VENV_PYTHON) -m pytest -m '' $(ARGS)
+
+soak: setup
+	@$(VENV_PYTHON) tests/soak.py $(ARGS)
+
+mutations: setup
+	@$(VENV_PYTHON) tests/mutations.py $(ARGS)
 
 bench: setup
 	@$(VENV_PYTHON) -m torch_occl.bench $(ARGS)

@@ -1,4 +1,4 @@
-"""Builds the torch-free core and its C++ tests, once for each way of checking them, with ninja.
+"""Builds what is free of PyTorch and its C++ tests, once for each way of checking them, with ninja.
 
 For each mode a static archive of the core and one program for each ``tests/cpp/test_*.cpp``, under
 ``build/cpp/<mode>/``. Ninja and the compiler's own dependency files decide what is out of date.
@@ -14,12 +14,23 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 CORE = ("base", "kernels", "shm", "coll")
-FLAGS = "-std=c++20 -ffp-contract=off -Wall -Wextra -pthread -Icsrc"
+DEVICE = ("heap.cpp", "heap_grow.cpp", "memory_limit.cpp", "queue.cpp")
+"""The part of the device's layer that knows nothing of PyTorch: built here, it must stay so."""
+FLAGS = "-std=c++20 -ffp-contract=off -Wall -Wextra -pthread -Icsrc -Itests -Itests/cpp"
+USUAL_MODES = ("plain", "asan", "tsan")
 MODES = {
     "plain": "-O2",
     "asan": "-O2 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all",
     "tsan": "-O2 -g -fno-omit-frame-pointer -fsanitize=thread",
+    "faults": "-O2 -DOCCL_FAULT_POINTS",
+    # Atomics, mutexes and threads are those of tests/cpp/explore, whose headers come before csrc's.
+    "explore": "-O1 -g -Itests/cpp/explore",
+    # libFuzzer: needs clang.
+    "fuzz": "-O1 -g -fno-omit-frame-pointer -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all "
+    "-DOCCL_LIBFUZZER",
 }
+USUAL_MODES = ("plain", "asan", "tsan")
+"""The others are for tests that name them."""
 
 RULES = """\
 ninja_required_version = 1.5
@@ -38,9 +49,13 @@ rule link
 """
 
 
-def core_sources(root: Path = ROOT) -> list[Path]:
-    """Every source file of the core, relative to the root of the repository."""
-    return sorted(path.relative_to(root) for layer in CORE for path in (root / "csrc" / layer).rglob("*.cpp"))
+def core_sources(root: Path = ROOT, mode: str = "plain") -> list[Path]:
+    """Every source file that is built without PyTorch in a mode, relative to the root of the repository."""
+    csrc = root / "csrc"
+    found = [path for layer in CORE for path in (csrc / layer).rglob("*.cpp")]
+    found += [path for name in DEVICE for path in (csrc / "device").glob(name)]
+    sources = sorted(path.relative_to(root) for path in found)
+    return sources + ([Path("tests/cpp/explore/explore.cpp")] if mode == "explore" else [])
 
 
 def test_sources(root: Path = ROOT) -> list[Path]:
@@ -48,10 +63,15 @@ def test_sources(root: Path = ROOT) -> list[Path]:
     return sorted(path.relative_to(root) for path in (root / "tests" / "cpp").glob("test_*.cpp"))
 
 
+def fuzz_sources(root: Path = ROOT) -> list[Path]:
+    """Every fuzz target, relative to the root of the repository. But for mode ``fuzz`` it replays inputs."""
+    return sorted(path.relative_to(root) for path in (root / "tests" / "fuzz").glob("*.cpp"))
+
+
 def modes_of(text: str) -> list[str]:
-    """The modes a test runs in: all of them, unless a line ``// modes: plain asan`` in it names some."""
+    """The modes a test runs in: the usual ones, unless a line ``// modes: plain asan`` in it names some."""
     if not (line := re.search(r"^// modes:(.*)$", text, re.MULTILINE)):
-        return list(MODES)
+        return list(USUAL_MODES)
     modes = line[1].split()
     if not modes or not set(modes) <= set(MODES):
         raise ValueError(f"'{line[0]}' must name some of {', '.join(MODES)}")
@@ -60,7 +80,7 @@ def modes_of(text: str) -> list[str]:
 
 def ninja_file(mode: str, core: list[Path], tests: list[Path], out: Path, compiler: str) -> str:
     """The build of one mode. All paths are relative to the root, so that none needs quoting."""
-    lines = [RULES.format(out=out, compiler=compiler), f"flags = {FLAGS} {MODES[mode]}", ""]
+    lines = [RULES.format(out=out, compiler=compiler), f"flags = {MODES[mode]} {FLAGS}", ""]
 
     def compile_(source: Path) -> str:
         lines.append(f"build {out / source}.o: compile {source}")
@@ -72,9 +92,9 @@ def ninja_file(mode: str, core: list[Path], tests: list[Path], out: Path, compil
     return "\n".join(lines) + "\n"
 
 
-def compiler() -> str:
+def compiler(mode: str = "plain") -> str:
     """The compiler's command, through ccache where that is installed."""
-    command = os.environ.get("CXX", "c++")
+    command = "clang++" if mode == "fuzz" else os.environ.get("CXX", "c++")
     return f"ccache {command}" if shutil.which("ccache") and "ccache" not in command else command
 
 
@@ -82,7 +102,9 @@ def build(mode: str, source: Path, root: Path = ROOT) -> Path:
     """Brings the program of one test up to date and returns its path. Raises RuntimeError with the output."""
     out = Path("build", "cpp", mode)
     (root / out).mkdir(parents=True, exist_ok=True)
-    rules = ninja_file(mode, core_sources(root), test_sources(root), out, compiler())
+    rules = ninja_file(
+        mode, core_sources(root, mode), test_sources(root) + fuzz_sources(root), out, compiler(mode)
+    )
     ninja = shutil.which("ninja", path=f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ['PATH']}")
     if not ninja:
         raise RuntimeError("ninja is not installed: pip install ninja")

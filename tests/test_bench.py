@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from torch_occl.bench import contenders, report
+from torch_occl.bench import contenders, noise, report
 from torch_occl.bench.__main__ import NAMES, parse_arguments, parse_size
 from torch_occl.bench.contenders import CONTENDERS
 from torch_occl.bench.gate import Gate, make_counters
@@ -84,7 +84,7 @@ def test_help_names_every_operation_and_contender():
 @pytest.mark.parametrize("operation", OPERATIONS, ids=NAMES)
 def test_one_wrong_element_is_an_error_that_names_it(operation, alone):
     arena = Arena(operation, "gloo", alone, whole=8, calls=3)
-    data = Data(8, 3)
+    data = Data(8, 3, operation.dtype)
     expected = operation.expected(lambda rank: data(rank, 1), 0, 1)
     arena.refill(data(0, 1))
     for call in arena.calls:
@@ -180,3 +180,39 @@ def test_ratios_are_of_medians_in_the_columns_of_the_header():
     assert line.split()[-4:] == ["50", "20", "5", "12.5"]
     assert line.split()[:3] == ["all_reduce", "1", "MiB"]
     assert len(line) == len(header)
+
+
+def test_sums_of_sixteen_bit_inputs_are_exact_for_64_ranks():
+    for dtype in (torch.bfloat16, torch.float16):
+        data = Data(elements=2000, calls=2, dtype=dtype, ranks=64)
+        exact = sum(data(rank, 299).double() for rank in range(64))
+        assert torch.equal(exact.to(dtype).double(), exact)
+        assert data(0, 1).unique().numel() > 1
+
+
+def test_a_machine_is_too_noisy_to_tell_if_others_use_it_or_the_floor_varies():
+    steady = report.summarize(Samples("all_reduce", 4, "floor", 1, [1e-6, 1.1e-6, 1.1e-6, 1.2e-6]))
+    varying = report.summarize(Samples("all_reduce", 4, "floor", 1, [1e-6, 2e-6, 3e-6, 9e-6]))
+    waiting = report.summarize(Samples("all_reduce", 4, "gloo", 1, [1e-6, 2e-6, 3e-6, 9e-6]))
+    assert noise.judge([steady, waiting], foreign=0.04, stolen=0.0)["quiet"]
+    assert noise.judge([varying], 0.0, 0.0)["reasons"] == [
+        "1 of 1 values of contenders that wait for nobody have quartiles more than 1.25 times apart"
+    ]
+    assert "other programs took 6%" in noise.verdict(noise.judge([steady], 0.06, 0.0))
+    assert "host took 50%" in noise.verdict(noise.judge([steady], 0.0, 0.5))
+
+
+def test_the_watch_counts_what_other_programs_take(monkeypatch):
+    machine = iter([(100.0, 50.0, 1.0), (120.0, 66.0, 3.0)])
+    own = iter([(3.0, 0.0, 0.0, 0.0, 9.0), (5.0, 1.0, 1.0, 1.0, 19.0)])
+    monkeypatch.setattr(noise, "machine_seconds", lambda: next(machine))
+    monkeypatch.setattr(noise.os, "times", lambda: next(own))
+    foreign, stolen = noise.Watch().shares()
+    assert (foreign, stolen) == (pytest.approx((16 - 5) / 20), pytest.approx(0.1))
+
+
+def test_real_seconds_of_the_machine_grow():
+    before = noise.machine_seconds()
+    sum(range(1_000_000))
+    assert all(now >= then for now, then in zip(noise.machine_seconds(), before, strict=True))
+    assert before[0] > before[1] > 0

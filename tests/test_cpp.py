@@ -1,4 +1,4 @@
-"""Runs the C++ tests of the core: plain, with AddressSanitizer and UBSan, and with ThreadSanitizer.
+"""Runs the C++ tests of the core: plain, with AddressSanitizer and UBSan, with ThreadSanitizer, with faults.
 
 A test is one program, ``tests/cpp/test_*.cpp``. Its last line is ``N passed, M failed``. A line
 ``// modes: plain asan`` in it names the modes it runs in, where not all make sense.
@@ -53,11 +53,14 @@ def without_address_randomization() -> list[str]:
     return prefix if possible else []
 
 
-def run(program: Path, timeout: float = TIMEOUT) -> str:
-    """The output of a program of tests. Fails, showing it, unless some tests passed and none failed."""
+def run(program: Path, timeout: float = TIMEOUT, only: str = "") -> str:
+    """The output of a program of tests. Fails, showing it, unless some tests passed and none failed.
+
+    With ``only``, of the tests whose names contain that (for a fuzz target: the file of inputs).
+    """
     try:
         result = subprocess.run(
-            [*without_address_randomization(), str(program)],
+            [*without_address_randomization(), str(program), *([only] if only else [])],
             env=sanitizers() | os.environ,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -97,7 +100,7 @@ def project(root: Path, body: str) -> Path:
 PASSES = 'std::printf("%d passed, 0 failed\\n", two()); '
 
 
-@pytest.mark.parametrize("mode", cpp_build.MODES)
+@pytest.mark.parametrize("mode", cpp_build.USUAL_MODES)
 def test_a_program_that_is_right_passes_in_every_mode(mode, tmp_path):
     root = tmp_path / "path with spaces"
     assert run(cpp_build.build(mode, project(root, PASSES), root)) == "2 passed, 0 failed\n"
@@ -145,8 +148,8 @@ def test_a_source_that_does_not_compile_shows_the_compiler_s_message(tmp_path):
         cpp_build.build("plain", source, tmp_path)
 
 
-def test_modes_are_all_unless_the_source_names_some():
+def test_modes_are_the_usual_ones_unless_the_source_names_some():
     assert cpp_build.modes_of("int main() {}") == ["plain", "asan", "tsan"]
     assert cpp_build.modes_of("// A test\n// modes: plain asan\n") == ["plain", "asan"]
-    with pytest.raises(ValueError, match="plain, asan, tsan"):
+    with pytest.raises(ValueError, match="plain, asan, tsan, faults"):
         cpp_build.modes_of("// modes: msan")

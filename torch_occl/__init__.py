@@ -17,6 +17,8 @@ from torch_occl import _backend, _device  # noqa: E402
 _backend.register(_device.register())
 
 from torch_occl._C import ProcessGroupOCCL, WorkOCCL  # noqa: E402
+from torch_occl._groups import shrink_group  # noqa: E402
+from torch_occl._memory import empty_shared  # noqa: E402
 
-__all__ = ["ProcessGroupOCCL", "WorkOCCL"]
+__all__ = ["ProcessGroupOCCL", "WorkOCCL", "empty_shared", "shrink_group"]
 __version__ = "0.1.0"

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from torch_occl._C import ProcessGroupOCCL
 
 
@@ -36,6 +40,34 @@ def create(opts, options: ProcessGroupOCCL.Options | None = None) -> ProcessGrou
     return ProcessGroupOCCL(opts.store, opts.group_rank, opts.group_size, options)
 
 
+def create_experimental(
+    store: dist.Store, rank: int, size: int, timeout: timedelta, device: torch.device, **options: Any
+) -> dist.ProcessGroup:
+    """The factory that ``torch.distributed._dist2.new_group`` calls.
+
+    Args:
+        device: what the group is for, beside the CPU.
+        options: attributes of ``ProcessGroupOCCL.Options``.
+
+    Raises:
+        KeyError: there is no such option.
+        torch.distributed.DistBackendError: a rank did not come, or shares no memory with this one.
+    """
+    from torch_occl._C import ProcessGroupOCCL
+
+    made = ProcessGroupOCCL.Options(timeout)
+    for name, value in options.items():
+        if not hasattr(made, name):
+            raise KeyError(f"ProcessGroupOCCL.Options has no {name!r}")
+        setattr(made, name, value)
+    backend = ProcessGroupOCCL(store, rank, size, made)
+    group = dist.ProcessGroup(store, rank, size)
+    group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
+    for served in {device.type, "cpu"}:
+        group._register_backend(torch.device(served), dist.ProcessGroup.BackendType.CUSTOM, backend)
+    return group
+
+
 def register(device: str | None) -> bool:
     """Registers ``occl`` for CPU tensors and for the PrivateUse1 device of this name, if there is one.
 
@@ -53,4 +85,8 @@ def register(device: str | None) -> bool:
         return False
     devices = ["cpu"] if device is None else [device, "cpu"]
     dist.Backend.register_backend("occl", create, extended_api=True, devices=devices)
+    with contextlib.suppress(ImportError):  # PyTorch says that this interface may go again
+        from torch.distributed import _dist2
+
+        _dist2.register_backend("occl", create_experimental)
     return True

@@ -13,12 +13,17 @@ Device = Union[torch.device, str, int, None]  # noqa: UP007
 
 
 def device_index(device: Device) -> int:
-    """The number of the device. Raises ValueError for a device of another type."""
+    """The number of the device; that of the current one for None and -1.
+
+    Raises:
+        ValueError: the device is of another type.
+        RuntimeError: there is no such device.
+    """
     if device is None:
         return _C._device_get()
     if isinstance(device, int):
-        return _C._device_get() if device == -1 else device
+        return _C._device_resolve(device)
     device = torch.device(device)
     if device.type != "dev":
         raise ValueError(f"expected a dev device, got {device}")
-    return _C._device_get() if device.index is None else device.index
+    return _C._device_get() if device.index is None else _C._device_resolve(device.index)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from torch_occl import _C
+from torch_occl import _C, _dev_inductor
 from torch_occl._dev_index import Device, device_index
 
 __all__ = ["as_cpu", "from_cpu"]
@@ -170,8 +170,11 @@ def install() -> None:
     torch.Tensor.__dlpack__ = _tensor_dlpack  # type: ignore[method-assign]
     torch.Tensor.__dlpack_device__ = _tensor_dlpack_device  # type: ignore[method-assign]
     ForkingPickler.register(torch.UntypedStorage, _reduce_storage)
-    name = "torch._dynamo.device_interface"
-    if name in sys.modules:
-        _register_with_dynamo(sys.modules[name])
-    else:
-        sys.meta_path.insert(0, _AfterImport(name, _register_with_dynamo))
+    for name, then in (
+        ("torch._dynamo.device_interface", _register_with_dynamo),
+        ("torch._inductor.compile_fx", _dev_inductor.register_with_inductor),
+    ):
+        if name in sys.modules:
+            then(sys.modules[name])
+        else:
+            sys.meta_path.insert(0, _AfterImport(name, then))

@@ -20,7 +20,8 @@ def register() -> str | None:
     PrivateUse1 in a process, and who comes first has it.
 
     Raises:
-        ValueError: ``OCCL_DEVICE_COUNT`` is not a number from 1 to 64.
+        ValueError: ``OCCL_DEVICE_COUNT`` is not a number from 1 to 64, or ``OCCL_MEMORY_FRACTION`` not one
+            above 0 and at most 1.
     """
     global _registered
     if _registered:

@@ -167,7 +167,8 @@ def get_device_name(device: Device = None) -> str:
 
 
 def get_device_capability(device: Device = None) -> tuple[int, int]:
-    """(major, minor) of this device's programming interface."""
+    """(major, minor) of the programming interface. Raises RuntimeError for a device that does not exist."""
+    device_index(device)
     return (1, 0)
 
 

@@ -12,9 +12,9 @@ class Deadline {
 
   static Deadline after(std::chrono::nanoseconds span) {
     const auto now = Clock::now();
-    return Deadline(span >= Clock::time_point::max() - now ? Clock::time_point::max() : now + span);
+    return Deadline(span >= Clock::time_point::max() - now ? Clock::time_point::max() : now + span, span);
   }
-  static Deadline never() { return Deadline(Clock::time_point::max()); }
+  static Deadline never() { return Deadline(Clock::time_point::max(), std::chrono::nanoseconds::max()); }
 
   bool passed() const { return at_ != Clock::time_point::max() && Clock::now() >= at_; }
 
@@ -25,11 +25,17 @@ class Deadline {
     return std::clamp(left, std::chrono::nanoseconds(0), most);
   }
 
+  /// What `after` was called with; for messages.
+  std::chrono::milliseconds span() const {
+    return std::chrono::duration_cast<std::chrono::milliseconds>(span_);
+  }
+
   friend bool operator<(Deadline a, Deadline b) { return a.at_ < b.at_; }
 
  private:
-  explicit Deadline(Clock::time_point at) : at_(at) {}
+  Deadline(Clock::time_point at, std::chrono::nanoseconds span) : at_(at), span_(span) {}
   Clock::time_point at_;
+  std::chrono::nanoseconds span_;
 };
 
 }  // namespace occl

@@ -42,6 +42,29 @@ std::string concat(const Parts&... parts) {
   return std::move(out).str();
 }
 
+/// Text that a peer wrote, of at most `most` bytes: control characters, and bytes that are not UTF-8, become
+/// '?'.
+inline std::string printable(const char* text, std::size_t most) {
+  std::string out(text, strnlen(text, most));
+  for (std::size_t i = 0; i < out.size();) {
+    const auto lead = static_cast<unsigned char>(out[i]);
+    const std::size_t length = lead < 0x80                   ? 1
+                               : lead >= 0xc2 && lead < 0xe0 ? 2
+                               : (lead & 0xf0) == 0xe0       ? 3
+                               : lead >= 0xf0 && lead < 0xf5 ? 4
+                                                             : 0;
+    bool fine = length > 0 && length <= out.size() - i && (lead >= 0x20 || lead == '\n') && lead != 0x7f;
+    for (std::size_t k = 1; fine && k < length; ++k) fine = (out[i + k] & 0xc0) == 0x80;
+    // Overlong forms, surrogates, and what lies beyond the last character.
+    const auto next = fine && length > 2 ? static_cast<unsigned char>(out[i + 1]) : 0;
+    fine &= !(lead == 0xe0 && next < 0xa0) && !(lead == 0xed && next >= 0xa0) &&
+            !(lead == 0xf0 && next < 0x90) && !(lead == 0xf4 && next >= 0x90);
+    if (!fine) out[i] = '?';
+    i += fine ? length : 1;
+  }
+  return out;
+}
+
 template <class... Parts>
 [[noreturn]] void fail(Errc code, const Parts&... parts) {
   throw Error(code, concat(parts...));

@@ -2,6 +2,7 @@
 // that all ranks choose alike whatever their environment says.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace occl {
@@ -22,5 +23,8 @@ struct Tuning {
 inline constexpr std::uint32_t kMaxOneShotBytes = 64 << 10;
 inline constexpr std::uint32_t kRingBytes = 128 << 10;  // of each ordered pair that exchanges messages
 inline constexpr int kMaxRanks = 256;
+
+/// What two writers never share.
+inline constexpr std::size_t kLine = 64;
 
 }  // namespace occl

@@ -37,7 +37,11 @@ void bind_backend(py::module_& module) {
              c10d::Backend::Options>(
       group, "Options",
       "Options of a group: ``_timeout`` bounds every operation that names no timeout of its own.")
-      .def(py::init(&ProcessGroupOCCL::Options::create), py::arg("timeout") = kBackendDefaultTimeout);
+      .def(py::init(&ProcessGroupOCCL::Options::create), py::arg("timeout") = kBackendDefaultTimeout)
+      // dist.split_group copies the options of the parent.
+      .def("__deepcopy__", [](const ProcessGroupOCCL::Options& self, const py::dict&) {
+        return c10::make_intrusive<ProcessGroupOCCL::Options>(self);
+      });
   group.def(py::init<const c10::intrusive_ptr<c10d::Store>&, int, int,
                      c10::intrusive_ptr<ProcessGroupOCCL::Options>>(),
             py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options"),
@@ -48,8 +52,38 @@ void bind_backend(py::module_& module) {
         return c10::static_intrusive_pointer_cast<ProcessGroupOCCL::Options>(self.getBackendOptions());
       },
       "The options this group was made with.");
+  group.def("_start_time_estimate", &ProcessGroupOCCL::startTimeEstimate)
+      .def("_end_time_estimate", &ProcessGroupOCCL::endTimeEstimate)
+      .def("suspend", &ProcessGroupOCCL::suspend, py::call_guard<py::gil_scoped_release>(),
+           "Collective: gives staging memory and unused device memory back to the system until resume().")
+      .def("resume", &ProcessGroupOCCL::resume, py::call_guard<py::gil_scoped_release>())
+      .def("memory_stats", &ProcessGroupOCCL::getMemoryStats, py::call_guard<py::gil_scoped_release>(),
+           "Bytes of shared memory by what they are for, of this group and of this process.")
+      .def(
+          "merge",
+          [](ProcessGroupOCCL& self, const c10::intrusive_ptr<c10d::Store>& store, int rank, int size) {
+            return self.merge(store, nullptr, rank, size);
+          },
+          py::arg("store"), py::arg("rank"), py::arg("size"), py::call_guard<py::gil_scoped_release>(),
+          "A new group of the ranks that meet at `store`, whatever groups they come from.")
+      .def("_register_on_completion_hook",
+           [](ProcessGroupOCCL& self, py::object hook) {
+             // The last copy may be dropped by any thread.
+             std::shared_ptr<py::object> held(new py::object(std::move(hook)), [](py::object* last) {
+               py::gil_scoped_acquire gil;
+               delete last;
+             });
+             self.registerOnCompletionHook([held](const std::shared_ptr<c10d::WorkInfo>& info) {
+               py::gil_scoped_acquire gil;
+               (*held)(info);
+             });
+           })
+      .def("_wait_for_pending_works", &ProcessGroupOCCL::waitForPendingWorks,
+           py::call_guard<py::gil_scoped_release>());
   py::class_<pg::WorkOCCL, c10::intrusive_ptr<pg::WorkOCCL>, c10d::Work>(module, "WorkOCCL");
 
+  module.def("_empty_shared", &pg::empty_shared, py::arg("size"), py::arg("dtype"),
+             py::call_guard<py::gil_scoped_release>());
   module.def("_isa", &kernels::isa, "The instruction set that the reduction kernels use here.");
 }
 

@@ -7,5 +7,6 @@ namespace occl::bind {
 
 void bind_device(py::module_& module);
 void bind_backend(py::module_& module);
+void bind_replicas(py::module_& module);
 
 }  // namespace occl::bind

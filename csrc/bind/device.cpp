@@ -4,6 +4,7 @@
 
 #include "device/alias.h"
 #include "device/allocator.h"
+#include "device/compiled.h"
 #include "device/device.h"
 #include "device/generator.h"
 #include "device/hooks.h"
@@ -15,6 +16,43 @@ namespace occl::bind {
 
 namespace dev = occl::device;
 
+namespace {
+
+/// Values that are not tensors (sizes, None) go in and come out as they are.
+py::list run_compiled(const py::function& code, py::list inputs, int index) {
+  const auto is_tensor = [](py::handle value) { return THPVariable_Check(value.ptr()); };
+  const auto tensors_of = [&](const py::sequence& values) {
+    std::vector<at::Tensor> tensors;
+    for (const py::handle value : values)
+      if (is_tensor(value)) tensors.push_back(THPVariable_Unpack(value.ptr()));
+    return tensors;
+  };
+  const auto with_tensors = [&](const py::sequence& values, const std::vector<at::Tensor>& tensors) {
+    py::list list;
+    std::size_t next = 0;
+    for (const py::handle value : values) {
+      if (is_tensor(value))
+        list.append(py::cast(tensors[next++]));
+      else
+        list.append(value);
+    }
+    return list;
+  };
+  py::sequence results = py::list();
+  std::vector<at::Tensor> tensors = dev::run_compiled(
+      [&](std::vector<at::Tensor> arguments) {
+        py::list list = with_tensors(inputs, arguments);
+        arguments.clear();
+        inputs.attr("clear")();
+        results = code(list);  // it empties the list, so that memory can go as early as the code lets it
+        return tensors_of(results);
+      },
+      tensors_of(inputs), dev::resolve(index));
+  return with_tensors(results, tensors);
+}
+
+}  // namespace
+
 void bind_device(py::module_& module) {
   dev::set_wait_wrapper([](const std::function<void()>& wait) {
     if (!PyGILState_Check()) return wait();
@@ -23,17 +61,15 @@ void bind_device(py::module_& module) {
   });
   module.def("_init_device", &dev::init);
   module.def("_device_taken", &dev::privateuse1_taken);
-  module.def("_device_generator",
-             [](int index) { return dev::default_generator(static_cast<c10::DeviceIndex>(index)); });
+  module.def("_device_generator", [](int index) { return dev::default_generator(dev::resolve(index)); });
   module.def("_device_count", [] { return static_cast<int>(dev::count()); });
   module.def("_device_get", [] { return static_cast<int>(dev::current()); });
+  module.def("_device_resolve", [](int index) { return static_cast<int>(dev::resolve(index)); });
   module.def("_device_set", [](int index) {
     dev::check_fork();
-    dev::set_current(static_cast<c10::DeviceIndex>(index));
+    dev::set_current(index);
   });
-  module.def("_device_exchange", [](int index) {
-    return static_cast<int>(dev::exchange_current(static_cast<c10::DeviceIndex>(index)));
-  });
+  module.def("_device_exchange", [](int index) { return static_cast<int>(dev::exchange_current(index)); });
   module.def("_device_used", &dev::used);
   module.def("_device_mark_used", [] {
     dev::check_fork();
@@ -44,7 +80,7 @@ void bind_device(py::module_& module) {
     return at::detail::getPrivateUse1Hooks().getDeviceFromPtr(reinterpret_cast<void*>(address));
   });
   module.def("_device_in_bad_fork", &dev::in_bad_fork);
-  // For tests: a Python function as a task of a stream.
+  // A Python function as a task of a stream.
   module.def("_device_enqueue", [](const c10::Stream& stream, const py::function& task) {
     auto held = std::shared_ptr<py::function>(new py::function(task), [](py::function* f) {
       py::gil_scoped_acquire gil;
@@ -57,13 +93,14 @@ void bind_device(py::module_& module) {
     });
   });
   module.def("_device_share_memory", &dev::share_memory);
+  module.def("_device_run_compiled", &run_compiled);
   module.def("_device_move_storage", &dev::move_storage);
   module.def("_device_drain", &dev::drain, py::call_guard<py::gil_scoped_release>());
   module.def("_device_memory_limit", &dev::memory_limit);
   module.def("_device_set_memory_fraction", &dev::set_memory_fraction);
   module.def("_device_memory_snapshot", [](int index) {
     py::list segments;
-    for (const auto& run : dev::heap(dev::resolve(static_cast<c10::DeviceIndex>(index))).snapshot()) {
+    for (const auto& run : dev::heap(dev::resolve(index)).snapshot()) {
       py::list blocks;
       for (const auto& b : run) {
         py::dict block;

@@ -31,6 +31,12 @@ inline void relax() {
 constexpr int kLongSpin = 2000, kShortSpin = 32, kYields = 2;
 constexpr std::chrono::microseconds kLongSpinTime{60};
 
+// A receive is often waited for at once, and then waking the background for it was in vain. So for a while
+// after it has been wanted it looks by itself, this often; after so many looks in vain it sleeps until it is
+// woken.
+constexpr std::chrono::microseconds kDoze{200};
+constexpr int kDozes = 5;
+
 /// What this thread is to the engine.
 enum class Role { other, waits, drives };
 thread_local Role role = Role::other;
@@ -57,6 +63,7 @@ class Engine::Waiting {
 Engine::Callback::Callback(Engine& engine)
     : engine_(engine), role_(static_cast<int>(std::exchange(role, Role::other))) {
   if (role_ == static_cast<int>(Role::other)) return;
+  if (role_ == static_cast<int>(Role::drives)) engine_.absent_.fetch_add(1, std::memory_order_seq_cst);
   (role_ == static_cast<int>(Role::waits) ? engine_.waiters_ : engine_.drivers_)
       .fetch_sub(1, std::memory_order_seq_cst);
   engine_.hand_over();
@@ -66,6 +73,7 @@ Engine::Callback::~Callback() {
   role = static_cast<Role>(role_);
   if (role == Role::other) return;
   (role == Role::waits ? engine_.waiters_ : engine_.drivers_).fetch_add(1, std::memory_order_seq_cst);
+  if (role == Role::drives) engine_.absent_.fetch_sub(1, std::memory_order_seq_cst);
 }
 
 Engine::Engine(std::shared_ptr<shm::Endpoint> endpoint)
@@ -74,7 +82,7 @@ Engine::Engine(std::shared_ptr<shm::Endpoint> endpoint)
 Engine::~Engine() { stop_background(); }
 
 void Engine::stop_background() {
-  std::vector<std::thread> threads;
+  std::vector<Thread> threads;
   {
     std::lock_guard lock(background_mutex_);
     stop_ = true;
@@ -103,14 +111,25 @@ bool Engine::drive_all(bool patient) {
   return moved;
 }
 
+void Engine::poll(Group& group) {
+  group.drive(false);
+  ring();  // who sleeps found this thread driving, or does not know that there is more to drive
+}
+
+void Engine::release(Group& group, Operation& op) {
+  op.ready_.store(true, std::memory_order_seq_cst);  // pairs with Operation::ready
+  begin(group, op);
+}
+
 void Engine::submit(Group& group, Operation& op) {
   group.submit(op);
-  group.drive(false);
-  if (op.finished()) return;
-  if (waiters_.load(std::memory_order_seq_cst) > 0)
-    ring();  // a waiter asleep does not know yet that there is more to drive
-  else
-    start_background();
+  begin(group, op);
+}
+
+/// A first attempt; what is left over is for others.
+void Engine::begin(Group& group, const Operation& op) {
+  poll(group);
+  if (!op.finished() && waiters_.load(std::memory_order_seq_cst) == 0) start_background();
 }
 
 /// Where other programs take the cores, looking keeps the very rank away that is waited for. It shows:
@@ -171,6 +190,22 @@ bool Engine::wait(Group& group, const Operation& op, Deadline deadline,
   }
 }
 
+bool Engine::wait_until(const std::function<bool()>& reached, Deadline deadline,
+                        const std::function<void()>& interrupted) {
+  if (reached()) return true;
+  Waiting waiting(*this);
+  for (;;) {
+    if (drive_all(false)) continue;
+    if (interrupted) interrupted();
+    const bool late = deadline.passed();
+    const shm::Bell::Sleep sleep(endpoint_->bell());
+    const bool moved = drive_all(true);
+    if (reached()) return true;
+    if (late) return false;
+    if (!moved) sleep.wait(deadline.left(kSlice));
+  }
+}
+
 /// This thread stops driving: somebody else must, if there is anything.
 void Engine::hand_over() {
   if (pending_.load(std::memory_order_seq_cst) == 0) return;
@@ -180,38 +215,63 @@ void Engine::hand_over() {
 
 void Engine::start_background() {
   if (drivers_.load(std::memory_order_seq_cst) > 0) return;  // it will look at pending_ before it parks
+  if (dozing_.load(std::memory_order_seq_cst) > 0) {         // so will this one
+    asked_.fetch_add(1, std::memory_order_relaxed);
+    return;
+  }
   std::lock_guard lock(background_mutex_);
   if (stop_) return;
-  if (parked_ == 0) background_.emplace_back([this] { run_background(); });
+  // Every thread that is not inside a callback is parked or about to look, under the lock, before it parks.
+  if (background_.size() == absent_.load(std::memory_order_seq_cst))  // pairs with Callback
+    background_.emplace_back([this] { run_background(); });
   background_work_.notify_one();
 }
 
+bool Engine::background_needed() const {
+  return pending_.load(std::memory_order_seq_cst) > 0 && waiters_.load(std::memory_order_seq_cst) == 0;
+}
+
+/// While this thread is here nobody wakes it. The caller looks at everything once more afterwards.
+void Engine::doze() {
+  dozing_.fetch_add(1, std::memory_order_seq_cst);  // pairs with start_background, as does the other
+  unsigned asked = asked_.load(std::memory_order_relaxed);
+  for (int i = 0; i < kDozes && !background_needed(); ++i) {
+    std::this_thread::sleep_for(kDoze);
+    if (const unsigned now = asked_.load(std::memory_order_relaxed); now != asked) asked = now, i = 0;
+  }
+  dozing_.fetch_sub(1, std::memory_order_seq_cst);
+}
+
 void Engine::run_background() {
-  const auto needed = [this] {
-    return pending_.load(std::memory_order_seq_cst) > 0 && waiters_.load(std::memory_order_seq_cst) == 0;
+  const auto wanted = [this] {
+    return stop_ || (background_needed() && drivers_.load(std::memory_order_seq_cst) == 0);
   };
   role = Role::drives;
   for (;;) {
     {
       std::unique_lock lock(background_mutex_);
-      ++parked_;
-      background_work_.wait(
-          lock, [&] { return stop_ || (needed() && drivers_.load(std::memory_order_seq_cst) == 0); });
-      --parked_;
+      while (!wanted()) {
+        background_work_.wait(lock);
+        if (wanted()) break;
+        lock.unlock();
+        doze();
+        lock.lock();
+      }
       if (stop_) return;
       drivers_.fetch_add(1, std::memory_order_seq_cst);
     }
     // Back from a callback there may be another driver by now: one of them leaves, or both, and one returns.
-    while (needed() && drivers_.load(std::memory_order_seq_cst) == 1) {
+    while (background_needed() && drivers_.load(std::memory_order_seq_cst) == 1) {
       if (drive_all(false)) continue;
       const shm::Bell::Sleep sleep(endpoint_->bell());
-      if (!needed() || drive_all(true)) continue;
+      if (!background_needed() || drive_all(true)) continue;
       sleep.wait(kSlice);
       std::lock_guard lock(background_mutex_);
       if (stop_) break;
     }
     drivers_.fetch_sub(1, std::memory_order_seq_cst);
     ring();  // a waiter may have found a group being driven by this thread, and gone to sleep
+    doze();
   }
 }
 

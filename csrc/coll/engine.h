@@ -7,18 +7,15 @@
 //
 // All three change with seq_cst, and each side changes its own before it looks at the others (as in
 // shm/bell.h): a submitter adds to pending_ and looks at drivers_, a driver that leaves takes itself off
-// drivers_ and looks at pending_ and waiters_.
+// drivers_ and looks at pending_ and waiters_. The same holds for dozing_ in the place of drivers_.
 #pragma once
 
-#include <atomic>
-#include <condition_variable>
 #include <functional>
 #include <memory>
-#include <mutex>
-#include <thread>
 #include <vector>
 
 #include "base/deadline.h"
+#include "base/sync.h"
 #include "coll/group.h"
 #include "shm/endpoint.h"
 
@@ -40,9 +37,19 @@ class Engine {
   /// background.
   void submit(Group& group, Operation& op);
 
+  /// Lets an operation begin that was submitted on hold.
+  void release(Group& group, Operation& op);
+
+  /// One attempt to get on, by a thread that goes away afterwards.
+  void poll(Group& group);
+
   /// Drives until `op` has ended (true) or `deadline` has passed (false). `interrupted` is called now and
   /// then while there is nothing to do; what it throws is passed on, and the operation stays in flight.
   bool wait(Group& group, const Operation& op, Deadline deadline, const std::function<void()>& interrupted);
+
+  /// The same for anything else that peers ring for, and that may take its time.
+  bool wait_until(const std::function<bool()>& reached, Deadline deadline,
+                  const std::function<void()>& interrupted);
 
   /// While a thread runs code of the user's (a future's callback), it does not drive, whatever it did before:
   /// that code may wait, in ways of its own, for operations that somebody has to drive.
@@ -78,31 +85,36 @@ class Engine {
     void was_in_vain(std::chrono::nanoseconds slept);
 
    private:
-    std::atomic<int> turns_;
-    std::atomic<unsigned> waits_ = 0;
+    Atomic<int> turns_;
+    Atomic<unsigned> waits_ = 0;
   };
 
+  void begin(Group& group, const Operation& op);
   bool drive_all(bool patient);
   void hand_over();
   void start_background();
   void run_background();
+  bool background_needed() const;
+  void doze();
 
   const std::shared_ptr<shm::Endpoint> endpoint_;
   const int cores_;
   Spin spin_;
 
-  std::atomic<std::size_t> pending_ = 0;  // reasons to drive, in all groups: see Group::busy
-  std::atomic<int> waiters_ = 0;          // threads inside wait()
-  std::mutex groups_mutex_;
+  Atomic<std::size_t> pending_ = 0;  // reasons to drive, in all groups: see Group::busy
+  Atomic<int> waiters_ = 0;          // threads inside wait()
+  Mutex groups_mutex_;
   std::vector<std::weak_ptr<Group>> groups_;
 
   // Background threads: one that drives is enough. There are more only while others are inside a Callback.
-  std::atomic<int> drivers_ = 0;  // background threads that drive
-  std::mutex background_mutex_;
-  std::condition_variable background_work_;
-  int parked_ = 0;  // under background_mutex_, as are the next two
-  bool stop_ = false;
-  std::vector<std::thread> background_;
+  Atomic<int> drivers_ = 0;         // background threads that drive
+  Atomic<std::size_t> absent_ = 0;  // background threads inside a Callback
+  Atomic<int> dozing_ = 0;          // background threads that look by themselves now and then
+  Atomic<unsigned> asked_ = 0;      // how often one of those was wanted: a hint, relaxed
+  Mutex background_mutex_;
+  Condition background_work_;
+  bool stop_ = false;  // under background_mutex_, as is the next
+  std::vector<Thread> background_;
 };
 
 }  // namespace occl::coll

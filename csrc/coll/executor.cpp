@@ -5,10 +5,14 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/fault_point.h"
 #include "kernels/kernels.h"
 
 namespace occl::coll {
 namespace {
+
+/// No process can address more; and so no size that a peer announces makes the arithmetic overflow.
+constexpr std::uint64_t kMaxBlockBytes = std::uint64_t{1} << 47;
 
 std::size_t total_bytes(const Blocks& blocks, std::size_t element_size) {
   return blocks.n * blocks.count * element_size;
@@ -34,6 +38,7 @@ void Executor::start(const Collective& collective, std::uint64_t sequence, Deadl
 }
 
 void Executor::post() {
+  OCCL_FAULT_POINT("post.begin");
   const int me = mesh_.rank();
   Post& post = mesh_.own().post(q_);
   // Ranks may know different sizes only where both sides have a block for each rank, and those differ.
@@ -55,20 +60,22 @@ void Executor::post() {
   // What is certain to be staged is staged now, so that meeting is the first synchronisation already.
   agreed_ = same_view && (one_shot || !mapped_);
   if (agreed_) {
-    if (!one_shot) post.staging = mesh_.staging();
     plan_ = make_plan(shape_, mesh_.tuning(), false);
     in_staging_ = !one_shot;
-    slots_[me] = !one_shot                              ? mesh_.endpoint().arena().at(post.staging)
+    slots_[me] = !one_shot                              ? staging()
                  : staged_bytes(shape_) <= kInlineBytes ? post.payload.data()
                                                         : mesh_.own().payload(q_);
     while (!moves_done()) {
     }
     step_ = 1;
   }
+  OCCL_FAULT_POINT("post.staged");
   post.factor = c_.factor;
   post.signature = signature_.word;
   post.stamp.store(q_, std::memory_order_seq_cst);  // pairs with all_arrived, and with sleepers (bell.h)
+  OCCL_FAULT_POINT("post.stamped");
   mesh_.ring_all();
+  OCCL_FAULT_POINT("post.rung");
 }
 
 std::uint64_t Executor::own_ref(const Blocks& blocks) const {
@@ -123,17 +130,26 @@ bool Executor::all_arrived() {
 }
 
 bool Executor::all_reached(std::uint64_t tick) {
-  for (; cursor_ < mesh_.size(); ++cursor_)
+  for (; cursor_ < mesh_.size(); ++cursor_) {
+    if (cursor_ == mesh_.rank()) continue;
     // seq_cst: pairs with publish_tick
-    if (cursor_ != mesh_.rank() && mesh_.member(cursor_).block.tick().load(std::memory_order_seq_cst) < tick)
-      return false;
+    const std::uint64_t reached = mesh_.member(cursor_).block.tick().load(std::memory_order_seq_cst);
+    if (reached < tick) return false;
+    // Nobody passes a synchronisation for which this rank has not ticked. Who claims so would let this rank
+    // run through the steps of an operation without ever looking at the clock.
+    if (reached > tick + 1)
+      fail(Errc::protocol, mesh_.describe(cursor_), " of group ", mesh_.name(), " claims synchronisation ",
+           reached, " where this rank is at ", tick);
+  }
   return true;
 }
 
 void Executor::publish_tick() {
   ++tick_;
   mesh_.own().tick().store(tick_, std::memory_order_seq_cst);  // pairs with all_reached, and with sleepers
+  OCCL_FAULT_POINT("tick.stamped");
   mesh_.ring_all();
+  OCCL_FAULT_POINT("tick.rung");
   cursor_ = 0;
   stage_ = Stage::sync;
 }
@@ -170,7 +186,12 @@ void Executor::choose_plan() {
       all_mapped &= post.mapped != 0;
       any_mapped |= post.mapped != 0;
       // Elsewhere all ranks know all sizes, and no peer is asked: moves trust the largest block to fit.
-      if (pairs) shape_.largest = std::max<std::size_t>(shape_.largest, post.largest);
+      if (!pairs) continue;
+      const std::uint64_t largest = post.largest;
+      if (largest > kMaxBlockBytes / shape_.element_size)
+        fail(Errc::protocol, mesh_.describe(i), " of group ", mesh_.name(), " announced a block of ", largest,
+             " elements");
+      shape_.largest = std::max<std::size_t>(shape_.largest, largest);
     }
     if (pairs) compare_pairs();
     const bool first_step_made = agreed_;
@@ -184,7 +205,7 @@ void Executor::choose_plan() {
     else if (agreed_)
       locate_slots();
     else
-      slots_[mesh_.rank()] = mesh_.endpoint().arena().at(mesh_.own().post(q_).staging = mesh_.staging());
+      slots_[mesh_.rank()] = staging();
   }
   streaming_ = shape_.largest * shape_.element_size * std::max<std::uint32_t>(c_.out.n, 1) >=
                mesh_.tuning().streaming_bytes;
@@ -195,26 +216,25 @@ void Executor::choose_plan() {
 
 void Executor::locate_slots() {
   const std::size_t bytes = 4 * std::size_t{mesh_.tuning().slot_bytes};
-  for (int i = 0; i < mesh_.size(); ++i) {
-    const Member& member = mesh_.member(i);
-    const std::uint64_t offset = member.block.post(q_).staging;
-    slots_[i] = i == mesh_.rank() ? mesh_.endpoint().arena().at(offset)
-                                  : const_cast<std::byte*>(member.peer->control(offset, bytes));  // only read
-  }
+  for (int i = 0; i < mesh_.size(); ++i)
+    slots_[i] = i == mesh_.rank() ? mesh_.staging()
+                                  : reach(i, shm::Ref::unpack(mesh_.member(i).block.post(q_).staging), bytes);
 }
 
-/// Memory of rank `i`, mapped at first use: that asks its process for a descriptor.
+/// This rank's slots; peers are told where they are.
+std::byte* Executor::staging() {
+  std::byte* const slots = mesh_.staging();
+  mesh_.own().post(q_).staging = mesh_.staging_ref();
+  return slots;
+}
+
+/// Null where the rank has nothing.
 std::byte* Executor::reach(int i, shm::Ref ref, std::size_t bytes) const {
-  try {
-    return bytes ? mesh_.member(i).peer->resolve(ref, bytes, deadline_) : nullptr;
-  } catch (const Error& error) {
-    if (error.code() != Errc::peer_exited) throw;
-    fail(error.code(), mesh_.describe(i), " exited during ", signature_.describe(), " #", q_, " of group ",
-         mesh_.name(), " on rank ", mesh_.rank());
-  }
+  return bytes ? mesh_.reach(i, ref, bytes, deadline_) : nullptr;
 }
 
 void Executor::locate_tensors() {
+  OCCL_FAULT_POINT("meet.locate");
   const Traits& t = traits(c_.kind);
   const auto me = static_cast<std::uint32_t>(mesh_.rank());
   const std::size_t size = shape_.element_size, block_bytes = shape_.largest * size;
@@ -240,11 +260,13 @@ Outcome Executor::advance() {
     if (stranger_ >= 0)
       fail(Errc::mismatch, "rank ", stranger_, " called ", strange_.describe(), " where rank ", mesh_.rank(),
            " called ", signature_.describe(), " as operation #", q_, " of group ", mesh_.name());
+    OCCL_FAULT_POINT("meet.arrived");
     choose_plan();
     stage_ = Stage::move;
   }
   if (stage_ == Stage::sync) {
     if (!all_reached(tick_)) return Outcome::blocked;
+    OCCL_FAULT_POINT("sync.reached");
     if (step_ == plan_.steps) return Outcome::finished;
     if (!std::exchange(agreed_, true)) locate_slots();
     stage_ = Stage::move;
@@ -257,6 +279,7 @@ Outcome Executor::advance() {
     return Outcome::advanced;
   }
   if (!moves_done()) return Outcome::advanced;
+  OCCL_FAULT_POINT("move.done");
   ++step_;
   // The last step reads slots that stay as they are until everybody is in the next operation; but nobody may
   // leave while others still work on its tensors.
@@ -326,6 +349,7 @@ std::size_t Executor::gather(const Side& side, const Move& move, std::size_t lo,
 }
 
 void Executor::run(const Move& move, std::size_t lo, std::size_t hi) {
+  OCCL_FAULT_POINT("move.slice");
   std::array<std::byte*, kMaxRanks + 1> dsts, srcs;
   const std::size_t n_src = gather(move.src, move, lo, srcs.data());
   std::size_t n_dst = gather(move.dst, move, lo, dsts.data());

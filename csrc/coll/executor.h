@@ -44,6 +44,7 @@ class Executor {
   void choose_plan();
   void compare_pairs() const;
   std::byte* reach(int rank, shm::Ref ref, std::size_t bytes) const;
+  std::byte* staging();
   void locate_slots();
   void locate_tensors();
   bool moves_done();

@@ -2,11 +2,20 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string_view>
 
 #include "base/error.h"
+#include "base/fault_point.h"
 #include "coll/engine.h"
 
 namespace occl::coll {
+namespace {
+
+// Who calls with wrong arguments often tries again with right ones; who does not has left the others waiting.
+constexpr std::chrono::seconds kSecondThoughts{3};
+
+}  // namespace
+
 std::string Operation::describe() const {
   if (!is_transfer_) return Signature::of(collective_).describe();
   const Transfer& t = transfer_;
@@ -27,6 +36,7 @@ std::optional<Error> Group::error() const {
 }
 
 void Group::submit(Operation& op) {
+  OCCL_FAULT_POINT("group.submit");
   {
     std::lock_guard lock(submit_mutex_);
     if (!ended_) {
@@ -45,6 +55,15 @@ void Group::submit(Operation& op) {
   op.listener_.released(op);
 }
 
+void Group::refuse(const std::string& text) {
+  std::lock_guard lock(submit_mutex_);
+  const std::uint64_t q = sequence_.load(std::memory_order_relaxed) + 1;  // under the lock
+  Refusal& refusal = mesh_->own().refusal(q);
+  if (ended_ || refusal.sequence.load(std::memory_order_relaxed) == q) return;  // we alone write it
+  std::strncpy(refusal.text.data(), text.c_str(), refusal.text.size() - 1);
+  refusal.sequence.store(q, std::memory_order_release);  // pairs with check_refusals, which looks by itself
+}
+
 void Group::take_submitted(OperationList& done) {
   OperationList taken;
   {
@@ -53,11 +72,10 @@ void Group::take_submitted(OperationList& done) {
   }
   while (!taken.empty()) {
     Operation& op = taken.pop();
-    if (op.is_transfer())
-      messenger_.post(op, done);
-    else
-      collectives_.push(op);
+    (op.is_transfer() ? transfers_held_ : collectives_).push(op);
   }
+  while (!transfers_held_.empty() && transfers_held_.front().ready())
+    messenger_.post(transfers_held_.pop(), done);
 }
 
 void Group::set_restless(bool restless) {
@@ -93,6 +111,7 @@ bool Group::advance_collectives(OperationList& done) {
   bool moved = false;
   while (!collectives_.empty()) {
     Operation& op = collectives_.front();
+    if (!op.ready()) return moved;
     Outcome outcome = Outcome::advanced;
     try {
       if (!std::exchange(started_, true)) executor_.start(op.collective(), op.sequence(), op.deadline());
@@ -106,6 +125,7 @@ bool Group::advance_collectives(OperationList& done) {
     moved = true;
     if (outcome == Outcome::advanced) continue;
     started_ = false;
+    second_thoughts_.reset();
     collectives_.pop();
     done.push(op);
   }
@@ -115,6 +135,7 @@ bool Group::advance_collectives(OperationList& done) {
 /// Tells listeners, outside of the locks: a listener may submit, wait and destroy.
 void Group::finish(OperationList& done) {
   if (done.empty()) return;
+  OCCL_FAULT_POINT("group.finish");
   while (!done.empty()) {
     Operation& op = done.pop();
     const bool keep = op.error_ && op.exposed_;
@@ -136,14 +157,18 @@ void Group::finish(OperationList& done) {
 void Group::check_aborts() {
   for (int i = 0; i < mesh_->size(); ++i) {
     const auto& header = mesh_->member(i).block.header();
-    if (header.presence.load(std::memory_order_acquire) & kAborted)  // pairs with end_all; `reason` is there
+    if (header.presence.load(std::memory_order_seq_cst) & kAborted)  // pairs with end_all; `reason` is there
       fail(Errc::aborted, mesh_->describe(i), " ended group ", mesh_->name(), ": ",
-           std::string(header.reason.data(), strnlen(header.reason.data(), header.reason.size())));
+           printable(header.reason.data(), header.reason.size()));
   }
 }
 
 std::string Group::doing(const Operation& op) const {
   return concat(op.describe(), " #", op.sequence(), " of group ", mesh_->name(), " on rank ", mesh_->rank());
+}
+
+std::string Group::timed_out(const Operation& op) const {
+  return concat("occl: Timed out waiting ", op.deadline().span().count(), "ms for ", doing(op));
 }
 
 /// Nothing moves: is that because it never will?
@@ -152,6 +177,7 @@ void Group::check(OperationList& done) {
   check_gone(true, done);
   check_aborts();
   check_gone(false, done);
+  check_refusals();
   check_deadlines();
 }
 
@@ -160,28 +186,61 @@ void Group::check(OperationList& done) {
 void Group::check_gone(bool exited, OperationList& done) {
   for (int i = 0; i < mesh_->size(); ++i) {
     const Member& member = mesh_->member(i);
-    const bool gone =
-        exited ? member.peer->exited()
-               : member.block.header().presence.load(std::memory_order_acquire) & kLeft;  // Mesh::leave
+    const bool gone = exited ? member.peer->exited() : member.left();
     if (i == mesh_->rank() || !gone) continue;
     const auto code = exited ? Errc::peer_exited : Errc::peer_left;
     const char* verb = exited ? " exited during " : " left the group during ";
     if (!collectives_.empty()) {
       if (advance_collectives(done)) return;
-      fail(code, mesh_->describe(i), verb, doing(collectives_.front()));
+      fail(code, mesh_->describe(i), verb, doing(collectives_.front()), exited ? "" : the_dead());
     }
     if (messenger_.needs(i)) {
       if (messenger_.advance(done)) return;
-      messenger_.fail(
-          i, Error(code, concat(mesh_->describe(i), verb, "a message exchange of group ", mesh_->name())),
-          done);
+      messenger_.fail(i,
+                      Error(code, concat(mesh_->describe(i), verb, "a message exchange of group ",
+                                         mesh_->name(), exited ? "" : the_dead())),
+                      done);
     }
+  }
+}
+
+/// Who leaves may do so because of a death, which this process has perhaps not heard of yet.
+std::string Group::the_dead() const {
+  std::string text;
+  for (int i = 0; i < mesh_->size(); ++i)
+    if (mesh_->member(i).peer->has_exited()) text += concat("; ", mesh_->describe(i), " has exited");
+  return text;
+}
+
+/// Does this wait for a rank whose call of the same kind was refused? A rank that was refused itself knows
+/// how that goes, and is patient.
+void Group::check_refusals() {
+  if (collectives_.empty() || !started_) return;
+  const Operation& op = collectives_.front();
+  const std::uint64_t q = op.sequence();
+  const std::string_view kind = traits(op.collective().kind).name;
+  // acquire: pairs with refuse
+  const auto refused = [q](const SharedBlock& block) {
+    return block.refusal(q).sequence.load(std::memory_order_acquire) == q;
+  };
+  if (refused(mesh_->own())) return;
+  for (const int rank : executor_.missing()) {
+    const SharedBlock& block = mesh_->member(rank).block;
+    if (!refused(block)) continue;
+    const auto& text = block.refusal(q).text;
+    const std::string said(text.data(), strnlen(text.data(), text.size()));
+    if (!said.starts_with(kind)) continue;
+    if (!second_thoughts_) second_thoughts_ = Deadline::after(kSecondThoughts);
+    if (second_thoughts_->passed())
+      fail(Errc::mismatch, mesh_->describe(rank), " made the call that should have been ", doing(op),
+           " with wrong arguments, and did not make it again within ", kSecondThoughts.count(), " s: ", said);
   }
 }
 
 void Group::check_deadlines() {
   for (Operation* op = collectives_.begin(); op; op = OperationList::next(*op)) {
     if (!op->deadline().passed()) continue;
+    if (!op->ready()) fail(Errc::timeout, timed_out(*op), ": its stream has not come to it");
     const auto missing = executor_.missing();
     std::string last;
     for (const int rank : missing) {
@@ -193,13 +252,18 @@ void Group::check_deadlines() {
           concat(last.empty() ? "" : "; ", mesh_->describe(rank), " has not arrived, its last operation was ",
                  stamp ? concat(Signature{post.signature}.describe(), " #", stamp) : std::string("none"));
     }
-    fail(Errc::timeout, "Timed out in ", doing(*op), ": ", last.empty() ? "all ranks are there" : last);
+    fail(Errc::timeout, timed_out(*op), ": ", last.empty() ? "all ranks are there" : last);
   }
-  if (const Operation* op = messenger_.overdue()) fail(Errc::timeout, "Timed out in ", doing(*op));
+  if (const Operation* op = messenger_.overdue()) {
+    const int peer = op->transfer().peer;
+    fail(Errc::timeout, timed_out(*op), ": it waits for ",
+         peer == Transfer::kAnyRank ? "any rank" : mesh_->describe(peer));
+  }
 }
 
 /// The group is over on this rank, and so on all ranks.
 void Group::end_all(const Error& error, OperationList& done) {
+  OCCL_FAULT_POINT("group.end");
   take_submitted(done);
   {
     std::lock_guard lock(submit_mutex_);
@@ -207,16 +271,18 @@ void Group::end_all(const Error& error, OperationList& done) {
   }
   if (started_) collectives_.front().exposed_ = executor_.exposed();
   started_ = false;
-  while (!collectives_.empty()) {
-    Operation& op = collectives_.pop();
-    op.error_ = std::make_unique<Error>(error);
-    done.push(op);
-  }
+  for (OperationList* waiting : {&collectives_, &transfers_held_})
+    while (!waiting->empty()) {
+      Operation& op = waiting->pop();
+      op.error_ = std::make_unique<Error>(error);
+      done.push(op);
+    }
   messenger_.fail(Transfer::kAnyRank, error, done);
   set_restless(false);
   auto& header = mesh_->own().header();
   if (header.presence.load(std::memory_order_relaxed) == 0) {  // we alone write it, under the lock
     std::strncpy(header.reason.data(), error.what(), header.reason.size() - 1);
+    OCCL_FAULT_POINT("group.reason");
     header.presence.store(kAborted, std::memory_order_seq_cst);  // pairs with check_aborts, and with sleepers
     mesh_->ring_all();
   }
@@ -233,7 +299,18 @@ void Group::abort(const std::string& reason) {
   finish(done);
 }
 
+void Group::release_memory() {
+  std::lock_guard driving(drive_mutex_);
+  mesh_->release_staging();
+}
+
+Group::Memory Group::memory() const {
+  std::lock_guard driving(drive_mutex_);
+  return {mesh_->block_bytes(), mesh_->staging_bytes()};
+}
+
 void Group::close() {
+  OCCL_FAULT_POINT("group.close");
   OperationList done;
   {
     std::lock_guard driving(drive_mutex_);

@@ -4,9 +4,7 @@
 // goes away and leaves it to that one.
 #pragma once
 
-#include <atomic>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -28,10 +26,15 @@ class Group {
   ~Group();
 
   const Mesh& mesh() const { return *mesh_; }
+  Engine& engine() const { return engine_; }
 
   /// Queues an operation. It and its buffers must live until Listener::released.
   /// After an error that ended the group, or close(), the operation ends at once with that error.
   void submit(Operation& op);
+
+  /// The next collective was called with wrong arguments and is not submitted: a rank that waits for it is
+  /// told `text` (which begins with the name of the call), unless a right call follows soon.
+  void refuse(const std::string& text);
 
   /// Does what can be done now; true if something moved. `patient`: also looks for trouble (dead or departed
   /// ranks, aborts, deadlines) where nothing moved.
@@ -43,6 +46,14 @@ class Group {
   /// Ends all operations with Errc::closed, tells the others that this rank has left, and releases the
   /// buffers.
   void close();
+
+  /// Gives memory that is not in use back to the system. Requires that all ranks have come to a barrier and
+  /// called nothing since.
+  void release_memory();
+  struct Memory {
+    std::size_t blocks = 0, staging = 0;  // bytes of shared memory that this rank holds for the group
+  };
+  Memory memory() const;
 
   /// Operations that have not ended.
   std::size_t pending() const { return pending_.load(std::memory_order_acquire); }  // pairs with finish
@@ -61,30 +72,35 @@ class Group {
   bool advance_collectives(OperationList& done);
   void check(OperationList& done);
   void check_gone(bool exited, OperationList& done);
+  std::string the_dead() const;
   void check_aborts();
+  void check_refusals();
   void check_deadlines();
   void end_all(const Error& error, OperationList& done);
   void finish(OperationList& done);
   std::string doing(const Operation& op) const;
+  std::string timed_out(const Operation& op) const;
 
   Engine& engine_;
   const std::unique_ptr<Mesh> mesh_;
 
   // Submission: any thread, under the lock, for a moment.
-  mutable std::mutex submit_mutex_;
+  mutable Mutex submit_mutex_;
   OperationList submitted_;
-  std::atomic<std::uint64_t> sequence_ = 0;
+  Atomic<std::uint64_t> sequence_ = 0;
   std::uint64_t transfers_ = 0;
   std::optional<Error> ended_;  // set once; operations submitted later end with it
-  std::atomic<std::size_t> pending_ = 0;
-  std::atomic<bool> restless_ = false;  // written by who drives: notes to peers wait for room
+  Atomic<std::size_t> pending_ = 0;
+  Atomic<bool> restless_ = false;  // written by who drives: notes to peers wait for room
 
   // Driving: whoever holds this.
-  std::mutex drive_mutex_;
+  mutable Mutex drive_mutex_;
   Executor executor_;
   Messenger messenger_;
-  OperationList collectives_;  // the first one is being executed if started_
+  OperationList transfers_held_;  // the first one is not ready
+  OperationList collectives_;     // the first one is being executed if started_
   bool started_ = false;
+  std::optional<Deadline> second_thoughts_;  // a rank that refused the call may still make it until then
   OperationList exposed_;  // ended with an error while peers might use their buffers: kept until close
 };
 

@@ -4,6 +4,8 @@
 //     GroupHeader      who this is, whether it has left or given up, and why
 //
 //     Tick             how many synchronisations of steps this rank has passed
+//     RollCall         how many monitored barriers it has come to, and rank 0's verdict on them
+//     Refusal[2]       the call that should have been operation q, but had wrong arguments
 //     Post[2]          operation q posts into Post[q % 2]: stamp, signature, small payload, addresses
 //     listed[2][N]     addresses and sizes of input blocks that do not lie back to back
 //     SendLine[N]      point-to-point to rank j: where the ring is, how much is written
@@ -16,16 +18,15 @@
 #pragma once
 
 #include <array>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
+#include "base/sync.h"
 #include "base/tuning.h"
 #include "shm/wire.h"
 
 namespace occl::coll {
 
-inline constexpr std::size_t kLine = 64;
 inline constexpr std::size_t kInlineBytes = 40;
 inline constexpr std::uint64_t kUnmapped = ~std::uint64_t{0};
 
@@ -37,24 +38,38 @@ struct alignas(kLine) GroupHeader {
   std::uint32_t magic = shm::kMagic;
   std::int32_t rank = 0;
   std::int32_t size = 0;
-  std::atomic<std::uint32_t> presence = 0;  // kAborted: `reason` was written before
-  std::array<char, 8 * kLine - 24> reason{};
+  Atomic<std::uint32_t> presence = 0;  // kAborted: `reason` was written before
+  std::array<char, 8 * kLine - 32> reason{};
+  Atomic<std::uint64_t> offer = 0;  // offset of this rank's Offer (coll/shrink.cpp), 0: none
 };
-static_assert(sizeof(GroupHeader) == 8 * kLine);
+static_assert(sizeof(GroupHeader) == 8 * kLine && offsetof(GroupHeader, offer) % 8 == 0);
 
 struct alignas(kLine) Tick {
-  std::atomic<std::uint64_t> value = 0;  // seq_cst: pairs with Executor::all_reached, and with sleepers
+  Atomic<std::uint64_t> value = 0;  // seq_cst: pairs with Executor::all_reached, and with sleepers
+};
+
+struct alignas(kLine) RollCall {
+  // All seq_cst: pair with monitored_barrier's looks, and with sleepers.
+  Atomic<std::uint64_t> arrived = 0;
+  Atomic<std::uint64_t> decided = 0;  // rank 0: barriers up to here have ended, ...
+  Atomic<std::uint64_t> passed = 0;   // ... and this is the last one that all ranks came to
+};
+
+/// Why this rank did not post operation `sequence` yet. The argument for two posts holds for two of these.
+struct alignas(kLine) Refusal {
+  Atomic<std::uint64_t> sequence = 0;  // release, after the text: pairs with Group::check_refusals
+  std::array<char, 4 * kLine - 8> text{};
 };
 
 struct alignas(kLine) Post {
-  std::atomic<std::uint64_t> stamp = 0;  // seq_cst: pairs with Executor::all_arrived, and with sleepers
+  Atomic<std::uint64_t> stamp = 0;  // seq_cst: pairs with Executor::all_arrived, and with sleepers
   std::uint64_t signature = 0;
   double factor = 1;  // PREMUL_SUM
   std::array<std::byte, kInlineBytes> payload{};
   // A second line, read only by operations that need more than one step.
   std::uint64_t in = kUnmapped;  // Ref of the first input block, or kUnmapped
   std::uint64_t out = kUnmapped;
-  std::uint64_t staging = 0;  // offset of the four slots in the control region, 0: none yet
+  std::uint64_t staging = kUnmapped;  // Ref of the four slots, kUnmapped: none yet
   std::uint64_t largest = 0;
   std::uint32_t mapped = 0;     // peers can reach all that `direct` needs
   std::uint32_t in_listed = 0;  // input addresses are in listed[], not back to back
@@ -68,11 +83,11 @@ struct ListedBlock {
 };
 
 struct alignas(kLine) SendLine {
-  std::atomic<std::uint64_t> ring = 0;  // offset in the control region, 0: none yet. release/acquire
-  std::atomic<std::uint64_t> head = 0;  // see shm/ring.h
+  Atomic<std::uint64_t> ring = 0;  // offset in the control region, 0: none yet
+  Atomic<std::uint64_t> head = 0;  // see shm/ring.h
 };
 struct alignas(kLine) RecvLine {
-  std::atomic<std::uint64_t> tail = 0;  // see shm/ring.h
+  Atomic<std::uint64_t> tail = 0;  // see shm/ring.h
 };
 
 /// A rank's block, by address. Peers' blocks are mapped read only: writing there is a crash, never a
@@ -91,6 +106,8 @@ class SharedBlock {
     header_->rank = rank;
     header_->size = size_;
     new (base_ + kTick) Tick;
+    new (&roll_call()) RollCall;
+    for (int i = 0; i < 2; ++i) new (&refusal(i)) Refusal;
     for (int i = 0; i < 2; ++i) new (base_ + kPost + i * sizeof(Post)) Post;
     for (int i = 0; i < size_; ++i) {
       new (&send(i)) SendLine;
@@ -99,7 +116,9 @@ class SharedBlock {
   }
 
   GroupHeader& header() const { return *header_; }
-  std::atomic<std::uint64_t>& tick() const { return reinterpret_cast<Tick*>(base_ + kTick)->value; }
+  Atomic<std::uint64_t>& tick() const { return reinterpret_cast<Tick*>(base_ + kTick)->value; }
+  RollCall& roll_call() const { return *reinterpret_cast<RollCall*>(base_ + kRollCall); }
+  Refusal& refusal(std::uint64_t q) const { return reinterpret_cast<Refusal*>(base_ + kRefusal)[q & 1]; }
   Post& post(std::uint64_t q) const { return reinterpret_cast<Post*>(base_ + kPost)[q & 1]; }
   ListedBlock* listed(std::uint64_t q) const {
     return reinterpret_cast<ListedBlock*>(base_ + kListed + (q & 1) * listed_bytes(size_));
@@ -112,7 +131,9 @@ class SharedBlock {
 
  private:
   static constexpr std::size_t kTick = 0;
-  static constexpr std::size_t kPost = kTick + sizeof(Tick);
+  static constexpr std::size_t kRollCall = kTick + sizeof(Tick);
+  static constexpr std::size_t kRefusal = kRollCall + sizeof(RollCall);
+  static constexpr std::size_t kPost = kRefusal + 2 * sizeof(Refusal);
   static constexpr std::size_t kListed = kPost + 2 * sizeof(Post);
   static constexpr std::size_t listed_bytes(int size) {
     return (size * sizeof(ListedBlock) + kLine - 1) / kLine * kLine;

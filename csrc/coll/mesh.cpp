@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
+#include <utility>
 
 #include "base/error.h"
+#include "base/fault_point.h"
 #include "shm/socket.h"
 
 namespace occl::coll {
@@ -11,6 +14,8 @@ namespace occl::coll {
 Mesh::Mesh(std::shared_ptr<shm::Endpoint> endpoint, std::string name, int rank, int size,
            const Tuning& tuning)
     : endpoint_(std::move(endpoint)), name_(std::move(name)), rank_(rank), size_(size), tuning_(tuning) {
+  endpoint_->collect();
+  OCCL_FAULT_POINT("mesh.make");
   const shm::Token token = shm::random_token();
   std::memcpy(&incarnation_, token.data(), sizeof(incarnation_));
   auto& arena = endpoint_->arena();
@@ -18,23 +23,29 @@ Mesh::Mesh(std::shared_ptr<shm::Endpoint> endpoint, std::string name, int rank, 
   const auto block = allocate(SharedBlock::bytes(size));
   own_ = SharedBlock(reinterpret_cast<GroupHeader*>(arena.at(header_)), arena.at(block.offset), size);
   own_.construct(incarnation_, rank);
+  OCCL_FAULT_POINT("mesh.made");
 }
 
 void Mesh::leave() {
+  OCCL_FAULT_POINT("mesh.leave");
   own_.header().presence.fetch_or(kLeft,
                                   std::memory_order_seq_cst);  // pairs with Group::check_gone, and ~Mesh
+  OCCL_FAULT_POINT("mesh.left");
   if (!members_.empty()) ring_all();
 }
 
 Mesh::~Mesh() {
   leave();
-  // A peer may be reading our last contribution until it has left the group, or died.
-  endpoint_->arena().retire(std::move(blocks_), [members = std::move(members_)] {
-    return std::all_of(members.begin(), members.end(), [](const Member& member) {
-      return member.peer->exited() ||
-             (member.block.header().presence.load(std::memory_order_acquire) & kLeft);  // pairs with leave
-    });
-  });
+  // A peer may be reading our last contribution until it has left the group, or died. If this rank could not
+  // join, others may have joined all the same, and it does not know them: then the block is never used again.
+  const auto unread = [members = std::move(members_)] {
+    return !members.empty() && std::all_of(members.begin(), members.end(), std::mem_fn(&Member::gone));
+  };
+  if (staging_.bytes) {
+    endpoint_->staging().retire({staging_}, unread);
+    endpoint_->staging().collect();
+  }
+  endpoint_->arena().retire(std::move(blocks_), unread);
 }
 
 Invitation Mesh::invitation() const {
@@ -59,6 +70,7 @@ void Mesh::join(const std::vector<Invitation>& invitations, Deadline deadline) {
     if (it.size != size_ || it.rank != i)
       fail(Errc::protocol, "rank ", i, " of group ", name_, " joined as rank ", it.rank, " of ", it.size,
            " where this is rank ", rank_, " of ", size_);
+    OCCL_FAULT_POINT("mesh.connect");
     try {
       if (it.address.node != endpoint_->address().node)
         fail(Errc::not_implemented,
@@ -73,6 +85,7 @@ void Mesh::join(const std::vector<Invitation>& invitations, Deadline deadline) {
 }
 
 void Mesh::join(const std::vector<Invitation>& invitations, std::vector<std::shared_ptr<shm::Peer>> peers) {
+  std::vector<Member> members;  // all or none: whoever leaves rings all of them
   for (int i = 0; i < size_; ++i) {
     const auto* header = peers[i]->control(invitations[i].header, sizeof(GroupHeader));
     const auto* base = peers[i]->control(invitations[i].block, SharedBlock::bytes(size_));
@@ -83,8 +96,10 @@ void Mesh::join(const std::vector<Invitation>& invitations, std::vector<std::sha
                             const_cast<std::byte*>(base), size_);
     if (block.header().incarnation != invitations[i].incarnation)
       fail(Errc::peer_left, "rank ", i, " has already left group ", name_);
-    members_.push_back({std::move(peers[i]), block});
+    members.push_back({std::move(peers[i]), block});
   }
+  OCCL_FAULT_POINT("mesh.joined");
+  members_ = std::move(members);
   tuning_ = invitations.front().tuning;
   tuning_.one_shot_bytes = std::min(tuning_.one_shot_bytes, kMaxOneShotBytes);
   // A slot holds what one_shot may stage, and at least a cache line for every other rank.
@@ -98,9 +113,33 @@ shm::Arena::Block Mesh::allocate(std::size_t bytes) {
   return blocks_.back();
 }
 
-std::uint64_t Mesh::staging() {
-  if (!staging_) staging_ = allocate(4 * std::size_t{tuning_.slot_bytes}).offset;
-  return staging_;
+std::byte* Mesh::staging() {
+  auto& arena = endpoint_->staging();
+  if (!staging_.bytes) staging_ = arena.allocate(4 * std::size_t{tuning_.slot_bytes});
+  return arena.at(staging_.offset);
+}
+
+void Mesh::release_staging() {
+  if (!staging_.bytes) return;
+  endpoint_->staging().retire({std::exchange(staging_, {})}, [] { return true; });
+  endpoint_->staging().collect();
+}
+
+std::size_t Mesh::block_bytes() const {
+  std::size_t bytes = sizeof(GroupHeader);
+  for (const auto& block : blocks_) bytes += block.bytes;
+  return bytes;
+}
+
+std::byte* Mesh::reach(int rank, shm::Ref ref, std::size_t bytes, Deadline deadline) const {
+  try {
+    return members_[rank].peer->resolve(ref, bytes, deadline);
+  } catch (const Error& error) {
+    const bool exited = error.code() == Errc::peer_exited;
+    throw Error(error.code(),
+                concat(describe(rank), exited ? " exited during " : " is not reached in ",
+                       "an operation of group ", name_, " on rank ", rank_, ": ", error.what()));
+  }
 }
 
 std::string Mesh::describe(int rank) const {

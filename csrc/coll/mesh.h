@@ -30,6 +30,11 @@ struct Invitation {
 struct Member {
   std::shared_ptr<shm::Peer> peer;
   SharedBlock block;
+
+  /// It takes part in the group no more. seq_cst: pairs with Mesh::leave, and with sleepers.
+  bool left() const { return block.header().presence.load(std::memory_order_seq_cst) & kLeft; }
+  /// Nothing more will come from it.
+  bool gone() const { return peer->exited() || left(); }
 };
 
 class Mesh {
@@ -53,7 +58,7 @@ class Mesh {
   int rank() const { return rank_; }
   int size() const { return size_; }
   const Tuning& tuning() const { return tuning_; }
-  shm::Endpoint& endpoint() { return *endpoint_; }
+  shm::Endpoint& endpoint() const { return *endpoint_; }
   const SharedBlock& own() const { return own_; }
   const Member& member(int rank) const { return members_[rank]; }
 
@@ -69,8 +74,18 @@ class Mesh {
   /// More memory that peers may read, zeroed; freed with the group.
   shm::Arena::Block allocate(std::size_t bytes);
 
-  /// Offset of this rank's four staging slots; allocated at first use.
-  std::uint64_t staging();
+  /// This rank's four staging slots; allocated at first use.
+  std::byte* staging();
+  std::uint64_t staging_ref() const { return endpoint_->staging_ref(staging_.offset); }
+  /// Gives them back until they are used again. Requires that all ranks are done with what was staged.
+  void release_staging();
+
+  /// Bytes of shared memory held by this rank for the group: always, and for staging.
+  std::size_t block_bytes() const;
+  std::size_t staging_bytes() const { return staging_.bytes; }
+
+  /// Memory of that rank, mapped at first use. Throws what Peer::resolve throws, with the rank in the text.
+  std::byte* reach(int rank, shm::Ref ref, std::size_t bytes, Deadline deadline) const;
 
   /// "rank 3 (pid 4711, host a)".
   std::string describe(int rank) const;
@@ -85,7 +100,7 @@ class Mesh {
   std::vector<shm::Arena::Block> blocks_;
   SharedBlock own_;
   std::vector<Member> members_;
-  std::uint64_t staging_ = 0;
+  shm::Arena::Block staging_;
 };
 
 }  // namespace occl::coll

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/fault_point.h"
 #include "kernels/kernels.h"
 #include "shm/socket.h"
 
@@ -53,11 +54,13 @@ void Messenger::match(int rank, Operation& op, const Envelope& e, CopyPayload&& 
     copy_payload(t.buffer.data);
     return end(op, done);
   }
+  OCCL_FAULT_POINT("message.matched");
   channel(rank).receiving.push_back({&op, e});
   if (e.record == Record::stream) note(rank, Record::grant, e.id);
 }
 
 void Messenger::post(Operation& op, OperationList& done) {
+  OCCL_FAULT_POINT("message.post");
   ++posted_;
   const Transfer& t = op.transfer();
   if (t.send) return channel(t.peer).queue.push(op);
@@ -82,9 +85,9 @@ bool Messenger::advance(OperationList& done) {
   bool moved = false;
   for (int rank = 0; rank < mesh_.size(); ++rank) {
     // Somebody who never wrote to us, and to whom we have nothing to say.
-    // acquire: pairs with the release in `write`
+    // seq_cst: pairs with `write`; who sleeps must not have missed it (bell.h)
     if (!channels_[rank] &&
-        mesh_.member(rank).block.send(mesh_.rank()).ring.load(std::memory_order_acquire) == 0)
+        mesh_.member(rank).block.send(mesh_.rank()).ring.load(std::memory_order_seq_cst) == 0)
       continue;
     moved |= take_records(rank, done);
     moved |= pull_direct(rank, done);
@@ -170,11 +173,10 @@ bool Messenger::take_records(int rank, OperationList& done) {
   const Member& member = mesh_.member(rank);
   if (!ch.reader) {
     const auto& line = member.block.send(mesh_.rank());
-    const std::uint64_t ring =
-        line.ring.load(std::memory_order_acquire);  // pairs with the release in `write`
+    const std::uint64_t ring = line.ring.load(std::memory_order_seq_cst);  // pairs with `write`
     if (ring == 0) return false;
-    ch.reader = shm::RingReader<>(member.peer->control(ring, kRingBytes), kRingBytes, &line.head,
-                                  &mesh_.own().recv(rank).tail);
+    ch.reader = shm::RingReader(member.peer->control(ring, kRingBytes), kRingBytes, &line.head,
+                                &mesh_.own().recv(rank).tail);
   }
   bool moved = false;
   for (;;) {
@@ -186,6 +188,7 @@ bool Messenger::take_records(int rank, OperationList& done) {
         record_bytes(e.bytes) > readable)
       occl::fail(Errc::protocol, mesh_.describe(rank), " wrote a broken message record");
     take(rank, e, done);
+    OCCL_FAULT_POINT("message.taken");
     ch.reader.release(record_bytes(e.bytes));
     moved = true;
   }
@@ -252,8 +255,8 @@ bool Messenger::pull_direct(int rank, OperationList& done) {
   Operation& op = *it->op;
   const Transfer& t = op.transfer();
   const std::size_t bytes = bytes_of(t);
-  const std::byte* from =
-      mesh_.member(rank).peer->resolve(shm::Ref::unpack(it->envelope.ref), bytes, op.deadline());
+  const std::byte* from = mesh_.reach(rank, shm::Ref::unpack(it->envelope.ref), bytes, op.deadline());
+  OCCL_FAULT_POINT("message.pull");
   const std::size_t slice = std::min(kSliceBytes, bytes - it->received);
   void* const to[] = {t.buffer.data + it->received};
   const auto store =
@@ -282,17 +285,21 @@ bool Messenger::write(int rank, const Envelope& e, const std::byte* payload) {
   Channel& ch = channel(rank);
   SendLine& line = mesh_.own().send(rank);
   if (!ch.writer) {
+    OCCL_FAULT_POINT("message.ring");
     const auto ring = mesh_.allocate(kRingBytes);
-    ch.writer = shm::RingWriter<>(mesh_.endpoint().arena().at(ring.offset), kRingBytes, &line.head,
-                                  &mesh_.member(rank).block.recv(mesh_.rank()).tail);
-    line.ring.store(ring.offset, std::memory_order_release);  // pairs with the acquire in take_records
+    ch.writer = shm::RingWriter(mesh_.endpoint().arena().at(ring.offset), kRingBytes, &line.head,
+                                &mesh_.member(rank).block.recv(mesh_.rank()).tail);
+    line.ring.store(ring.offset, std::memory_order_seq_cst);  // pairs with take_records, and with sleepers
   }
   const std::size_t bytes = record_bytes(e.bytes);
   if (!ch.writer.has_room(bytes)) return false;
+  OCCL_FAULT_POINT("message.write");
   ch.writer.put(shm::bytes_of(e));
   ch.writer.put({payload, e.bytes});
   ch.writer.skip(bytes - sizeof(Envelope) - e.bytes);
+  OCCL_FAULT_POINT("message.publish");
   ch.writer.publish();
+  OCCL_FAULT_POINT("message.published");
   mesh_.member(rank).peer->bell().ring();
   return true;
 }

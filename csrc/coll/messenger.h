@@ -77,8 +77,8 @@ class Messenger {
     std::size_t received = 0;  // bytes
   };
   struct Channel {  // everything with one other rank
-    shm::RingWriter<> writer;
-    shm::RingReader<> reader;
+    shm::RingWriter writer;
+    shm::RingReader reader;
     OperationList queue;  // sends whose envelope did not fit yet
     std::deque<Sending> sending;
     std::deque<Receiving> receiving;

@@ -1,13 +1,13 @@
 // One operation in flight: what is asked for, and how it ended.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
 
 #include "base/deadline.h"
 #include "base/error.h"
+#include "base/sync.h"
 #include "coll/collective.h"
 
 namespace occl::coll {
@@ -53,7 +53,11 @@ class Operation {
   /// The number of this operation among the collectives (or the messages) of its group on this rank, from 1.
   std::uint64_t sequence() const { return sequence_; }
 
-  bool finished() const { return finished_.load(std::memory_order_acquire); }  // pairs with Group::finish
+  /// Before it is submitted: it takes its place in the order, but begins only after Engine::release.
+  void hold() { ready_.store(false, std::memory_order_relaxed); }        // nobody else knows of it yet
+  bool ready() const { return ready_.load(std::memory_order_acquire); }  // pairs with Engine::release
+
+  bool finished() const { return finished_.load(std::memory_order_seq_cst); }  // pairs with Group::finish
   /// Once finished: what went wrong, or null.
   const Error* error() const { return error_.get(); }
   /// Once finished: where a message came from.
@@ -63,6 +67,7 @@ class Operation {
   std::string describe() const;
 
  private:
+  friend class Engine;
   friend class Group;
   friend class Messenger;
   friend class OperationList;
@@ -75,9 +80,10 @@ class Operation {
   Operation* next_ = nullptr;
   std::uint64_t sequence_ = 0;
   int source_ = -1;
+  Atomic<bool> ready_ = true;
   bool exposed_ = false;  // peers may know the addresses of its buffers
   std::unique_ptr<Error> error_;
-  std::atomic<bool> finished_ = false;
+  Atomic<bool> finished_ = false;
 };
 
 /// First in, first out, without allocation. Not thread safe.

@@ -5,8 +5,6 @@
 namespace occl::coll {
 namespace {
 
-constexpr std::size_t kLine = 64;  // parts begin on cache lines: no line has two writers
-
 /// Elements [lo, hi) of [0, n) that fall to `part` of `parts`.
 struct Range {
   std::size_t lo, hi;

@@ -249,7 +249,7 @@ at::Tensor Aliases::copy_of(const at::Tensor& tensor, c10::DeviceIndex target) {
   return copy;
 }
 
-at::Tensor Aliases::to_device(at::Tensor result, c10::DeviceIndex target) {
+at::Tensor Aliases::to_device(at::Tensor result, c10::DeviceIndex target, bool still_held) {
   if (!result.defined() || !result.is_cpu()) return result;
   c10::TensorImpl* impl = result.unsafeGetTensorImpl();
   const bool has_storage = impl->has_storage();
@@ -259,7 +259,9 @@ at::Tensor Aliases::to_device(at::Tensor result, c10::DeviceIndex target) {
   if (C10_UNLIKELY(!kept_.empty()) && has_storage && is_kept(storage_of(impl)))
     return copy_of(result, target);
   if (C10_UNLIKELY(result.use_count() > 1)) {  // somebody else, the kernel or Python, holds this very tensor
-    if (!view) return copy_of(result, target);
+    const bool fresh =
+        still_held && has_storage && is_device_memory(storage_of(impl)->_mutable_data_ptr_no_checks());
+    if (!view && !fresh) return copy_of(result, target);
     result = at::Tensor(impl->shallow_copy_and_detach(c10::VariableVersion(0), true));
   }
   convert(result, target);

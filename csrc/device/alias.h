@@ -30,7 +30,10 @@ class Aliases {
 
   /// A result of the kernel as a tensor on `target`: the original for an alias, a view of the original's
   /// storage for a view, the result itself where its memory came from the device, a copy otherwise.
-  at::Tensor to_device(at::Tensor result, c10::DeviceIndex target);
+  /// A result that others hold too stays as it is for them: it is copied. `still_held` says that these others
+  /// are about to let go of it (a list of results in Python), and that it may only be copied if it has memory
+  /// of theirs.
+  at::Tensor to_device(at::Tensor result, c10::DeviceIndex target, bool still_held = false);
 
  private:
   struct Entry {

@@ -40,7 +40,13 @@ void free_after_streams(Heap& heap, void* p) {
   }
   // Each stream frees its share when it gets there; the last one gives the block back.
   auto share = std::shared_ptr<void>(p, [&heap](void* block) { heap.release(block); });
-  for (const auto& stream : streams) enqueue(stream, [share] {});
+  for (const auto& stream : streams) {
+    try {
+      enqueue(stream, [share] {});
+    } catch (const Error&) {
+      // The stream has no thread and could start none. So it is idle, and does not use the block.
+    }
+  }
 }
 
 void report(void* p, std::int64_t bytes, Heap& heap) {
@@ -103,6 +109,7 @@ struct DevAllocator final : c10::DeviceAllocator {
   }
 
   void recordStream(const c10::DataPtr& ptr, c10::Stream stream) override {
+    check_stream(stream);  // here, because the deleter that uses it cannot throw
     if (!is_device_memory(ptr) || !ptr.get() || is_default(stream)) return;
     void* block = ptr.get_context();
     std::lock_guard lock(users().mutex);
@@ -209,6 +216,8 @@ void install_allocators() {
   // At the lowest priority: an allocator that somebody else insists on stays, and results are copied instead.
   c10::SetCPUAllocator(new SwitchedCpuAllocator(c10::GetCPUAllocator()));
 }
+
+bool allocators_installed() { return c10::GetAllocator(kType) == &instance(); }
 
 AllocateOn::AllocateOn(c10::DeviceIndex device) : previous_(t_allocate_on) { t_allocate_on = device; }
 AllocateOn::~AllocateOn() { t_allocate_on = previous_; }

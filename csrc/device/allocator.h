@@ -11,6 +11,8 @@ namespace occl::device {
 
 /// Registers the device allocator, and puts one before the CPU allocator that consults `AllocateOn`.
 void install_allocators();
+/// Whether that has been done: false in a process without a device of ours.
+bool allocators_installed();
 
 c10::DeviceAllocator* allocator();
 

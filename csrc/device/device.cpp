@@ -41,17 +41,17 @@ c10::DeviceIndex count() {
 
 c10::DeviceIndex current() { return t_current; }
 
-c10::DeviceIndex resolve(c10::DeviceIndex index) {
+c10::DeviceIndex resolve(int index) {
   if (index == -1) return t_current;
-  TORCH_CHECK(index >= 0 && index < count(), "invalid device index ", static_cast<int>(index), ": there are ",
+  TORCH_CHECK(index >= 0 && index < count(), "invalid device index ", index, ": there are ",
               static_cast<int>(count()), " devices, dev:0 to dev:", static_cast<int>(count()) - 1,
               " (OCCL_DEVICE_COUNT changes that)");
-  return index;
+  return static_cast<c10::DeviceIndex>(index);
 }
 
-void set_current(c10::DeviceIndex index) { t_current = resolve(index); }
+void set_current(int index) { t_current = resolve(index); }
 
-c10::DeviceIndex exchange_current(c10::DeviceIndex index) {
+c10::DeviceIndex exchange_current(int index) {
   const auto previous = t_current;
   set_current(index);
   return previous;

@@ -13,11 +13,12 @@ inline constexpr c10::DeviceIndex kMaxDevices = 64;
 c10::DeviceIndex count();
 
 c10::DeviceIndex current();
-void set_current(c10::DeviceIndex index);  // checks the index
-c10::DeviceIndex exchange_current(c10::DeviceIndex index);
+void set_current(int index);  // checks the index
+c10::DeviceIndex exchange_current(int index);
 
-/// `index`, or the current device for -1. Throws c10::Error if there is no such device.
-c10::DeviceIndex resolve(c10::DeviceIndex index);
+/// `index`, or the current device for -1. Throws c10::Error if there is no such device. (An int, because
+/// c10::DeviceIndex has 8 bits: 256 would silently be 0.)
+c10::DeviceIndex resolve(int index);
 
 inline c10::Device device(c10::DeviceIndex index) { return {kType, index}; }
 

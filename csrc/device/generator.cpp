@@ -28,7 +28,10 @@ struct DevGenerator final : c10::GeneratorImpl {
     set_current_seed(c10::detail::getNonDeterministicRandom());
     return seed_;
   }
-  void set_offset(std::uint64_t offset) override { offset_ = offset; }
+  void set_offset(std::uint64_t offset) override {
+    check_offset(offset);
+    offset_ = offset;
+  }
   std::uint64_t get_offset() const override { return offset_; }
 
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
@@ -44,8 +47,11 @@ struct DevGenerator final : c10::GeneratorImpl {
     TORCH_CHECK(state.numel() == kStateBytes, "RNG state is wrong size: a dev generator's state has ",
                 kStateBytes, " bytes (seed and offset), and this one has ", state.numel());
     const auto* bytes = static_cast<const std::uint8_t*>(state.data());
+    std::uint64_t offset;
+    std::memcpy(&offset, bytes + sizeof(seed_), sizeof(offset));
+    check_offset(offset);  // before anything changes
     std::memcpy(&seed_, bytes, sizeof(seed_));
-    std::memcpy(&offset_, bytes + sizeof(seed_), sizeof(offset_));
+    offset_ = offset;
   }
 
   std::array<std::uint64_t, 2> draw() {
@@ -57,6 +63,10 @@ struct DevGenerator final : c10::GeneratorImpl {
 
  private:
   static constexpr std::int64_t kStateBytes = 16;
+
+  static void check_offset(std::uint64_t offset) {
+    TORCH_CHECK(offset % kStep == 0, "offset must be a multiple of ", kStep, ", and not ", offset);
+  }
 
   DevGenerator* clone_impl() const override {
     auto* copy = new DevGenerator(device().index());

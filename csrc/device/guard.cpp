@@ -67,7 +67,10 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     allocator()->recordStream(ptr, stream);
   }
 
-  c10::DeviceCapability getDeviceCapability(c10::Device) const override { return {}; }  // what the CPU can
+  c10::DeviceCapability getDeviceCapability(c10::Device of) const override {
+    resolve(of.index());
+    return {};  // every dtype, as on the CPU
+  }
 
  private:
   static void check(c10::Device to) {

@@ -95,6 +95,13 @@ void copy_now(const Tensor& to, const Tensor& from, Aliases& aliases) {
     aliases.finish(to.device().index());
 }
 
+/// The same memory, shape and dtype under another tensor object. What has no storage keeps its object,
+/// because copying into it changes the object.
+Tensor as_it_is(const Tensor& t) {
+  if (!t.has_storage() || t.is_quantized()) return t;
+  return Tensor(t.unsafeGetTensorImpl()->shallow_copy_and_detach(c10::VariableVersion(0), true));
+}
+
 Tensor& copy_(Tensor& self, const Tensor& src, bool non_blocking) {
   check_fork();
   TORCH_CHECK(self.defined() && src.defined(), "copy_: the tensor is undefined");
@@ -105,11 +112,13 @@ Tensor& copy_(Tensor& self, const Tensor& src, bool non_blocking) {
     copy_now(self, src, aliases);
     return self;
   }
-  // The task holds both tensors, so their memory outlives it. Like on other accelerators, the caller must not
-  // change the source before the stream gets there.
-  enqueue(stream, [self, src] {
+  // The task holds both as they are now, so their memory outlives it, and they may become other tensors
+  // meanwhile
+  // (`x.data = y`, which FSDP does). Like on other accelerators, the caller must not change the source before
+  // the stream gets there.
+  enqueue(stream, [to = as_it_is(self), from = as_it_is(src)] {
     Aliases aliases;
-    copy_now(self, src, aliases);
+    copy_now(to, from, aliases);
   });
   if (!non_blocking) synchronize(stream);
   return self;

@@ -6,20 +6,14 @@
 #include <array>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
-#include <deque>
-#include <exception>
 #include <memory>
-#include <mutex>
-#include <thread>
+
+#include "device/queue.h"
 
 namespace occl::device {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 constexpr int kStreamsPerPriority = 32;
-constexpr auto kIdleThread = std::chrono::seconds(5);  // a worker with nothing to do for so long ends
 
 // relaxed: set once, when the library is loaded
 std::atomic<void (*)(const std::function<void()>&)> g_wait_wrapper{nullptr};
@@ -28,83 +22,6 @@ void wait_on_host(const std::function<void()>& wait) {
   if (auto* wrapper = g_wait_wrapper.load(std::memory_order_relaxed)) return wrapper(wait);
   wait();
 }
-
-/// The queue of one side stream. Never destroyed.
-class Queue {
- public:
-  explicit Queue(c10::DeviceIndex index) : device_(index) {}
-
-  void push(std::function<void()> task) {
-    std::lock_guard lock(mutex_);
-    tasks_.push_back(std::move(task));
-    ++issued_;
-    if (!running_) {
-      running_ = true;
-      std::thread([this] { run(); }).detach();
-    } else {
-      work_.notify_one();
-    }
-  }
-
-  bool idle() {
-    std::lock_guard lock(mutex_);
-    return finished_ == issued_;
-  }
-
-  /// Waits for what has been issued up to now; false if that takes longer than `until`.
-  bool wait(Clock::time_point until = Clock::time_point::max()) {
-    std::unique_lock lock(mutex_);
-    const auto target = issued_;
-    auto reached = [&] { return finished_ >= target; };
-    if (until != Clock::time_point::max()) return done_.wait_until(lock, until, reached);
-    done_.wait(lock, reached);
-    return true;
-  }
-
-  void rethrow() {
-    std::exception_ptr error;
-    {
-      std::lock_guard lock(mutex_);
-      std::swap(error, error_);
-    }
-    if (error) std::rethrow_exception(error);
-  }
-
- private:
-  void run() {
-    set_current(device_);
-    c10::GradMode::set_enabled(false);
-    std::unique_lock lock(mutex_);
-    while (true) {
-      if (!work_.wait_for(lock, kIdleThread, [&] { return !tasks_.empty(); })) {
-        running_ = false;  // under the lock: the next push starts a new thread
-        return;
-      }
-      auto task = std::move(tasks_.front());
-      tasks_.pop_front();
-      lock.unlock();
-      std::exception_ptr error;
-      try {
-        task();
-      } catch (...) {
-        error = std::current_exception();
-      }
-      task = nullptr;  // what it holds is released before anybody sees it finished
-      lock.lock();
-      if (error && !error_) error_ = error;
-      ++finished_;
-      done_.notify_all();
-    }
-  }
-
-  const c10::DeviceIndex device_;
-  std::mutex mutex_;
-  std::condition_variable work_, done_;
-  std::deque<std::function<void()>> tasks_;
-  std::uint64_t issued_ = 0, finished_ = 0;
-  bool running_ = false;
-  std::exception_ptr error_;
-};
 
 struct DeviceStreams {
   std::array<std::atomic<Queue*>, 2 * kStreamsPerPriority> queues{};
@@ -120,16 +37,15 @@ thread_local std::array<c10::StreamId, kMaxDevices> t_current_stream{};
 
 /// Side streams have the ids 1 to 64; low priority first.
 Queue& queue_of(const c10::Stream& stream) {
-  TORCH_CHECK(stream.device_type() == kType, "expected a stream of a dev device, got one of ",
-              stream.device());
-  TORCH_CHECK(stream.id() >= 1 && stream.id() <= 2 * kStreamsPerPriority, "dev has no stream with the id ",
-              stream.id());
-  auto& slot = streams_of(resolve(stream.device_index())).queues[static_cast<std::size_t>(stream.id() - 1)];
+  auto& slot = streams_of(stream.device_index()).queues[static_cast<std::size_t>(stream.id() - 1)];
   Queue* queue = slot.load(std::memory_order_acquire);  // acquire: pairs with the exchange below
   if (queue) return *queue;
-  auto fresh = std::make_unique<Queue>(stream.device_index());
-  if (slot.compare_exchange_strong(queue, fresh.get(), std::memory_order_acq_rel)) return *fresh.release();
-  return *queue;
+  auto* fresh = new Queue([index = stream.device_index()] {
+    set_current(index);
+    c10::GradMode::set_enabled(false);
+  });
+  // Of two that come at once one wins; the other's queue, which has no thread yet, is left behind.
+  return slot.compare_exchange_strong(queue, fresh, std::memory_order_acq_rel) ? *fresh : *queue;
 }
 
 template <class F>
@@ -145,6 +61,15 @@ c10::Stream default_stream(c10::DeviceIndex index) {
 }
 
 bool is_default(const c10::Stream& stream) { return stream.id() == 0; }
+
+void check_stream(const c10::Stream& stream) {
+  TORCH_CHECK(stream.device_type() == kType, "expected a stream of a dev device, got one of ",
+              stream.device());
+  TORCH_CHECK(stream.id() >= 0 && stream.id() <= 2 * kStreamsPerPriority, "dev has no stream with the id ",
+              stream.id());
+  TORCH_CHECK(stream.device_index() >= 0, "the stream names no device");
+  resolve(stream.device_index());
+}
 
 c10::Stream next_stream(c10::DeviceIndex index, int priority) {
   check_fork();
@@ -163,23 +88,27 @@ c10::Stream current_stream(c10::DeviceIndex index) {
 }
 
 c10::Stream exchange_stream(const c10::Stream& stream) {
-  TORCH_CHECK(stream.device_type() == kType, "expected a stream of a dev device, got one of ",
-              stream.device());
+  check_stream(stream);
   const c10::Stream previous = current_stream(stream.device_index());
-  t_current_stream[static_cast<std::size_t>(resolve(stream.device_index()))] = stream.id();
+  t_current_stream[static_cast<std::size_t>(stream.device_index())] = stream.id();
   return previous;
 }
 
 void enqueue(const c10::Stream& stream, std::function<void()> task) {
   check_fork();
   mark_used();
+  check_stream(stream);
   if (is_default(stream)) return task();
   queue_of(stream).push(std::move(task));
 }
 
-bool query(const c10::Stream& stream) { return is_default(stream) || queue_of(stream).idle(); }
+bool query(const c10::Stream& stream) {
+  check_stream(stream);
+  return is_default(stream) || queue_of(stream).idle();
+}
 
 void synchronize(const c10::Stream& stream) {
+  check_stream(stream);
   if (is_default(stream)) return;
   check_fork();
   Queue& queue = queue_of(stream);
@@ -205,8 +134,8 @@ void set_wait_wrapper(void (*wrapper)(const std::function<void()>& wait)) {
 
 bool drain(double seconds) {
   if (in_bad_fork()) return true;
-  const auto until =
-      Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  const auto until = Queue::Clock::now() + std::chrono::duration_cast<Queue::Clock::duration>(
+                                               std::chrono::duration<double>(seconds));
   bool all = true;
   for (c10::DeviceIndex i = 0; i < count(); ++i)
     each_queue(i, [&](Queue& queue) { all &= queue.wait(until); });
@@ -214,33 +143,6 @@ bool drain(double seconds) {
 }
 
 // ---- events -------------------------------------------------------------------------------------------
-
-namespace {
-
-/// One recording of an event: waiters keep the one they saw, so that recording again does not concern them.
-struct Mark {
-  std::mutex mutex;
-  std::condition_variable passed;
-  bool done = false;
-  Clock::time_point at;
-
-  void pass() {
-    std::lock_guard lock(mutex);
-    at = Clock::now();
-    done = true;
-    passed.notify_all();
-  }
-  bool query() {
-    std::lock_guard lock(mutex);
-    return done;
-  }
-  void wait() {
-    std::unique_lock lock(mutex);
-    passed.wait(lock, [&] { return done; });
-  }
-};
-
-}  // namespace
 
 class Event {
  public:
@@ -264,23 +166,23 @@ void record(Event*& event, const c10::Stream& stream, bool timing) {
 }
 
 void block(Event* event, const c10::Stream& stream) {
-  if (!event || event->mark->query()) return;
+  if (!event || event->mark->passed()) return;
   if (is_default(stream)) return wait_on_host([&] { event->mark->wait(); });
   enqueue(stream, [mark = event->mark] { mark->wait(); });
 }
 
-bool query(Event* event) { return !event || event->mark->query(); }
+bool query(Event* event) { return !event || event->mark->passed(); }
 
 void synchronize(Event* event) {
   if (!event) return;
-  if (!event->mark->query()) wait_on_host([&] { event->mark->wait(); });
+  if (!event->mark->passed()) wait_on_host([&] { event->mark->wait(); });
   if (!is_default(event->stream)) queue_of(event->stream).rethrow();
 }
 
 double elapsed_ms(Event* start, Event* end) {
   TORCH_CHECK_VALUE(start && end && start->timing && end->timing,
                     "both events must be recorded with enable_timing=True");
-  return std::chrono::duration<double, std::milli>(end->mark->at - start->mark->at).count();
+  return std::chrono::duration<double, std::milli>(end->mark->at() - start->mark->at()).count();
 }
 
 void destroy(Event* event) { delete event; }

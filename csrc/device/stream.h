@@ -20,6 +20,10 @@ namespace occl::device {
 c10::Stream default_stream(c10::DeviceIndex index);
 bool is_default(const c10::Stream& stream);
 
+/// Throws c10::Error unless it is a stream of a dev device that exists. (Users can make torch.Stream objects
+/// with any numbers.)
+void check_stream(const c10::Stream& stream);
+
 /// One of 32 side streams per device and priority, in turn. Any priority is accepted; below 0 is high.
 c10::Stream next_stream(c10::DeviceIndex index, int priority);
 

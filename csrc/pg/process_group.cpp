@@ -5,8 +5,7 @@
 
 #include "device/stream.h"
 #include "pg/errors.h"
-#include "pg/rendezvous.h"
-#include "pg/runtime.h"
+#include "pg/sparse.h"
 
 namespace occl::pg {
 namespace {
@@ -26,60 +25,27 @@ void check_pairs(const char* call, const Tensors& outputs, const Tensors& inputs
                 concat(call, ": ", outputs.size(), " outputs for ", inputs.size(), " inputs")));
 }
 
-/// Like a computation, a collective comes after what is queued on the current stream.
+/// What is put together from parts comes after what is queued on the current stream, as a computation does.
 void wait_for_stream(const Request& request) {
-  for (const auto* tensors : {&request.inputs, &request.outputs})
-    if (!tensors->empty() && tensors->front().is_privateuseone())
-      device::wait_for_queued(tensors->front().device().index());
+  if (const auto stream = side_stream(request)) device::synchronize(*stream);
 }
 
 }  // namespace
 
-ProcessGroupOCCL::ProcessGroupOCCL(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                                   c10::intrusive_ptr<Options> options)
-    : Backend(rank, size), options_(std::move(options)), fork_generation_(fork_generation()) {
-  const std::string name = options_->group_name.empty() ? "?" : options_->group_name;
-  group_ = translated([&] { return rendezvous(*store, name, rank, size, options_->timeout); });
-  init();
-}
-
-ProcessGroupOCCL::~ProcessGroupOCCL() {
-  shutdown();
-  // In a forked child the group is the parent's: not even its destructor may run, it would leave the group.
-  if (forked()) new std::shared_ptr<coll::Group>(std::move(group_));
-}
-
-void ProcessGroupOCCL::shutdown() {
-  if (group_ && !forked()) group_->close();
-}
-
-void ProcessGroupOCCL::abort() {
-  check_usable();
-  group_->abort("abort() was called");
-}
-
-c10d::ErrorType ProcessGroupOCCL::getError() {
-  const auto error = group_->error();
-  if (!error || error->code() == Errc::closed) return c10d::ErrorType::SUCCESS;
-  switch (error->code()) {
-    case Errc::timeout:
-      return c10d::ErrorType::TIMEOUT;
-    case Errc::peer_exited:
-    case Errc::peer_left:
-      return c10d::ErrorType::REMOTE_ERROR;
-    default:
-      return c10d::ErrorType::COMM_ERROR;
+template <class Make>
+decltype(auto) ProcessGroupOCCL::checked(Make&& make) {
+  try {
+    return make();
+  } catch (const c10::Error& error) {
+    check_usable();
+    group_->refuse(error.what_without_backtrace());
+    throw;
   }
 }
 
-bool ProcessGroupOCCL::forked() const { return fork_generation_ != fork_generation(); }
-
-void ProcessGroupOCCL::check_usable() const {
-  if (forked())
-    raise(Error(Errc::closed,
-                concat("group ", group_->mesh().name(), " of rank ", getRank(),
-                       " was created before this process was forked, and belongs to the parent: create "
-                       "process groups in the process that uses them, or start it with 'spawn'")));
+template <class Opts, class Make>
+ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::call(const Opts& opts, Make&& make) {
+  return launch(checked(make), opts.timeout, opts.asyncOp);
 }
 
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::launch(Request request, std::chrono::milliseconds timeout,
@@ -92,17 +58,30 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::launch(Request request, std::chrono:
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::launch(std::vector<Request> requests,
                                                    std::chrono::milliseconds timeout, bool async) {
   check_usable();
-  if (timeout == c10d::kUnsetTimeout) timeout = options_->timeout;
-  for (const Request& request : requests) wait_for_stream(request);
-  if (!coalesced_) return WorkOCCL::launch(group_, std::move(requests), timeout, !async);
-  for (Request& request : requests) coalesced_->add(std::move(request), timeout);
-  return coalesced_;
+  if (estimate_) return estimate(requests);
+  timeout = or_default(timeout);
+  if (coalesced_) {
+    for (Request& request : requests) {
+      wait_for_stream(request);
+      coalesced_->add(std::move(request), timeout);
+    }
+    return coalesced_;
+  }
+  const auto stream = side_stream(requests.front());
+  if (!stream) return WorkOCCL::launch(group_, std::move(requests), timeout, !async, hook_);
+  // It takes its place among the group's operations now, and begins when the stream comes to it.
+  const bool held = !device::query(*stream);
+  auto work = WorkOCCL::launch(group_, std::move(requests), timeout, false, hook_, held);
+  if (held) device::enqueue(*stream, [work] { work->release(); });
+  if (!async) work->wait();
+  return work;
 }
 
 void ProcessGroupOCCL::startCoalescing() {
   check_usable();
   if (coalesced_) raise(Error(Errc::invalid_argument, "startCoalescing: the group is coalescing already"));
-  coalesced_ = c10::make_intrusive<WorkOCCL>(group_, c10d::OpType::COALESCED, "occl:coalesced", Tensors{});
+  coalesced_ =
+      c10::make_intrusive<WorkOCCL>(group_, c10d::OpType::COALESCED, "occl:coalesced", Tensors{}, hook_);
 }
 
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::endCoalescing() {
@@ -111,68 +90,52 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::endCoalescing() {
   return std::exchange(coalesced_, nullptr);
 }
 
-c10::intrusive_ptr<c10d::Backend> ProcessGroupOCCL::split(
-    const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
-    const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
-  check_usable();
-  const auto at = std::find(ranks.begin(), ranks.end(), getRank());
-  if (at == ranks.end()) return nullptr;
-  auto options = c10::make_intrusive<Options>(opts ? opts->timeout : options_->timeout);
-  if (opts) {
-    options->group_name = opts->group_name;
-    options->group_desc = opts->group_desc;
-    options->global_ranks_in_group = opts->global_ranks_in_group;
-  }
-  return c10::make_intrusive<ProcessGroupOCCL>(store, static_cast<int>(at - ranks.begin()),
-                                               static_cast<int>(ranks.size()), std::move(options));
-}
-
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
-  return launch(pg::broadcast(who(), tensors, opts), opts.timeout, opts.asyncOp);
+  return call(opts, [&] { return pg::broadcast(who(), tensors, opts); });
 }
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
-  return launch(pg::all_reduce(who(), tensors, opts), opts.timeout, opts.asyncOp);
+  if (is_sparse(tensors)) return allreduce_sparse(tensors, opts);
+  return call(opts, [&] { return pg::all_reduce(who(), tensors, opts); });
 }
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
-  return launch(pg::reduce(who(), tensors, opts), opts.timeout, opts.asyncOp);
+  return call(opts, [&] { return pg::reduce(who(), tensors, opts); });
 }
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                                                       const c10d::AllgatherOptions& opts) {
-  return launch(pg::all_gather(who(), outputs, inputs), opts.timeout, opts.asyncOp);
+  return call(opts, [&] { return pg::all_gather(who(), outputs, inputs); });
 }
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::_allgather_base(at::Tensor& output, at::Tensor& input,
                                                             const c10d::AllgatherOptions& opts) {
-  return launch(pg::all_gather_into(who(), output, input), opts.timeout, opts.asyncOp);
+  return call(opts, [&] { return pg::all_gather_into(who(), output, input); });
 }
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::gather(std::vector<Tensors>& outputs, Tensors& inputs,
                                                    const c10d::GatherOptions& opts) {
-  return launch(pg::gather(who(), outputs, inputs, opts), opts.timeout, opts.asyncOp);
+  return call(opts, [&] { return pg::gather(who(), outputs, inputs, opts); });
 }
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                                     const c10d::ScatterOptions& opts) {
-  return launch(pg::scatter(who(), outputs, inputs, opts), opts.timeout, opts.asyncOp);
+  return call(opts, [&] { return pg::scatter(who(), outputs, inputs, opts); });
 }
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                                            const c10d::ReduceScatterOptions& opts) {
-  return launch(pg::reduce_scatter(who(), outputs, inputs, opts), opts.timeout, opts.asyncOp);
+  return call(opts, [&] { return pg::reduce_scatter(who(), outputs, inputs, opts); });
 }
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                                  const c10d::ReduceScatterOptions& opts) {
-  return launch(pg::reduce_scatter_from(who(), output, input, opts), opts.timeout, opts.asyncOp);
+  return call(opts, [&] { return pg::reduce_scatter_from(who(), output, input, opts); });
 }
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::alltoall(Tensors& outputs, Tensors& inputs,
                                                      const c10d::AllToAllOptions& opts) {
-  return launch(pg::all_to_all(who(), outputs, inputs), opts.timeout, opts.asyncOp);
+  return call(opts, [&] { return pg::all_to_all(who(), outputs, inputs); });
 }
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::alltoall_base(at::Tensor& output, at::Tensor& input,
                                                           std::vector<int64_t>& output_splits,
                                                           std::vector<int64_t>& input_splits,
                                                           const c10d::AllToAllOptions& opts) {
-  return launch(pg::all_to_all_single(who(), output, input, output_splits, input_splits), opts.timeout,
-                opts.asyncOp);
+  return call(opts, [&] { return pg::all_to_all_single(who(), output, input, output_splits, input_splits); });
 }
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::barrier(const c10d::BarrierOptions& opts) {
-  return launch(pg::barrier(), opts.timeout, opts.asyncOp);
+  return call(opts, [&] { return pg::barrier(); });
 }
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::send(Tensors& tensors, int peer, int tag) {
   return launch(pg::transfer(who(), tensors, peer, tag, true), c10d::kUnsetTimeout);
@@ -186,70 +149,66 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::recvAnysource(Tensors& tensors, int 
 
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::allreduce_coalesced(Tensors& tensors,
                                                                 const c10d::AllreduceCoalescedOptions& opts) {
-  return launch(each(tensors.size(),
-                     [&](std::size_t i) {
-                       Tensors one{tensors[i]};
-                       return pg::all_reduce(who(), one, opts);
-                     }),
-                opts.timeout, opts.asyncOp);
+  return call(opts, [&] {
+    return each(tensors.size(), [&](std::size_t i) {
+      Tensors one{tensors[i]};
+      return pg::all_reduce(who(), one, opts);
+    });
+  });
 }
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::allgather_coalesced(std::vector<Tensors>& outputs,
                                                                 Tensors& inputs,
                                                                 const c10d::AllgatherOptions& opts) {
   // outputs[r][i]: what rank r put into inputs[i]
-  return launch(each(inputs.size(),
-                     [&](std::size_t i) {
-                       Tensors input{inputs[i]};
-                       std::vector<Tensors> output(1);
-                       for (auto& from_rank : outputs) output[0].push_back(from_rank.at(i));
-                       return pg::all_gather(who(), output, input);
-                     }),
-                opts.timeout, opts.asyncOp);
+  return call(opts, [&] {
+    return each(inputs.size(), [&](std::size_t i) {
+      Tensors input{inputs[i]};
+      std::vector<Tensors> output(1);
+      for (auto& from_rank : outputs) output[0].push_back(from_rank.at(i));
+      return pg::all_gather(who(), output, input);
+    });
+  });
 }
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::allgather_into_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
-  check_pairs("all_gather_into_tensor_coalesced", outputs, inputs);
-  return launch(
-      each(inputs.size(), [&](std::size_t i) { return pg::all_gather_into(who(), outputs[i], inputs[i]); }),
-      opts.timeout, opts.asyncOp);
+  return call(opts, [&] {
+    check_pairs("all_gather_into_tensor_coalesced", outputs, inputs);
+    return each(inputs.size(),
+                [&](std::size_t i) { return pg::all_gather_into(who(), outputs[i], inputs[i]); });
+  });
 }
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::reduce_scatter_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) {
-  check_pairs("reduce_scatter_tensor_coalesced", outputs, inputs);
-  return launch(
-      each(inputs.size(),
-           [&](std::size_t i) { return pg::reduce_scatter_from(who(), outputs[i], inputs[i], opts); }),
-      opts.timeout, opts.asyncOp);
+  return call(opts, [&] {
+    check_pairs("reduce_scatter_tensor_coalesced", outputs, inputs);
+    return each(inputs.size(),
+                [&](std::size_t i) { return pg::reduce_scatter_from(who(), outputs[i], inputs[i], opts); });
+  });
 }
 
-void ProcessGroupOCCL::not_offered(const char* what) {
-  raise(Error(Errc::not_implemented, concat("the occl backend does not offer ", what, " yet")));
-}
-ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::allreduce_sparse(Tensors&, const c10d::AllreduceOptions&) {
-  not_offered("all_reduce of sparse tensors");
-}
-void ProcessGroupOCCL::monitoredBarrier(const c10d::BarrierOptions&, bool) {
-  not_offered("monitored_barrier");
-}
-c10::intrusive_ptr<c10d::Backend> ProcessGroupOCCL::merge(const c10::intrusive_ptr<c10d::Store>&,
-                                                          const c10::intrusive_ptr<c10d::Backend::Options>&,
-                                                          const int&, const int&) {
-  not_offered("merge");
-}
-c10::intrusive_ptr<c10d::Backend> ProcessGroupOCCL::shrink(
-    const std::vector<int64_t>&, int, const c10::intrusive_ptr<c10d::Backend::Options>&) {
-  not_offered("shrink");
-}
-void ProcessGroupOCCL::registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&&) {
-  not_offered("registerOnCompletionHook");
-}
-void ProcessGroupOCCL::waitForPendingWorks() { not_offered("waitForPendingWorks"); }
-std::shared_ptr<c10::Allocator> ProcessGroupOCCL::getMemAllocator() { not_offered("getMemAllocator"); }
-at::Tensor ProcessGroupOCCL::allocateTensor(long, at::TensorOptions) { not_offered("allocate_tensor"); }
-void ProcessGroupOCCL::suspend() { not_offered("suspend"); }
-void ProcessGroupOCCL::resume() { not_offered("resume"); }
-std::unordered_map<std::string, uint64_t> ProcessGroupOCCL::getMemoryStats() {
-  not_offered("getMemoryStats");
+ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::allreduce_sparse(Tensors& tensors,
+                                                             const c10d::AllreduceOptions& opts) {
+  const at::Tensor input = checked([&] { return sparse_input(tensors, opts); });
+  check_usable();
+  if (estimate_ || coalesced_)
+    raise(
+        Error(Errc::not_implemented, "all_reduce of sparse tensors can be neither coalesced nor estimated"));
+  const at::NoGradGuard no_grad;
+  auto work =
+      c10::make_intrusive<WorkOCCL>(group_, c10d::OpType::ALLREDUCE, "occl:all_reduce", tensors, hook_);
+  const at::Tensor sum = sparse_sum(who(), input, [&](Tensors& outputs, at::Tensor mine) {
+    Tensors inputs{std::move(mine)};
+    std::vector<Tensors> lists{outputs};
+    std::vector<Request> requests;
+    requests.push_back(pg::all_gather(who(), lists, inputs));
+    requests.back().title = nullptr;  // the profiler shows the call, not what it is made of
+    wait_for_stream(requests.back());
+    WorkOCCL::launch(group_, std::move(requests), or_default(opts.timeout), true);
+  });
+  input.copy_(opts.reduceOp == c10d::ReduceOp::AVG ? sum / getSize() : sum);
+  work->set_result(tensors);
+  work->seal();
+  return work;
 }
 
 }  // namespace occl::pg

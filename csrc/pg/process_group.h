@@ -4,10 +4,15 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "coll/group.h"
+#include "pg/completion_hook.h"
 #include "pg/normalize.h"
 #include "pg/work.h"
 
 namespace occl::pg {
+
+/// A CPU tensor in memory that peers map. Throws NotImplementedError where this process has no device of
+/// ours.
+at::Tensor empty_shared(at::IntArrayRef size, at::ScalarType type);
 
 class ProcessGroupOCCL final : public c10d::Backend {
  public:
@@ -23,6 +28,8 @@ class ProcessGroupOCCL final : public c10d::Backend {
   /// DistBackendError that names the ranks which did not come within the timeout, or share no memory.
   ProcessGroupOCCL(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                    c10::intrusive_ptr<Options> options);
+  /// The ranks have met already.
+  ProcessGroupOCCL(std::shared_ptr<coll::Group> group, c10::intrusive_ptr<Options> options);
   ~ProcessGroupOCCL() override;
 
   const std::string getBackendName() const override { return "occl"; }
@@ -55,6 +62,10 @@ class ProcessGroupOCCL final : public c10d::Backend {
   WorkPtr send(Tensors& tensors, int peer, int tag) override;
   WorkPtr recv(Tensors& tensors, int peer, int tag) override;
   WorkPtr recvAnysource(Tensors& tensors, int tag) override;
+  /// Sparse COO tensors; the same as allreduce of one. (pg/sparse.h)
+  WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
+  /// Names the ranks that do not come within the timeout; the group goes on.
+  void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
 
   /// Between these two, operations join one Work (of the calling thread's making: one thread coalesces).
   bool supportsCoalescing() const override { return true; }
@@ -67,21 +78,37 @@ class ProcessGroupOCCL final : public c10d::Backend {
                                           const std::vector<int>& ranks,
                                           const c10::intrusive_ptr<c10d::Backend::Options>& opts) override;
 
-  // Not offered yet: NotImplementedError.
-  WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
-  void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
+  /// A new group of the ranks that meet at `store`, whatever groups they come from.
   c10::intrusive_ptr<c10d::Backend> merge(const c10::intrusive_ptr<c10d::Store>& store,
                                           const c10::intrusive_ptr<c10d::Backend::Options>& opts,
                                           const int& rank, const int& size) override;
+  /// A new group of all ranks but these, which need not be alive; needs no store (coll/shrink.h). With the
+  /// flag SHRINK_ABORT what is in flight ends first.
+  bool supportsShrinking() const override { return true; }
   c10::intrusive_ptr<c10d::Backend> shrink(const std::vector<int64_t>& ranks_to_exclude, int shrink_flags,
                                            const c10::intrusive_ptr<c10d::Backend::Options>& opts) override;
+
+  /// Called once for every work that is launched from now on and ends, by the thread that saw it end.
   void registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
+  /// Returns when the hook has been called for every work launched so far.
   void waitForPendingWorks() override;
+
+  /// Memory that peers map: what lies there is moved without a detour. Tensors on the CPU can be had, too.
+  bool supportsTensorAlloc(c10::DeviceIndex) override;
   std::shared_ptr<c10::Allocator> getMemAllocator() override;
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
+  /// Bytes of shared memory that the group holds in this process, by what they are for.
+  std::unordered_map<std::string, uint64_t> getMemoryStats() override;
+  /// Collective: when all ranks have called it, staging memory and unused device memory go back to the
+  /// system. Operations raise until resume(), which any rank calls for itself.
   void suspend() override;
   void resume() override;
-  std::unordered_map<std::string, uint64_t> getMemoryStats() override;
+
+  /// Between these two, operations are not carried out: their durations are added up, from a model of this
+  /// machine (coll/cost.h). Microseconds.
+  bool supportsTimeEstimation() const override { return true; }
+  void startTimeEstimate();
+  float endTimeEstimate();
 
   void enableCollectivesTiming() override {}  // every work has its duration
   void setTimeout(std::chrono::milliseconds timeout) override { options_->timeout = timeout; }
@@ -94,17 +121,27 @@ class ProcessGroupOCCL final : public c10d::Backend {
   void shutdown() override;
 
  private:
+  /// Launches what `make` makes of the arguments. Where it throws, ranks that wait for this one are told.
+  template <class Opts, class Make>
+  WorkPtr call(const Opts& opts, Make&& make);
+  template <class Make>
+  decltype(auto) checked(Make&& make);
   WorkPtr launch(Request request, std::chrono::milliseconds timeout, bool async = true);
   WorkPtr launch(std::vector<Request> requests, std::chrono::milliseconds timeout, bool async = true);
+  WorkPtr estimate(const std::vector<Request>& requests);
+  std::chrono::milliseconds or_default(std::chrono::milliseconds timeout) const;
+  c10::intrusive_ptr<Options> options_for(const c10::intrusive_ptr<c10d::Backend::Options>& given) const;
   bool forked() const;
   void check_usable() const;
-  [[noreturn]] static void not_offered(const char* what);
   Asker who() const { return {getRank(), getSize()}; }
 
   const c10::intrusive_ptr<Options> options_;
   const int fork_generation_;
   std::shared_ptr<coll::Group> group_;
   c10::intrusive_ptr<WorkOCCL> coalesced_;  // between startCoalescing and endCoalescing
+  std::shared_ptr<CompletionHook> hook_;    // null: nobody wants to know
+  std::optional<double> estimate_;          // seconds so far; between startTimeEstimate and endTimeEstimate
+  std::atomic<bool> suspended_ = false;
 };
 
 }  // namespace occl::pg

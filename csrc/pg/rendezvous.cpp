@@ -40,9 +40,10 @@ std::vector<coll::Invitation> read_all(c10d::Store& store, const std::string& na
     for (int i = 0; i < size; ++i)
       if (!store.check({keys[i]})) missing += concat(missing.empty() ? "" : ", ", i);
     if (missing.empty()) throw;
-    fail(Errc::timeout, "Timed out after ", timeout.count(), " ms on rank ", rank, " of group ", name,
-         " waiting for rank(s) ", missing, " of ", size,
-         " to create the group (the store said: ", error.what(), ")");
+    const auto* traced = dynamic_cast<const c10::Error*>(&error);  // its what() is a page of stack
+    const std::string said = traced ? traced->what_without_backtrace() : error.what();
+    fail(Errc::timeout, "occl: Timed out after ", timeout.count(), " ms on rank ", rank, " of group ", name,
+         " waiting for rank(s) ", missing, " of ", size, " to create the group (the store said: ", said, ")");
   }
   std::vector<coll::Invitation> invitations;
   for (int i = 0; i < size; ++i) invitations.push_back(from_bytes(store.get(keys[i]), i, name));

@@ -3,6 +3,8 @@
 #include <ATen/record_function.h>
 
 #include "coll/engine.h"
+#include "device/allocator.h"
+#include "device/stream.h"
 #include "pg/errors.h"
 #include "pg/runtime.h"
 
@@ -24,36 +26,58 @@ coll::Operation make_operation(coll::Listener& listener, const Request& request,
 
 }  // namespace
 
+std::optional<c10::Stream> side_stream(const Request& request) {
+  for (const auto* tensors : {&request.inputs, &request.outputs})
+    if (!tensors->empty() && tensors->front().is_privateuseone() && device::allocators_installed()) {
+      const c10::Stream stream = device::current_stream(tensors->front().device().index());
+      if (!device::is_default(stream)) return stream;
+    }
+  return std::nullopt;
+}
+
 WorkOCCL::Part::Part(coll::Listener& listener, Request&& r, Deadline deadline)
     : request(std::move(r)), operation(make_operation(listener, request, deadline)) {}
 
 // The title makes Work's constructor allocate, so only somebody who profiles gets it.
 WorkOCCL::WorkOCCL(std::shared_ptr<coll::Group> group, c10d::OpType type, const char* title,
-                   const std::vector<at::Tensor>& inputs)
+                   const std::vector<at::Tensor>& inputs, std::shared_ptr<CompletionHook> hook)
     : Work(group->mesh().rank(), type, at::hasCallbacks() ? title : nullptr, inputs),
       group_(std::move(group)),
-      begin_(std::chrono::steady_clock::now()) {}
+      hook_(std::move(hook)),
+      begin_(std::chrono::steady_clock::now()) {
+  if (hook_) hook_->launched();
+}
 
 c10::intrusive_ptr<WorkOCCL> WorkOCCL::launch(std::shared_ptr<coll::Group> group,
                                               std::vector<Request> requests,
-                                              std::chrono::milliseconds timeout, bool blocking) {
+                                              std::chrono::milliseconds timeout, bool blocking,
+                                              std::shared_ptr<CompletionHook> hook, bool held) {
   const Request& first = requests.front();
-  auto work = c10::make_intrusive<WorkOCCL>(std::move(group), first.type, first.title, first.inputs);
-  for (Request& request : requests) work->add(std::move(request), timeout, blocking);
+  std::vector<at::Tensor> all;  // what somebody who profiles wants to see
+  if (requests.size() > 1 && at::hasCallbacks())
+    for (const Request& r : requests) all.insert(all.end(), r.inputs.begin(), r.inputs.end());
+  auto work = c10::make_intrusive<WorkOCCL>(std::move(group), first.type, first.title,
+                                            all.empty() ? first.inputs : all, std::move(hook));
+  for (Request& request : requests) work->add(std::move(request), timeout, blocking, held);
   work->seal();
   if (blocking) work->wait();
   return work;
 }
 
-void WorkOCCL::add(Request request, std::chrono::milliseconds timeout, bool lonely) {
+void WorkOCCL::add(Request request, std::chrono::milliseconds timeout, bool lonely, bool held) {
   Part& part =
       parts_.emplace_back(static_cast<coll::Listener&>(*this), std::move(request), Deadline::after(timeout));
   open_.fetch_add(1, std::memory_order_relaxed);  // not 0 before seal()
-  c10::raw::intrusive_ptr::incref(this);          // until released(): the group holds the operation
+  if (held) part.operation.hold();
+  c10::raw::intrusive_ptr::incref(this);  // until released(): the group holds the operation
   if (lonely)
     group_->submit(part.operation);
   else
     engine().submit(*group_, part.operation);
+}
+
+void WorkOCCL::release() {
+  for (Part& part : parts_) engine().release(*group_, part.operation);
 }
 
 void WorkOCCL::seal() { one_less(); }
@@ -64,6 +88,11 @@ void WorkOCCL::one_less() noexcept {
   if (open_.load(std::memory_order_acquire) == 1) end_ = std::chrono::steady_clock::now();
   if (open_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;  // pairs with ended()
   if (recordFunctionEndCallback_) recordFunctionEndCallback_();
+  tell();
+}
+
+/// Futures and the completion hook hear that this has ended.
+void WorkOCCL::tell() noexcept {
   FuturePtr future, result;
   {
     std::lock_guard lock(mutex_);
@@ -71,11 +100,13 @@ void WorkOCCL::one_less() noexcept {
     future = future_;
     result = future_result_;
   }
-  if (!future && !result) return;
+  if (!future && !result && !hook_) return;
   // Outside of the lock: callbacks may do anything, even launch collectives and wait for them.
   const coll::Engine::Callback callback(engine());
   if (future) settle(future);
   if (result) settle_result(result);
+  if (hook_)
+    hook_->ended(std::make_shared<c10d::WorkInfo>(opType_, getSequencenumber(), begin_, end_, end_ - begin_));
 }
 
 void WorkOCCL::released(coll::Operation&) noexcept { c10::raw::intrusive_ptr::decref(this); }
@@ -87,6 +118,7 @@ const Error* WorkOCCL::error() const {
 }
 
 std::vector<at::Tensor> WorkOCCL::outputs() const {
+  if (!result_.empty()) return result_;
   std::vector<at::Tensor> all;
   for (const Part& part : parts_)
     all.insert(all.end(), part.request.outputs.begin(), part.request.outputs.end());
@@ -136,7 +168,7 @@ c10::intrusive_ptr<c10::ivalue::Future> WorkOCCL::getFutureResult() {
 }
 
 bool WorkOCCL::isCompleted() {
-  if (!ended()) group_->drive(false);
+  if (!ended()) engine().poll(*group_);
   return ended();
 }
 
@@ -148,6 +180,7 @@ std::exception_ptr WorkOCCL::exception() const {
 }
 
 int WorkOCCL::sourceRank() const {
+  if (parts_.empty()) return rank_;
   const coll::Operation& first = parts_.front().operation;
   if (!first.is_transfer() || first.transfer().send) return rank_;
   return first.finished() ? first.source() : first.transfer().peer;
@@ -161,25 +194,39 @@ std::vector<at::Tensor> WorkOCCL::result() {
 void WorkOCCL::synchronize() { wait(); }
 
 bool WorkOCCL::wait(std::chrono::milliseconds timeout) {
+  if (!parts_.empty() && timeout == kNoTimeout)
+    if (const auto stream = side_stream(parts_.front().request)) {
+      auto self = c10::intrusive_ptr<WorkOCCL>::reclaim_copy(this);
+      device::enqueue(*stream, [self = std::move(self)] { self->wait_on_host(kNoTimeout); });
+      return true;
+    }
+  return wait_on_host(timeout);
+}
+
+bool WorkOCCL::wait_on_host(std::chrono::milliseconds timeout) {
   const Deadline deadline = timeout == kNoTimeout ? Deadline::never() : Deadline::after(timeout);
   for (const Part& part : parts_) {
     const coll::Operation& op = part.operation;
     if (!engine().wait(*group_, op, deadline, interrupt_check()))
-      raise(Error(Errc::timeout, concat("Timed out waiting ", timeout.count(), "ms for ", op.describe(), " #",
-                                        op.sequence(), " of group ", group_->mesh().name(), " on rank ",
+      raise(Error(Errc::timeout, concat("occl: Timed out waiting ", timeout.count(), "ms for ", op.describe(),
+                                        " #", op.sequence(), " of group ", group_->mesh().name(), " on rank ",
                                         rank_, "; it is still in flight")));
   }
   if (const Error* failed = error()) raise(*failed);
   return true;
 }
 
-void WorkOCCL::abort() { group_->abort(concat("Work.abort() of ", parts_.front().operation.describe())); }
+void WorkOCCL::abort() {
+  group_->abort(concat("Work.abort() of ", parts_.empty() ? "a work" : parts_.front().operation.describe()));
+}
 
 float WorkOCCL::getDuration() const {
   TORCH_CHECK(ended(), "getDuration() needs a completed work");
   return std::chrono::duration<float, std::milli>(end_ - begin_).count();
 }
 
-uint64_t WorkOCCL::getSequencenumber() const { return parts_.front().operation.sequence(); }
+uint64_t WorkOCCL::getSequencenumber() const {
+  return parts_.empty() ? 0 : parts_.front().operation.sequence();
+}
 
 }  // namespace occl::pg

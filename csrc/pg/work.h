@@ -4,12 +4,15 @@
 #include <atomic>
 #include <list>
 #include <memory>
+#include <optional>
 #include <vector>
 
+#include <c10/core/Stream.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "coll/group.h"
 #include "coll/operation.h"
+#include "pg/completion_hook.h"
 
 namespace occl::pg {
 
@@ -24,21 +27,29 @@ struct Request {
   std::vector<at::Tensor> inputs, outputs;  // kept alive; outputs are the result
 };
 
+/// The current stream of the request's device if that is a side stream.
+std::optional<c10::Stream> side_stream(const Request& request);
+
 class WorkOCCL final : public c10d::Work, private coll::Listener {
  public:
-  /// No operation yet: `add` them, then `seal`.
+  /// No operation yet: `add` them, then `seal`. The hook may be null.
   WorkOCCL(std::shared_ptr<coll::Group> group, c10d::OpType type, const char* title,
-           const std::vector<at::Tensor>& inputs);
+           const std::vector<at::Tensor>& inputs, std::shared_ptr<CompletionHook> hook = nullptr);
 
   /// Queues the requests; with `blocking`, drives them to their end and throws the first error.
   static c10::intrusive_ptr<WorkOCCL> launch(std::shared_ptr<coll::Group> group,
                                              std::vector<Request> requests, std::chrono::milliseconds timeout,
-                                             bool blocking);
+                                             bool blocking, std::shared_ptr<CompletionHook> hook = nullptr,
+                                             bool held = false);
 
   /// Queues one more operation. `lonely`: the caller will wait right away, so nobody else needs to drive.
-  void add(Request request, std::chrono::milliseconds timeout, bool lonely = false);
-  /// There will be no more: the work ends with the last of its operations.
+  /// `held`: it keeps its place in the order, and begins after release().
+  void add(Request request, std::chrono::milliseconds timeout, bool lonely = false, bool held = false);
+  void release();
+  /// There will be no more: the work ends with the last of its operations, or now if there is none.
   void seal();
+  /// Instead of what the operations put out.
+  void set_result(std::vector<at::Tensor> result) { result_ = std::move(result); }
 
   bool isCompleted() override;
   bool isSuccess() const override;
@@ -46,6 +57,8 @@ class WorkOCCL final : public c10d::Work, private coll::Listener {
   int sourceRank() const override;
   std::vector<at::Tensor> result() override;
   void synchronize() override;
+  /// Under a side stream of the tensors' device that stream waits, and the host goes on (unless it asks for a
+  /// timeout). What went wrong is raised by the next synchronisation with the stream.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   void abort() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
@@ -64,6 +77,8 @@ class WorkOCCL final : public c10d::Work, private coll::Listener {
   void completed(coll::Operation& operation) noexcept override;
   void released(coll::Operation& operation) noexcept override;
   void one_less() noexcept;
+  void tell() noexcept;
+  bool wait_on_host(std::chrono::milliseconds timeout);
   bool ended() const { return open_.load(std::memory_order_acquire) == 0; }  // pairs with one_less
   const Error* error() const;
   std::vector<at::Tensor> outputs() const;
@@ -71,6 +86,8 @@ class WorkOCCL final : public c10d::Work, private coll::Listener {
   void settle_result(const FuturePtr& future) const noexcept;
 
   const std::shared_ptr<coll::Group> group_;
+  const std::shared_ptr<CompletionHook> hook_;
+  std::vector<at::Tensor> result_;     // set before seal(), if at all
   std::list<Part> parts_;              // grows only before seal(), on the thread that adds
   std::atomic<std::size_t> open_ = 1;  // parts that have not ended, and one for the seal
   const std::chrono::steady_clock::time_point begin_;

@@ -5,16 +5,18 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/fault_point.h"
+#include "base/tuning.h"
 
 namespace occl::shm {
 namespace {
 
 /// Address space may be limited (ulimit -v): take what there is, down to a size that is still useful.
-Region create_largest(std::size_t bytes) {
+Region create_largest(const char* name, std::size_t bytes, Access peers) {
   constexpr std::size_t kLeast = std::size_t{16} << 20;
   for (;; bytes /= 2) {
     try {
-      return Region::create("occl-control", bytes, Access::read);
+      return Region::create(name, bytes, peers);
     } catch (const Error&) {
       if (bytes / 2 < kLeast) throw;
     }
@@ -23,19 +25,20 @@ Region create_largest(std::size_t bytes) {
 
 }  // namespace
 
-Arena::Arena(std::size_t bytes, std::size_t header)
-    : region_(create_largest(bytes)), top_(round_up_to_pages(header)) {
-  region_.commit(0, top_);
+Arena::Arena(const char* name, std::size_t bytes, std::size_t header, Access peers)
+    : region_(std::make_shared<Region>(create_largest(name, bytes, peers))),
+      gives_back_(peers == Access::read_write),
+      top_(round_up_to_pages(header)) {
+  if (top_) region_->commit(0, top_);
 }
 
 Arena::Block Arena::allocate(std::size_t bytes) {
   std::lock_guard lock(mutex_);
-  collect();
+  collect_locked();
   return allocate_locked(round_up_to_pages(bytes));
 }
 
 std::uint64_t Arena::keep(std::size_t bytes) {
-  constexpr std::size_t kLine = 64;
   bytes = (bytes + kLine - 1) / kLine * kLine;
   std::lock_guard lock(mutex_);
   if (kept_.bytes < bytes) kept_ = allocate_locked(round_up_to_pages(bytes));
@@ -44,17 +47,22 @@ std::uint64_t Arena::keep(std::size_t bytes) {
 }
 
 Arena::Block Arena::allocate_locked(std::size_t bytes) {
+  OCCL_FAULT_POINT("arena.allocate");
   // Exact sizes only: the blocks of groups come in few sizes, and so nothing is ever split or joined.
   if (auto it = free_.find(bytes); it != free_.end()) {
     const Block block{it->second, bytes};
+    if (gives_back_)
+      region_->commit(block.offset, bytes);
+    else
+      std::memset(at(block.offset), 0, bytes);
     free_.erase(it);
-    std::memset(at(block.offset), 0, bytes);
+    free_bytes_ -= bytes;
     return block;
   }
-  if (bytes > region_.size() - top_)
-    fail(Errc::out_of_memory, "the control region of ", region_.size(), " bytes is used up (", top_,
+  if (bytes > region_->size() - top_)
+    fail(Errc::out_of_memory, "the shared region of ", region_->size(), " bytes is used up (", top_,
          " bytes): destroy process groups that are no longer needed");
-  region_.commit(top_, bytes);
+  region_->commit(top_, bytes);
   const Block block{top_, bytes};
   top_ += bytes;
   return block;
@@ -66,9 +74,27 @@ void Arena::retire(std::vector<Block> blocks, std::function<bool()> unread) {
 }
 
 void Arena::collect() {
+  std::lock_guard lock(mutex_);
+  collect_locked();
+}
+
+std::size_t Arena::committed() const {
+  std::lock_guard lock(mutex_);
+  return top_ - (gives_back_ ? free_bytes_ : 0);
+}
+
+void Arena::collect_locked() {
   std::erase_if(retired_, [&](const Retired& retired) {
     if (!retired.unread()) return false;
-    for (const Block& block : retired.blocks) free_.emplace(block.bytes, block.offset);
+    for (const Block& block : retired.blocks) {
+      try {
+        if (gives_back_) region_->decommit(block.offset, block.bytes);
+      } catch (const Error&) {
+        // It goes on to cost memory, and groups may still be destroyed.
+      }
+      free_.emplace(block.bytes, block.offset);
+      free_bytes_ += block.bytes;
+    }
     return true;
   });
 }

@@ -1,22 +1,25 @@
-// The control region of this process, handed out in blocks of whole pages. Peers map it read only, so all of
-// it has one writer: us.
+// A region of this process, handed out in blocks of whole pages. There are two: the control region, which
+// peers cannot but map read only, and one for staging, whose unused blocks go back to the system. (The kernel
+// lets nobody punch holes into what peers cannot write.)
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <mutex>
+#include <memory>
 #include <vector>
 
+#include "base/sync.h"
 #include "shm/region.h"
 
 namespace occl::shm {
 
 class Arena {
  public:
-  /// `bytes` is address space; the first `header` bytes are committed and never handed out.
-  Arena(std::size_t bytes, std::size_t header);
+  /// `bytes` is address space; the first `header` bytes are committed and never handed out. With
+  /// Access::read_write blocks cost memory only while they are in use.
+  Arena(const char* name, std::size_t bytes, std::size_t header, Access peers);
 
   struct Block {
     std::uint64_t offset = 0;
@@ -33,9 +36,14 @@ class Arena {
   /// Peers may still read a block whose owner is done with it. It is handed out again only once `unread`
   /// answers true; that is asked at later allocations.
   void retire(std::vector<Block> blocks, std::function<bool()> unread);
+  /// Asks now.
+  void collect();
 
-  std::byte* at(std::uint64_t offset) const { return region_.base() + offset; }
-  const Region& region() const { return region_; }
+  std::byte* at(std::uint64_t offset) const { return region_->base() + offset; }
+  const Region& region() const { return *region_; }
+  const std::shared_ptr<Region>& shared_region() const { return region_; }
+  /// Bytes that cost memory.
+  std::size_t committed() const;
 
  private:
   struct Retired {
@@ -44,13 +52,15 @@ class Arena {
   };
 
   Block allocate_locked(std::size_t bytes);
-  void collect();
+  void collect_locked();
 
-  Region region_;
-  std::mutex mutex_;
+  const std::shared_ptr<Region> region_;
+  const bool gives_back_;
+  mutable Mutex mutex_;
   std::uint64_t top_;                               // never handed out from here on
   Block kept_;                                      // what is left for keep()
   std::multimap<std::size_t, std::uint64_t> free_;  // size in bytes -> offset
+  std::size_t free_bytes_ = 0;
   std::vector<Retired> retired_;
 };
 

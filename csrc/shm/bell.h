@@ -10,6 +10,8 @@
 //
 // Both sides write before they read, all of it sequentially consistent: either the publisher sees the
 // sleeper and changes `bell` (then futex_wait returns at once, or is woken), or the sleeper sees the stamp.
+// "The stamps" are all that somebody may sleep for: posts, ticks, positions of rings, presence, ended
+// operations, deaths.
 #pragma once
 
 #include "shm/futex.h"
@@ -20,7 +22,7 @@ namespace occl::shm {
 class Bell {
  public:
   Bell() = default;
-  Bell(FutexWord* word, std::atomic<std::uint32_t>* sleepers) : word_(word), sleepers_(sleepers) {}
+  Bell(FutexWord* word, Atomic<std::uint32_t>* sleepers) : word_(word), sleepers_(sleepers) {}
 
   /// After publishing with seq_cst: wakes the owner's sleeping threads, if there are any.
   void ring() const {
@@ -50,8 +52,8 @@ class Bell {
   };
 
  private:
-  FutexWord* word_ = nullptr;                       // in the bell page: peers write it
-  std::atomic<std::uint32_t>* sleepers_ = nullptr;  // in the control region: only the owner writes it
+  FutexWord* word_ = nullptr;                  // in the bell page: peers write it
+  Atomic<std::uint32_t>* sleepers_ = nullptr;  // in the control region: only the owner writes it
 };
 
 }  // namespace occl::shm

@@ -1,5 +1,6 @@
 #include "shm/endpoint.h"
 
+#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -9,20 +10,32 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <system_error>
 
 #include "base/error.h"
+#include "base/fault_point.h"
+#include "base/remedy.h"
 #include "shm/socket.h"
 
 namespace occl::shm {
 namespace {
 
 constexpr std::size_t kMaxClients = 256;  // connected and not yet heard; the oldest makes room
+constexpr int kAcceptsAtOnce = 64;        // then those are heard who have something to say
 constexpr std::chrono::seconds kClientPatience{5};
 
 enum Source : std::uint32_t { kListener, kWake, kClient, kPidfd };
 
 std::uint64_t tag(Source source, int fd) {
   return std::uint64_t{source} << 32 | static_cast<std::uint32_t>(fd);
+}
+
+/// Those who wait for an answer will only know that there was none.
+void tell_of_shortage(int error) {
+  static std::atomic<bool> told = false;
+  if (!told.exchange(true, std::memory_order_relaxed))  // of all endpoints, one tells
+    std::fprintf(stderr, "torch_occl: pid %d cannot answer its peers: %s%s\n", getpid(), std::strerror(error),
+                 remedy(error));
 }
 
 void add_to_epoll(int epoll, Source source, int fd) {
@@ -37,7 +50,8 @@ void add_to_epoll(int epoll, Source source, int fd) {
 
 Endpoint::Endpoint(std::shared_ptr<RegionTable> regions, const Config& config)
     : regions_(std::move(regions)),
-      arena_(config.control_bytes, sizeof(ProcessHeader)),
+      control_bytes_(config.control_bytes),
+      arena_("occl-control", config.control_bytes, sizeof(ProcessHeader), Access::read),
       bell_region_(Region::create("occl-bell", page_size(), Access::read_write)) {
   bell_region_.commit(0, page_size());
   address_.pid = getpid();
@@ -57,11 +71,19 @@ Endpoint::Endpoint(std::shared_ptr<RegionTable> regions, const Config& config)
   if (!pidfd_) fail_errno("pidfd_open failed (Linux 5.3 or newer is needed)");
   epoll_ = UniqueFd(epoll_create1(EPOLL_CLOEXEC));
   wake_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!epoll_ || !wake_) fail_errno("cannot create an epoll or eventfd descriptor");
+  if (!epoll_ || !wake_) fail_errno("cannot create an epoll or eventfd descriptor", remedy());
+  OCCL_FAULT_POINT("endpoint.open");
   listener_ = listen_on(address_.socket);
+  OCCL_FAULT_POINT("endpoint.listening");
   add_to_epoll(epoll_.get(), kListener, listener_.get());
   add_to_epoll(epoll_.get(), kWake, wake_.get());
-  thread_ = std::thread([this] { serve(); });
+  try {
+    thread_ = std::thread([this] { serve(); });
+  } catch (const std::system_error& error) {
+    fail(Errc::system,
+         "cannot start the thread that answers peers (raise the limit of processes: ulimit -u, or ",
+         "the container's pids.max): ", error.what());
+  }
 }
 
 Endpoint::~Endpoint() {
@@ -72,6 +94,24 @@ Endpoint::~Endpoint() {
   for (const auto& [fd, deadline] : clients_) close(fd);
 }
 
+Arena& Endpoint::staging() {
+  std::call_once(staging_once_, [this] {
+    staging_ = std::make_unique<Arena>("occl-staging", control_bytes_, 0, Access::read_write);
+    staging_number_ = regions_->add(staging_->shared_region());
+    has_staging_.store(true, std::memory_order_release);
+  });
+  return *staging_;
+}
+
+std::size_t Endpoint::staging_bytes() const {
+  return has_staging_.load(std::memory_order_acquire) ? staging_->committed() : 0;
+}
+
+void Endpoint::collect() {
+  arena_.collect();
+  if (has_staging_.load(std::memory_order_acquire)) staging_->collect();
+}
+
 std::shared_ptr<Peer> Endpoint::as_local_peer() {
   return Peer::local(address_, arena_.region().base(), arena_.region().size(), bell_, regions_);
 }
@@ -80,16 +120,17 @@ std::shared_ptr<Peer> Endpoint::peer(const Address& address, Deadline deadline) 
   {
     std::lock_guard lock(mutex_);
     // Forget the dead that no group holds any more, and with them the mappings of their memory.
-    std::erase_if(peers_,
-                  [](const auto& entry) { return entry.second->exited() && entry.second.use_count() == 1; });
+    std::erase_if(peers_, [](const auto& entry) {
+      return entry.second->has_exited() && entry.second.use_count() == 1;
+    });
     if (const auto known = peers_.find(address.nonce); known != peers_.end()) return known->second;
   }
   // Without the lock: connecting may take as long as the peer likes, and deaths must be noticed meanwhile.
   auto connected = address.nonce == address_.nonce ? as_local_peer() : Peer::connect(address, deadline);
   std::lock_guard lock(mutex_);
-  const auto [entry, inserted] = peers_.emplace(address.nonce, std::move(connected));
-  if (inserted && entry->second->pidfd() >= 0) add_to_epoll(epoll_.get(), kPidfd, entry->second->pidfd());
-  return entry->second;
+  if (const auto known = peers_.find(address.nonce); known != peers_.end()) return known->second;
+  if (connected->pidfd() >= 0) add_to_epoll(epoll_.get(), kPidfd, connected->pidfd());
+  return peers_.emplace(address.nonce, std::move(connected)).first->second;
 }
 
 void Endpoint::serve() {
@@ -102,10 +143,12 @@ void Endpoint::serve() {
       if (source == kListener) accept_clients();
       if (source == kClient && clients_.contains(fd)) {
         answer(fd);
+        OCCL_FAULT_POINT("endpoint.answered");
         clients_.erase(fd);
         close(fd);
       }
       if (source == kPidfd) {
+        OCCL_FAULT_POINT("endpoint.death");
         std::lock_guard lock(mutex_);
         for (const auto& [nonce, peer] : peers_)
           if (peer->pidfd() == fd) peer->set_exited();
@@ -120,19 +163,21 @@ void Endpoint::serve() {
 }
 
 void Endpoint::accept_clients() {
-  for (;;) {
+  for (int i = 0; i < kAcceptsAtOnce; ++i) {
     UniqueFd client(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (!client) return;
+    if (!client) {
+      if (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED) return;
+      tell_of_shortage(errno);
+      // Out of descriptors. The listener stays readable: make room, or at least do not spin.
+      clients_.empty() ? void(poll(nullptr, 0, 10)) : drop_oldest_client();
+      return;
+    }
     if (!same_user(client.get())) {
       refuse("another user");
       continue;
     }
-    if (clients_.size() == kMaxClients) {
-      const auto oldest = std::min_element(clients_.begin(), clients_.end(),
-                                           [](const auto& a, const auto& b) { return a.second < b.second; });
-      close(oldest->first);
-      clients_.erase(oldest);
-    }
+    if (clients_.size() == kMaxClients) drop_oldest_client();
+    OCCL_FAULT_POINT("endpoint.accepted");
     try {
       add_to_epoll(epoll_.get(), kClient, client.get());
     } catch (const Error&) {
@@ -142,12 +187,21 @@ void Endpoint::accept_clients() {
   }
 }
 
+void Endpoint::drop_oldest_client() {
+  const auto oldest = std::min_element(clients_.begin(), clients_.end(),
+                                       [](const auto& a, const auto& b) { return a.second < b.second; });
+  answer(oldest->first);  // it may have spoken, and only wait for its turn
+  close(oldest->first);
+  clients_.erase(oldest);
+}
+
 void Endpoint::answer(int client) try {
   Request request;
   std::vector<UniqueFd> unwanted;
   if (!receive_packet(client, writable_bytes_of(request), unwanted, Deadline::after({}))) return;
   if (request.magic != kMagic || request.secret != address_.secret)
     return refuse("a process without the secret");
+  OCCL_FAULT_POINT("endpoint.heard");
   Reply reply;
   if (request.version != kProtocolVersion) return send_packet(client, bytes_of(reply), {});
   if (request.kind == RequestKind::hello) {

@@ -32,6 +32,13 @@ class Endpoint {
 
   const Address& address() const { return address_; }
   Arena& arena() { return arena_; }
+  /// Made at first use: where data waits for peers. Its blocks have a Ref.
+  Arena& staging();
+  /// Bytes of it that cost memory; none if it has not been made.
+  std::size_t staging_bytes() const;
+  /// Looks through what has been retired, in both arenas: peers that are gone are held until then.
+  void collect();
+  std::uint64_t staging_ref(std::uint64_t offset) const { return Ref{staging_number_, offset}.pack(); }
   const Bell& bell() const { return bell_; }
   RegionTable& regions() { return *regions_; }
 
@@ -46,11 +53,16 @@ class Endpoint {
   void serve();  // the thread
   void accept_clients();
   void answer(int client);  // one packet, one answer
-  void watch(const std::shared_ptr<Peer>& peer);
+  void drop_oldest_client();
   void refuse(const char* why);
 
   std::shared_ptr<RegionTable> regions_;
+  const std::size_t control_bytes_;
   Arena arena_;
+  std::once_flag staging_once_;
+  std::unique_ptr<Arena> staging_;
+  std::atomic<bool> has_staging_ = false;  // release in staging(), acquire where it is looked at
+  std::uint16_t staging_number_ = 0;
   Region bell_region_;
   Address address_;
   Bell bell_;

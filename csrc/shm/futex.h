@@ -5,16 +5,17 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <climits>
 #include <cstdint>
 #include <ctime>
 
+#include "base/sync.h"
+
 namespace occl::shm {
 
-using FutexWord = std::atomic<std::uint32_t>;
+using FutexWord = Atomic<std::uint32_t>;
 static_assert(sizeof(FutexWord) == sizeof(std::uint32_t) && FutexWord::is_always_lock_free);
 
 /// Sleeps while *word == expected, at most `span`. Returns on wake-up, change, signal or timeout alike: the

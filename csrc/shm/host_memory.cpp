@@ -1,5 +1,7 @@
 #include "shm/host_memory.h"
 
+#include <sys/sysinfo.h>
+
 #include <algorithm>
 #include <fstream>
 #include <limits>
@@ -28,6 +30,11 @@ std::size_t meminfo(const std::string& field) {
 
 HostMemory host_memory() {
   HostMemory memory{meminfo("MemTotal:"), meminfo("MemAvailable:")};
+  if (struct sysinfo info{}; memory.total == 0 && sysinfo(&info) == 0) {
+    // Nothing could be read, perhaps for want of a descriptor. This counts no caches as free.
+    memory.total = info.totalram * info.mem_unit;
+    memory.free = (info.freeram + info.bufferram) * info.mem_unit;
+  }
   // A memfd page beyond the cgroup's limit does not fail: it gets the process killed. So the limit counts.
   const std::size_t cgroup = limit_in("/sys/fs/cgroup/memory.max");
   if (cgroup < memory.total) {

@@ -1,14 +1,23 @@
 #include "shm/peer.h"
 
+#include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include "base/error.h"
+#include "base/fault_point.h"
 #include "shm/socket.h"
 
 namespace occl::shm {
 namespace {
 
-/// Sends one request to the peer's endpoint and returns the descriptors that it answers with.
-std::vector<UniqueFd> ask(const Peer& peer, RequestKind kind, std::uint32_t region, std::size_t expected,
-                          Deadline deadline) {
+/// A connection that many newer ones push out before it was heard is tried again, so often at most.
+constexpr int kAttempts = 16;
+
+/// One request and its answer. False if the peer hung up in between.
+bool exchange(const Peer& peer, const Request& request, Reply& reply, std::vector<UniqueFd>& descriptors,
+              Deadline deadline) {
+  OCCL_FAULT_POINT("peer.connect");
   int error = 0;
   const UniqueFd socket = connect_to(peer.address().socket, deadline, error);
   if (!socket)
@@ -17,22 +26,46 @@ std::vector<UniqueFd> ask(const Peer& peer, RequestKind kind, std::uint32_t regi
          ". It has exited, or it runs on another host or in another network namespace");
   if (!same_user(socket.get()))
     fail(Errc::protocol, "the process (", peer.describe(), ") belongs to another user");
+  try {
+    OCCL_FAULT_POINT("peer.connected");
+    send_packet(socket.get(), bytes_of(request), {});
+  } catch (const Error&) {
+    return false;
+  }
+  OCCL_FAULT_POINT("peer.asked");
+  const UniqueFd other = peer.pidfd() < 0 ? pidfd_of(socket.get()) : UniqueFd();
+  return receive_packet(socket.get(), writable_bytes_of(reply), descriptors, deadline,
+                        other ? other.get() : peer.pidfd());
+}
+
+/// Sends one request to the peer's endpoint and returns the descriptors that it answers with.
+std::vector<UniqueFd> ask(const Peer& peer, RequestKind kind, std::uint32_t region, std::size_t expected,
+                          Deadline deadline) try {
   Request request;
   request.kind = kind;
   request.secret = peer.address().secret;
   request.region = region;
-  send_packet(socket.get(), bytes_of(request), {});
-
   Reply reply;
   std::vector<UniqueFd> descriptors;
-  if (!receive_packet(socket.get(), writable_bytes_of(reply), descriptors, deadline))
-    fail(Errc::peer_exited, "the process (", peer.describe(), ") hung up while connecting");
+  bool answered = false;
+  for (int attempt = 0; attempt < kAttempts && !answered; ++attempt) {
+    descriptors.clear();
+    answered = exchange(peer, request, reply, descriptors, deadline);
+  }
+  if (!answered) fail(Errc::peer_exited, "the process (", peer.describe(), ") hung up while connecting");
   if (reply.magic != kMagic || reply.version != kProtocolVersion)
     fail(Errc::protocol, "the process (", peer.describe(), ") speaks another protocol version (",
          reply.version, ", ours is ", kProtocolVersion, "): use the same torch_occl on all ranks");
   if (reply.status != ReplyStatus::ok || descriptors.size() != expected)
     fail(Errc::protocol, "the process (", peer.describe(), ") refused to share memory region ", region);
   return descriptors;
+} catch (const Error& error) {
+  if (error.code() == Errc::timeout) fail(Errc::timeout, error.what(), " (", peer.describe(), ")");
+  // A process closes its sockets a moment before its end can be seen. Who hears of it here may leave its
+  // groups next, and those who find it gone from there shall find the cause too.
+  pollfd death{peer.pidfd(), POLLIN, 0};
+  if (error.code() == Errc::peer_exited && peer.pidfd() >= 0) poll(&death, 1, 1000);
+  throw;
 }
 
 }  // namespace
@@ -43,6 +76,10 @@ std::shared_ptr<Peer> Peer::connect(const Address& address, Deadline deadline) {
   peer->control_region_ = Region::attach(std::move(descriptors[0]), Access::read);
   peer->bell_region_ = Region::attach(std::move(descriptors[1]), Access::read_write);
   peer->pidfd_ = std::move(descriptors[2]);
+  OCCL_FAULT_POINT("peer.attached");
+  // Signal 0 is never sent; but only of a pidfd does the kernel look at the process.
+  if (syscall(SYS_pidfd_send_signal, peer->pidfd(), 0, nullptr, 0) != 0 && errno == EBADF)
+    fail(Errc::protocol, "the process (", peer->describe(), ") sent something else than its pidfd");
   peer->control_ = peer->control_region_.base();
   peer->control_size_ = peer->control_region_.size();
   const auto* header = reinterpret_cast<const ProcessHeader*>(peer->control(0, sizeof(ProcessHeader)));
@@ -50,7 +87,7 @@ std::shared_ptr<Peer> Peer::connect(const Address& address, Deadline deadline) {
     fail(Errc::protocol, "the process (", peer->describe(), ") does not share the memory that it announced");
   // Bell only reads `sleepers` of a peer; the mapping is read only.
   peer->bell_ = Bell(reinterpret_cast<FutexWord*>(peer->bell_region_.base()),
-                     const_cast<std::atomic<std::uint32_t>*>(&header->sleepers));
+                     const_cast<Atomic<std::uint32_t>*>(&header->sleepers));
   return peer;
 }
 
@@ -89,10 +126,14 @@ std::byte* Peer::resolve(Ref ref, std::size_t bytes, Deadline deadline) {
   return base + ref.offset;
 }
 
+bool Peer::has_exited() {
+  pollfd death{pidfd_.get(), POLLIN, 0};  // -1, a local peer: poll looks away
+  if (!exited() && poll(&death, 1, 0) == 1) set_exited();
+  return exited();
+}
+
 std::string Peer::describe() const {
-  // The host name came through the Store: it may lack its terminating zero.
-  return concat("pid ", address_.pid, ", host ",
-                std::string(address_.host.data(), strnlen(address_.host.data(), address_.host.size())));
+  return concat("pid ", address_.pid, ", host ", printable(address_.host.data(), address_.host.size()));
 }
 
 }  // namespace occl::shm

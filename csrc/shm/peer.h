@@ -1,7 +1,6 @@
 // Another process (or this one) as we see it: its control region, its bell, whether it lives, its memory.
 #pragma once
 
-#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -38,8 +37,10 @@ class Peer {
   std::byte* resolve(Ref ref, std::size_t bytes, Deadline deadline);
 
   /// Its process has ended (the kernel said so). Never goes back.
-  bool exited() const { return exited_.load(std::memory_order_acquire); }  // pairs with set_exited
-  void set_exited() { exited_.store(true, std::memory_order_release); }    // pairs with exited
+  bool exited() const { return exited_.load(std::memory_order_seq_cst); }  // pairs with set_exited
+  /// As `exited`, but asks the kernel now: the endpoint's thread may not have heard of it yet.
+  bool has_exited();
+  void set_exited() { exited_.store(true, std::memory_order_seq_cst); }  // with exited, and with sleepers
   int pidfd() const { return pidfd_.get(); }
 
   /// "pid 4711, host a": who this is, for messages.
@@ -55,7 +56,7 @@ class Peer {
   std::size_t control_size_ = 0;
   Bell bell_;
   UniqueFd pidfd_;
-  std::atomic<bool> exited_ = false;
+  Atomic<bool> exited_ = false;
   std::shared_ptr<RegionTable> local_regions_;  // only for a local peer
   std::mutex mutex_;                            // guards regions_
   std::map<std::uint16_t, Region> regions_;

@@ -1,14 +1,18 @@
 #include "shm/region.h"
 
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <linux/memfd.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <utility>
 
 #include "base/error.h"
+#include "base/fault_point.h"
+#include "base/remedy.h"
 #include "shm/host_memory.h"
 
 namespace occl::shm {
@@ -62,10 +66,11 @@ std::size_t round_up_to_pages(std::size_t bytes) {
 }
 
 Region Region::create(const char* name, std::size_t bytes, Access peers) {
+  OCCL_FAULT_POINT("region.create");
   Region region;
   region.size_ = round_up_to_pages(bytes);
   region.fd_ = UniqueFd(new_memfd(name));
-  if (!region.fd_) fail_errno("memfd_create(\"", name, "\") failed");
+  if (!region.fd_) fail_errno("memfd_create(\"", name, "\") failed", remedy());
   if (ftruncate(region.fd(), static_cast<off_t>(region.size_)) != 0)
     fail_errno("cannot make the shared memory region \"", name, "\" ", region.size_, " bytes large");
   region.base_ = map(region.fd(), region.size_, true);
@@ -75,14 +80,20 @@ Region Region::create(const char* name, std::size_t bytes, Access peers) {
   // After our own writable mapping: FUTURE_WRITE refuses every later one.
   const int seals = kSizeSeals | (peers == Access::read ? F_SEAL_FUTURE_WRITE : 0);
   if (fcntl(region.fd(), F_ADD_SEALS, seals) != 0)
-    fail_errno("cannot seal the shared memory region \"", name, "\"");
+    fail_errno("cannot seal the shared memory region \"", name, "\" (Linux 5.1 or newer is needed)");
   return region;
 }
 
 Region Region::attach(UniqueFd fd, Access access) {
+  OCCL_FAULT_POINT("region.attach");
   const int seals = fcntl(fd.get(), F_GET_SEALS);
   if (seals < 0 || (seals & kSizeSeals) != kSizeSeals)
     fail(Errc::protocol, "a peer sent a descriptor that is not a sealed shared memory region");
+  struct statfs file_system{};
+  if (fstatfs(fd.get(), &file_system) != 0) fail_errno("fstatfs on a peer's region failed");
+  // Huge pages are not reserved by a size: where there are none, reading is a SIGBUS.
+  if (file_system.f_type == HUGETLBFS_MAGIC)
+    fail(Errc::protocol, "a peer sent a shared memory region of huge pages");
   struct stat status{};
   if (fstat(fd.get(), &status) != 0) fail_errno("fstat on a peer's region failed");
   if (status.st_size <= 0 || static_cast<std::size_t>(status.st_size) % page_size() != 0)
@@ -119,12 +130,13 @@ bool Region::contains(const void* p, std::size_t bytes) const {
 }
 
 void Region::commit(std::size_t offset, std::size_t bytes) {
+  OCCL_FAULT_POINT("region.commit");
   const std::size_t first = offset & ~(page_size() - 1);
   const std::size_t last = round_up_to_pages(offset + bytes);
   // fallocate reserves the pages one by one, and would bring the out-of-memory killer before it fails.
   if (const std::size_t free = host_memory().free; last - first > free)
     fail(Errc::out_of_memory, "cannot reserve ", last - first, " bytes of shared memory: ", free,
-         " are free");
+         " are free on this machine, or in this container: give it more, or allocate less");
   int rc = 0;
   do {
     rc = fallocate(fd(), 0, static_cast<off_t>(first), static_cast<off_t>(last - first));

@@ -12,19 +12,20 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <span>
 
+#include "base/sync.h"
+
 namespace occl::shm {
 
-template <class Atomic = std::atomic<std::uint64_t>>
 class RingWriter {
  public:
   RingWriter() = default;
-  RingWriter(std::byte* data, std::size_t capacity, Atomic* head, const Atomic* tail)
+  RingWriter(std::byte* data, std::size_t capacity, Atomic<std::uint64_t>* head,
+             const Atomic<std::uint64_t>* tail)
       : data_(data), capacity_(capacity), head_(head), tail_(tail) {}
 
   explicit operator bool() const { return data_ != nullptr; }
@@ -52,17 +53,17 @@ class RingWriter {
  private:
   std::byte* data_ = nullptr;
   std::size_t capacity_ = 0;
-  Atomic* head_ = nullptr;
-  const Atomic* tail_ = nullptr;
+  Atomic<std::uint64_t>* head_ = nullptr;
+  const Atomic<std::uint64_t>* tail_ = nullptr;
   std::uint64_t position_ = 0;
   std::uint64_t seen_tail_ = 0;
 };
 
-template <class Atomic = std::atomic<std::uint64_t>>
 class RingReader {
  public:
   RingReader() = default;
-  RingReader(const std::byte* data, std::size_t capacity, const Atomic* head, Atomic* tail)
+  RingReader(const std::byte* data, std::size_t capacity, const Atomic<std::uint64_t>* head,
+             Atomic<std::uint64_t>* tail)
       : data_(data), capacity_(capacity), head_(head), tail_(tail) {}
 
   explicit operator bool() const { return data_ != nullptr; }
@@ -92,8 +93,8 @@ class RingReader {
  private:
   const std::byte* data_ = nullptr;
   std::size_t capacity_ = 0;
-  const Atomic* head_ = nullptr;
-  Atomic* tail_ = nullptr;
+  const Atomic<std::uint64_t>* head_ = nullptr;
+  Atomic<std::uint64_t>* tail_ = nullptr;
   std::uint64_t position_ = 0;
   std::uint64_t seen_head_ = 0;
 };

@@ -3,6 +3,7 @@
 #include <poll.h>
 #include <sys/random.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -10,6 +11,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/remedy.h"
 
 namespace occl::shm {
 namespace {
@@ -40,7 +42,7 @@ Name abstract_name(const Token& token) {
 
 UniqueFd new_socket() {
   UniqueFd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!fd) fail_errno("cannot create a Unix socket");
+  if (!fd) fail_errno("cannot create a Unix socket", remedy());
   return fd;
 }
 
@@ -82,6 +84,15 @@ bool same_user(int fd) {
   return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &length) == 0 && credentials.uid == geteuid();
 }
 
+UniqueFd pidfd_of(int fd) {
+  ucred credentials{};
+  socklen_t length = sizeof(credentials);
+  if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0 || credentials.pid <= 0) return {};
+  UniqueFd pidfd(static_cast<int>(syscall(SYS_pidfd_open, credentials.pid, 0)));
+  if (!pidfd && errno == ESRCH) fail(Errc::peer_exited, "the process ", credentials.pid, " has exited");
+  return pidfd;
+}
+
 void send_packet(int fd, std::span<const std::byte> bytes, std::span<const int> descriptors) {
   iovec part{const_cast<std::byte*>(bytes.data()), bytes.size()};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * kMaxDescriptors)] = {};
@@ -97,11 +108,12 @@ void send_packet(int fd, std::span<const std::byte> bytes, std::span<const int> 
     header->cmsg_len = CMSG_LEN(sizeof(int) * descriptors.size());
     std::memcpy(CMSG_DATA(header), descriptors.data(), sizeof(int) * descriptors.size());
   }
-  if (sendmsg(fd, &message, MSG_NOSIGNAL) < 0) fail_errno("cannot send on a Unix socket");
+  if (sendmsg(fd, &message, MSG_NOSIGNAL) < 0 && errno != EPIPE && errno != ECONNRESET)
+    fail_errno("cannot send on a Unix socket");
 }
 
-bool receive_packet(int fd, std::span<std::byte> bytes, std::vector<UniqueFd>& descriptors,
-                    Deadline deadline) {
+bool receive_packet(int fd, std::span<std::byte> bytes, std::vector<UniqueFd>& descriptors, Deadline deadline,
+                    int pidfd) {
   iovec part{bytes.data(), bytes.size()};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * kMaxDescriptors)] = {};
   msghdr message{};
@@ -110,12 +122,13 @@ bool receive_packet(int fd, std::span<std::byte> bytes, std::vector<UniqueFd>& d
   message.msg_control = control;
   message.msg_controllen = sizeof(control);
   ssize_t received = 0;
-  for (;;) {
+  for (bool ended = false;;) {
     received = recvmsg(fd, &message, MSG_CMSG_CLOEXEC);
-    if (received >= 0 || (errno != EAGAIN && errno != EINTR)) break;
+    if (received >= 0 || (errno != EAGAIN && errno != EINTR) || ended) break;
     if (deadline.passed()) fail(Errc::timeout, "timed out waiting for a peer's answer on its Unix socket");
-    pollfd waiting{fd, POLLIN, 0};
-    poll(&waiting, 1, static_cast<int>(deadline.left(kSlice).count() / 1'000'000) + 1);
+    pollfd waiting[2] = {{fd, POLLIN, 0}, {pidfd, POLLIN, 0}};
+    poll(waiting, 2, static_cast<int>(deadline.left(kSlice).count() / 1'000'000) + 1);
+    ended = (waiting[1].revents & POLLIN) != 0;  // what it has sent before is still there: one more look
   }
   if (received >= 0)
     for (cmsghdr* header = CMSG_FIRSTHDR(&message); header; header = CMSG_NXTHDR(&message, header)) {
@@ -127,8 +140,9 @@ bool receive_packet(int fd, std::span<std::byte> bytes, std::vector<UniqueFd>& d
         descriptors.emplace_back(received_fd);
       }
     }
-  return received == static_cast<ssize_t>(bytes.size()) &&
-         (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) == 0;
+  if (received > 0 && (message.msg_flags & MSG_CTRUNC))
+    fail(Errc::system, "a peer's descriptors could not be taken", remedy(EMFILE));
+  return received == static_cast<ssize_t>(bytes.size()) && (message.msg_flags & MSG_TRUNC) == 0;
 }
 
 }  // namespace occl::shm

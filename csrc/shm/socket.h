@@ -27,12 +27,19 @@ UniqueFd connect_to(const Token& name, Deadline deadline, int& error);
 /// Same effective user at the other end of a connected socket?
 bool same_user(int fd);
 
+/// If the peer has hung up, nothing is sent: whoever expects an answer will learn it there.
 void send_packet(int fd, std::span<const std::byte> bytes, std::span<const int> descriptors);
 
-/// One whole packet into `bytes`, and the descriptors that came with it. False if the peer hung up or the
-/// packet has another size. Waits until `deadline`; throws Error(timeout) then.
-bool receive_packet(int fd, std::span<std::byte> bytes, std::vector<UniqueFd>& descriptors,
-                    Deadline deadline);
+/// A pidfd of the process at the other end, which tells when it ends: a child that it has forked may keep its
+/// sockets open. None if that process is hidden from this one (another pid namespace). Throws
+/// Error(peer_exited) if there is none any more.
+UniqueFd pidfd_of(int fd);
+
+/// One whole packet into `bytes`, and the descriptors that came with it. False if the peer hung up, has ended
+/// according to `pidfd` (-1: nobody looks), or the packet has another size. Waits until `deadline`; throws
+/// Error(timeout) then.
+bool receive_packet(int fd, std::span<std::byte> bytes, std::vector<UniqueFd>& descriptors, Deadline deadline,
+                    int pidfd = -1);
 
 template <class T>
 std::span<const std::byte> bytes_of(const T& value) {

@@ -7,15 +7,16 @@
 #pragma once
 
 #include <array>
-#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
 
+#include "base/sync.h"
+
 namespace occl::shm {
 
 inline constexpr std::uint32_t kMagic = 0x6c63636f;  // "occl"
-inline constexpr std::uint16_t kProtocolVersion = 1;
+inline constexpr std::uint16_t kProtocolVersion = 2;
 
 using Token = std::array<std::uint8_t, 16>;
 
@@ -58,7 +59,7 @@ struct alignas(64) ProcessHeader {
   std::uint32_t version = kProtocolVersion;
   /// How many threads of this process sleep on its bell. A peer that has published something looks here and
   /// rings if it is not zero. (Bell::ring and Bell::Sleep explain the pairing.)
-  alignas(64) std::atomic<std::uint32_t> sleepers = 0;
+  alignas(64) Atomic<std::uint32_t> sleepers = 0;
 };
 static_assert(offsetof(ProcessHeader, sleepers) == 64 && sizeof(ProcessHeader) == 128);
 

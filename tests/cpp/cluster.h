@@ -24,27 +24,35 @@ class Call : public coll::Listener {
   void released(coll::Operation&) noexcept override { ++releases; }
 
   coll::Operation operation;
-  std::atomic<int> completions = 0, releases = 0;
+  Atomic<int> completions = 0, releases = 0;
 };
 
 struct Rank {
   int rank = 0, size = 0;
+  int number = 0;                             // of its process, whatever its rank in a group is
+  std::chrono::milliseconds patience{60000};  // of operations that name no deadline
   std::shared_ptr<shm::RegionTable> regions;
   std::shared_ptr<shm::Endpoint> endpoint;
   std::unique_ptr<coll::Engine> engine;
+  coll::Engine* engine_of_another = nullptr;  // where two groups of one process share one
   std::shared_ptr<coll::Group> group;
 
-  void submit(Call& call) { engine->submit(*group, call.operation); }
+  coll::Engine& any_engine() const { return engine ? *engine : *engine_of_another; }
+  void submit(Call& call) { any_engine().submit(*group, call.operation); }
   /// Returns when the call may be destroyed. Throws the operation's error; then it may still be in use.
   void wait(Call& call) {
-    if (!engine->wait(*group, call.operation, Deadline::after(std::chrono::seconds(60)), {}))
+    if (!any_engine().wait(*group, call.operation, Deadline::after(std::chrono::seconds(60)), {}))
       throw std::runtime_error("the operation did not end: " + call.operation.describe());
     while (!call.completions) std::this_thread::yield();
     if (call.operation.error()) throw *call.operation.error();
     while (!call.releases) std::this_thread::yield();
   }
   template <class What>
-  void run(const What& what, Deadline deadline = Deadline::after(std::chrono::seconds(60))) {
+  void run(const What& what) {
+    run(what, Deadline::after(patience));
+  }
+  template <class What>
+  void run(const What& what, Deadline deadline) {
     calls.push_back(std::make_unique<Call>(what, deadline));
     submit(*calls.back());
     wait(*calls.back());
@@ -90,8 +98,8 @@ class Cluster {
 
   /// Runs `body` on every rank at once. The first exception is thrown again.
   void each(const std::function<void(Rank&)>& body) {
-    std::vector<std::thread> threads;
-    std::mutex mutex;
+    std::vector<Thread> threads;
+    Mutex mutex;
     std::exception_ptr error;
     for (auto& r : ranks_)
       threads.emplace_back([&] {
@@ -112,5 +120,27 @@ class Cluster {
  private:
   std::vector<Rank> ranks_;
 };
+
+inline coll::Collective all_reduce(std::int64_t* data, std::size_t count) {
+  coll::Collective c;
+  c.kind = coll::Kind::all_reduce, c.dtype = DType::i64, c.op = ReduceOp::sum;
+  c.in = c.out = {reinterpret_cast<std::byte*>(data), count, 1, nullptr};
+  c.largest = c.volume = count;
+  return c;
+}
+
+/// What `body` throws; fails if it throws nothing.
+inline Error error_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error;
+  }
+  throw std::runtime_error("expected an error, there was none");
+}
+
+inline bool contains(const Error& error, const std::string& text) {
+  return std::string(error.what()).find(text) != std::string::npos;
+}
 
 }  // namespace occl::test

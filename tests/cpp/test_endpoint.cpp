@@ -208,7 +208,7 @@ TEST("memory that cannot be had is an error, not a signal") {
 }
 
 TEST("blocks are used again only when nobody reads them any more") {
-  Arena arena(16 << 20, 64);
+  Arena arena("test", 16 << 20, 64, Access::read);
   const auto first = arena.allocate(5000);
   CHECK(first.bytes == round_up_to_pages(5000) && first.offset % page_size() == 0);
   bool unread = false;
@@ -220,4 +220,28 @@ TEST("blocks are used again only when nobody reads them any more") {
   const auto third = arena.allocate(5000);
   CHECK(third.offset == first.offset && arena.at(third.offset)[10] == std::byte{0});
   CHECK(code_of([&] { arena.allocate(64 << 20); }) == Errc::out_of_memory);
+}
+
+TEST("who connects to a dead process is told, although a child of it keeps its socket open") {
+  auto* orphan = static_cast<pid_t*>(
+      mmap(nullptr, sizeof(pid_t), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  CHECK(orphan != MAP_FAILED);
+  Child child([&](Endpoint&) {
+    const pid_t pid = fork();
+    if (pid == 0)
+      for (;;) pause();  // it has the listening socket, and answers nobody
+    *orphan = pid;
+  });
+  const Address address = child.address;
+  Endpoint endpoint(std::make_shared<RegionTable>(), kConfig);
+  const auto known = endpoint.peer(address, Deadline::after(kPatience));
+  child.end();
+  // Never heard of before, and known: neither waits for the answer that will not come.
+  const auto before = std::chrono::steady_clock::now();
+  Endpoint another(std::make_shared<RegionTable>(), kConfig);
+  CHECK(code_of([&] { another.peer(address, Deadline::after(kPatience)); }) == Errc::peer_exited);
+  CHECK(code_of([&] { known->resolve(Ref{7, 0}, 1, Deadline::after(kPatience)); }) == Errc::peer_exited);
+  CHECK(std::chrono::steady_clock::now() - before < kPatience, "it waited for its deadline");
+  kill(*orphan, SIGKILL);
+  munmap(orphan, sizeof(pid_t));
 }

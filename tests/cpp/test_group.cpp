@@ -4,122 +4,13 @@
 
 #include "check.h"
 #include "cluster.h"
+#include "collective_cases.h"
 
 using namespace occl;
 using namespace occl::coll;
-using occl::test::Call;
-using occl::test::Cluster;
-using occl::test::Rank;
+using namespace occl::test;
 
 namespace {
-
-/// int64 sums are exact, so any order would do here; the order is what the kernel tests check.
-std::int64_t value_of(int rank, std::size_t block, std::size_t i, int round) {
-  return static_cast<std::int64_t>((rank + 1) * 1000003 + block * 7919 + i * 31 + round);
-}
-
-/// Memory of one rank, in a region that peers can map or on the heap.
-class Memory {
- public:
-  Memory(Rank& rank, std::size_t count, bool mapped) : heap_(mapped ? 0 : count + 1) {
-    data = heap_.data();
-    if (!mapped) return;
-    region_ =
-        std::make_shared<shm::Region>(shm::Region::create("test", (count + 1) * 8, shm::Access::read_write));
-    region_->commit(0, (count + 1) * 8);
-    rank.regions->add(region_);
-    data = reinterpret_cast<std::int64_t*>(region_->base());
-  }
-  std::int64_t* data;
-  std::byte* bytes(std::size_t element = 0) { return reinterpret_cast<std::byte*>(data + element); }
-
- private:
-  std::vector<std::int64_t> heap_;
-  std::shared_ptr<shm::Region> region_;
-};
-
-struct Case {
-  Kind kind;
-  int root = 0;
-  std::vector<std::size_t>
-      counts;  // of the blocks, by rank (all_to_all: every pair has counts[s] + counts[d])
-  bool listed = false;
-  int round = 0;
-};
-
-std::size_t pair_count(const Case& c, int s, int d) {
-  const Traits& t = traits(c.kind);
-  if (c.kind == Kind::all_to_all) return c.listed ? c.counts[s] * 2 + c.counts[d] : c.counts[0];
-  return c.counts[t.in_per_rank ? d : t.out_per_rank ? s : 0];
-}
-
-/// Runs one collective on one rank and checks its outputs.
-void run(Rank& rank, const Case& c, bool mapped) {
-  const Traits& t = traits(c.kind);
-  const int n = rank.size, me = rank.rank;
-  const bool has_in = !t.in_root_only || me == c.root, has_out = !t.out_root_only || me == c.root;
-  std::vector<Block> in, out;
-  std::size_t total_in = 0, total_out = 0;
-  for (int b = 0; b < (t.in_per_rank ? n : 1) && has_in; ++b) {
-    in.push_back({nullptr, t.in_per_rank    ? pair_count(c, me, b)
-                           : t.out_per_rank ? c.counts[me]
-                                            : c.counts[0]});
-    total_in += in.back().count;
-  }
-  for (int b = 0; b < (t.out_per_rank ? n : 1) && has_out; ++b) {
-    out.push_back({nullptr, t.out_per_rank  ? pair_count(c, b, me)
-                            : t.in_per_rank ? c.counts[me]
-                                            : c.counts[0]});
-    total_out += out.back().count;
-  }
-  Memory input(rank, total_in, mapped), output(rank, total_out, mapped);
-  std::size_t at = 0;
-  for (std::size_t b = 0; b < in.size(); ++b) {
-    in[b].data = input.bytes(at);
-    for (std::size_t i = 0; i < in[b].count; ++i) input.data[at++] = value_of(me, b, i, c.round);
-  }
-  at = 0;
-  for (auto& block : out) block.data = output.bytes(at), at += block.count;
-
-  Collective collective;
-  collective.kind = c.kind;
-  collective.dtype = DType::i64;
-  collective.op = t.reduces ? ReduceOp::sum : ReduceOp::none;
-  collective.root = rooted(c.kind) ? c.root : 0;
-  const bool even = !c.listed;
-  const auto side = [&](std::vector<Block>& blocks) {
-    if (blocks.empty()) return Blocks{};
-    std::size_t largest = 0;
-    for (const auto& block : blocks) largest = std::max(largest, block.count);
-    const bool list = blocks.size() > 1 && !even;
-    return Blocks{blocks[0].data, list ? largest : blocks[0].count, static_cast<std::uint32_t>(blocks.size()),
-                  list ? blocks.data() : nullptr};
-  };
-  collective.in = side(in);
-  collective.out = side(out);
-  for (const auto* blocks : {&in, &out})
-    for (const auto& block : *blocks) collective.largest = std::max(collective.largest, block.count);
-  if (!c.listed || c.kind != Kind::all_to_all)
-    for (const auto count : c.counts) collective.largest = std::max(collective.largest, count);
-  collective.volume = even ? c.counts[0] : c.kind == Kind::all_to_all ? 0 : kUneven;
-  if (c.kind == Kind::barrier) collective = Collective{};
-  if (c.kind == Kind::broadcast && me == c.root) collective.out = collective.in;
-  rank.run(collective);
-
-  at = 0;
-  for (std::size_t b = 0; b < out.size() && c.kind != Kind::barrier; ++b)
-    for (std::size_t i = 0; i < out[b].count; ++i, ++at) {
-      const std::size_t block = t.in_per_rank ? me : 0;
-      std::int64_t expected = 0;
-      if (t.reduces)
-        for (int s = 0; s < n; ++s) expected += value_of(s, block, i, c.round);
-      else
-        expected = value_of(t.out_per_rank ? static_cast<int>(b) : c.root, block, i, c.round);
-      if (c.kind == Kind::broadcast && me == c.root) continue;
-      CHECK(output.data[at] == expected, t.name, " rank ", me, " of ", n, " block ", b, " element ", i,
-            " mapped ", mapped);
-    }
-}
 
 void run_random_cases(int size, int cases, std::uint64_t seed) {
   Tuning tuning;
@@ -144,28 +35,6 @@ void run_random_cases(int size, int cases, std::uint64_t seed) {
   cluster.each([&](Rank& rank) {
     for (const auto& [c, mapped] : list) run(rank, c, mapped[rank.rank]);
   });
-}
-
-Collective all_reduce(std::int64_t* data, std::size_t count) {
-  Collective c;
-  c.kind = Kind::all_reduce, c.dtype = DType::i64, c.op = ReduceOp::sum;
-  c.in = c.out = {reinterpret_cast<std::byte*>(data), count, 1, nullptr};
-  c.largest = c.volume = count;
-  return c;
-}
-
-/// What `body` throws; fails if it throws nothing.
-Error error_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error;
-  }
-  throw std::runtime_error("expected an error, there was none");
-}
-
-bool contains(const Error& error, const std::string& text) {
-  return std::string(error.what()).find(text) != std::string::npos;
 }
 
 }  // namespace
@@ -272,7 +141,8 @@ TEST("a rank that comes too late is named") {
     const Error error =
         error_of([&] { rank.run(all_reduce(&value, 1), Deadline::after(std::chrono::milliseconds(200))); });
     // Both time out by themselves, or one hears it from the other.
-    CHECK(contains(error, "Timed out in all_reduce(int64[1], SUM) #2") && contains(error, "rank 1 (pid"),
+    CHECK(contains(error, "Timed out waiting 200ms for all_reduce(int64[1], SUM) #2") &&
+              contains(error, "rank 1 (pid"),
           error.what());
     CHECK(contains(error, "its last operation was all_reduce(int64[1], SUM) #1"), error.what());
     CHECK(std::chrono::steady_clock::now() - begin >= std::chrono::milliseconds(200), "before the deadline");

@@ -17,7 +17,7 @@ TEST("a reader gets the bytes that were written, over many turns of the ring") {
     std::mt19937 random(side);
     std::byte buffer[kCapacity];
     if (side == 0) {
-      RingWriter<> writer(data.data(), kCapacity, &head, &tail);
+      RingWriter writer(data.data(), kCapacity, &head, &tail);
       for (std::size_t at = 0; at < kTotal;) {
         const std::size_t n = std::min<std::size_t>(1 + random() % 200, kTotal - at);
         for (std::size_t i = 0; i < n; ++i) buffer[i] = static_cast<std::byte>((at + i) * 7);
@@ -29,7 +29,7 @@ TEST("a reader gets the bytes that were written, over many turns of the ring") {
         at += n;
       }
     } else {
-      RingReader<> reader(data.data(), kCapacity, &head, &tail);
+      RingReader reader(data.data(), kCapacity, &head, &tail);
       for (std::size_t at = 0; at < kTotal;) {
         const std::size_t n = std::min<std::size_t>(reader.readable(), 1 + random() % 100);
         if (n == 0) {
@@ -49,8 +49,8 @@ TEST("a reader gets the bytes that were written, over many turns of the ring") {
 TEST("a full ring has no room until the reader has released") {
   std::byte data[64];
   std::atomic<std::uint64_t> head = 0, tail = 0;
-  RingWriter<> writer(data, 64, &head, &tail);
-  RingReader<> reader(data, 64, &head, &tail);
+  RingWriter writer(data, 64, &head, &tail);
+  RingReader reader(data, 64, &head, &tail);
   const std::byte bytes[64] = {};
   CHECK(writer.has_room(64) && !writer.has_room(65));
   writer.put(bytes);

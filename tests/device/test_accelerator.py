@@ -201,6 +201,8 @@ def test_no_device_when_told_so(run_python):
         assert _device.register() is None and not _device.registered()
         assert torch._C._get_privateuse1_backend_name() == "privateuseone"
         assert not hasattr(torch, "dev") and not torch.accelerator.is_available()
+        import torch.distributed as dist
+        assert dist.is_backend_available("occl") and dist.Backend.backend_capability["occl"] == ["cpu"]
         """,
         OCCL_DEVICE="0",
     )
@@ -215,6 +217,8 @@ def test_privateuse1_of_another_package_is_left_alone(run_python):
         from torch_occl import _device
         assert _device.register() == "npu" and not _device.registered()
         assert not hasattr(torch, "dev")
+        import torch.distributed as dist
+        assert dist.is_backend_available("occl") and dist.Backend.backend_capability["occl"] == ["npu", "cpu"]
         try:
             torch.ones(1, device="npu")
         except (RuntimeError, ImportError):
@@ -259,6 +263,21 @@ def test_memory_fraction_from_the_environment(run_python):
             raise AssertionError
         """,
         OCCL_MEMORY_FRACTION="0.01",
+    )
+
+
+def test_a_memory_fraction_that_is_none_is_refused_at_import(run_python):
+    run_python(
+        """
+        try:
+            import torch_occl
+        except ValueError as error:
+            assert "OCCL_MEMORY_FRACTION must be a number above 0 and at most 1" in str(error)
+        else:
+            raise AssertionError
+        """,
+        OCCL_MEMORY_FRACTION="half",
+        TORCH_DEVICE_BACKEND_AUTOLOAD="0",
     )
 
 

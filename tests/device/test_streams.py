@@ -61,6 +61,24 @@ def test_streams_do_not_wait_for_each_other(gate):
     assert done == [1] and not a.query()
 
 
+@pytest.mark.parametrize("changed", ["source", "target"])
+def test_non_blocking_copy_is_of_what_the_tensors_were(gate, changed):
+    """A tensor may be given other data, of another size, before the stream gets to the copy."""
+    stream = torch.dev.Stream()
+    with torch.dev.stream(stream):
+        source, target = torch.arange(4.0, device="dev"), torch.zeros(4)
+        before = target[:]
+        hold(stream, gate)
+        target.copy_(source, non_blocking=True)
+    if changed == "source":
+        source.data = torch.ones(7, device="dev")
+    else:
+        target.data = torch.ones(7)
+    gate.set()
+    stream.synchronize()
+    assert before.tolist() == [0, 1, 2, 3]
+
+
 def test_non_blocking_copy_goes_on_without_the_host(gate):
     stream = torch.dev.Stream()
     x, y = torch.zeros(4, device="dev"), torch.ones(4)

@@ -8,6 +8,7 @@ a NaN stays NaN.
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -33,14 +34,22 @@ NAN_BITS = {
 PERIOD = 65521  # a prime: repetitions of the data fall on no boundary of an algorithm
 
 
+@functools.cache
+def offered() -> dict[str, list[str]]:
+    """The reductions of each type, from the table in docs/reductions.md."""
+    text = (Path(__file__).parents[2] / "docs" / "reductions.md").read_text()
+    rows = [
+        [cell.strip() for cell in line.strip("| ").split("|")] for line in text.splitlines() if "|" in line
+    ]
+    names = rows[0][1:-1]
+    return {
+        row[0]: [op for op, cell in zip(names, row[1:-1], strict=True) if cell == "yes"] for row in rows[2:]
+    }
+
+
 def ops_for(dtype: str) -> list[str]:
-    """The reductions that have a meaning for a type."""
-    if dtype in FLOATS:
-        return ["SUM", "AVG", "PRODUCT", "MIN", "MAX", "PREMUL_SUM"]
-    if dtype in COMPLEX:
-        return ["SUM", "AVG", "PREMUL_SUM"]
-    bitwise = ["SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR"]
-    return bitwise if dtype == "bool" else [*bitwise, "AVG"]
+    """The reductions that torch.distributed lets through for a type."""
+    return [op for op in offered()[dtype] if not (op == "PRODUCT" and dtype in COMPLEX)]
 
 
 def factor_of(rank: int) -> float:

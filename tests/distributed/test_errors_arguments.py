@@ -99,7 +99,7 @@ def bad_tensor(calls, operation):
     call = getattr(calls, operation)
     refused(call, "invalid tensor layout: tensors must be contiguous", calls.zeros(8)[::2])
     refused(call, "invalid tensor layout: tensors must be contiguous", calls.zeros(1).expand(4))
-    refused(call, "unsupported layout", torch.zeros(4).to_sparse())
+    refused(call, "unsupported layout", torch.zeros(4, 4).to_sparse_csr())
     refused(call, "unsupported device type meta", torch.zeros(4, device="meta"))
     refused(call, "conjugate", torch.zeros(4, dtype=torch.complex64, device=calls.device).conj())
     with pytest.raises((TypeError, ValueError)):
@@ -156,7 +156,7 @@ def bad_list(calls, operation):
     wrong = {
         "invalid tensor type": calls.zeros(4, dtype=torch.int32),
         "tensors must be contiguous": calls.zeros(8)[::2],
-        "unsupported layout": torch.zeros(4).to_sparse(),
+        "unsupported layout": torch.zeros(4, 4).to_sparse_csr(),
         "unsupported device type": torch.zeros(4, device="meta"),
     }
     if operation in ("gather", "scatter"):

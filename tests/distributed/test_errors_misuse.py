@@ -156,20 +156,6 @@ def left_early(rank, n, device):
         dist.all_reduce(torch.ones(1000, device=device))
 
 
-def not_offered(rank, n, device):
-    """What this version does not have says so, and the group works on."""
-    pg, t = backend(device), torch.ones(4, device=device)
-    for call in (
-        lambda: pg.monitored_barrier(),
-        lambda: pg.suspend(),
-        lambda: pg.allocate_tensor(4, dtype=torch.float32, device=t.device),
-        lambda: dist.all_reduce(torch.ones(4).to_sparse()),
-    ):
-        with pytest.raises((NotImplementedError, ValueError)):
-            call()
-    assert_works(device)
-
-
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_a_destroyed_group_says_so(fresh, world_size, device):
@@ -247,8 +233,3 @@ def test_a_rank_that_has_left_is_named(fresh, device):
         team.say(1, "go on")
         for outcome in team.finish():
             assert not outcome.failed, outcome.traceback
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_operations_are_offered_or_raise_not_implemented(pool, device):
-    pool.run(not_offered, 2, device)

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from torch_occl._C import ProcessGroupOCCL
 
 import torch_occl
+from torch_occl._C import ProcessGroupOCCL
 
 from .checks import assert_works, backend
 from .devices import DEVICES

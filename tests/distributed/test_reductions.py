@@ -9,13 +9,16 @@ import torch
 import torch.distributed as dist
 
 from . import matrix
+from .checks import assert_works, backend
 from .devices import DEVICES
 from .references import (
     COMPLEX,
+    REDUCIBLE,
     assert_guards,
     assert_same_bits,
     bits,
     contribution,
+    offered,
     place,
     reduce_op,
     reduced,
@@ -170,6 +173,25 @@ def test_reduce_scatter_takes_lists_of_uneven_tensors(pool, world_size, device):
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_the_backend_multiplies_complex_numbers(pool, world_size, device):
     pool.run(complex_product, world_size, device)
+
+
+def what_is_not_offered(rank, world_size, device):
+    """Each pair that the table in docs/reductions.md denies."""
+    every = ["SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM"]
+    refused = [(dtype, op) for dtype in REDUCIBLE for op in every if op not in offered()[dtype]]
+    assert len(refused) == 44
+    for dtype, op in refused:
+        t = torch.ones(4).to(getattr(torch, dtype)).to(device)
+        opts = dist.AllreduceOptions()
+        opts.reduceOp = reduce_op(op, rank)
+        with pytest.raises(ValueError, match=rf"ReduceOp\.{op} has no meaning for {dtype}"):
+            backend(device).allreduce([t], opts)
+    assert_works(device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_the_table_does_not_offer_is_refused(pool, device):
+    pool.run(what_is_not_offered, 2, device)
 
 
 @pytest.mark.parametrize("device", DEVICES)

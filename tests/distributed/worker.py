@@ -24,6 +24,10 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 _parent: Connection | None = None
 
 
+class EndInterpreter(BaseException):
+    """From a body: this rank's interpreter ends now, with this status, as at the end of a script."""
+
+
 def tell(message) -> None:
     """From a body: sends a message that the test receives with ``Team.hear(rank)``."""
     _parent.send(("told", message))
@@ -83,6 +87,10 @@ class Zygote:
             self.control.send(pickle.dumps(answer))
         for pid in _children():
             os.kill(pid, signal.SIGKILL)
+
+    def warm_up(self, fds: list[int], module: str, function: str) -> None:
+        """Calls a function once, for all workers that are forked from now on."""
+        getattr(importlib.import_module(module), function)()
 
     def fork(self, fds: list[int]) -> list[int]:
         """One worker for each pair (pipe, log) of descriptors; returns their process ids."""
@@ -147,6 +155,8 @@ def _run(module: str, name: str, path: list[str], args: tuple, params: dict) -> 
         result = getattr(importlib.import_module(module), name)(*args, **params)
         message = ("returned", result)
         pickle.dumps(message)
+    except EndInterpreter as end:
+        sys.exit(end.args[0])
     except BaseException as error:  # noqa: BLE001 KeyboardInterrupt and SystemExit are the test's business too
         message = ("raised", f"{type(error).__name__}: {error}", traceback.format_exc())
     return message

@@ -1,7 +1,8 @@
 """Times collectives of occl, beside Gloo and beside a backend that does nothing, in one run.
 
-python -m torch_occl.bench                        every operation, 4 B to 64 MiB, about three minutes
-python -m torch_occl.bench --quick                fewer sizes, less than a minute
+python -m torch_occl.bench                        every operation, 4 B to 64 MiB, about four minutes
+python -m torch_occl.bench --quick                fewer sizes, about a minute
+python -m torch_occl.bench --peers                beside MPI, oneCCL and the roofline too, about ten minutes
 python -m torch_occl.bench --ops all_reduce --sizes 4 1M --json all_reduce.json --plot all_reduce.png
 """
 
@@ -16,16 +17,19 @@ from pathlib import Path
 
 import torch.multiprocessing as mp
 
-from torch_occl.bench import machine
+from torch_occl.bench import machine, peers
 from torch_occl.bench.contenders import CONTENDERS, check_available
 from torch_occl.bench.gate import make_counters
+from torch_occl.bench.noise import Watch, judge, verdict
 from torch_occl.bench.operations import OPERATIONS
-from torch_occl.bench.report import Result, footnotes
+from torch_occl.bench.peers import PROGRAMS
+from torch_occl.bench.report import Result, footnotes, summary
 from torch_occl.bench.worker import work
 
 SIZES = ["4", "64", "1K", "16K", "64K", "256K", "1M", "4M", "16M", "64M"]
 QUICK_SIZES = ["4", "4K", "64K", "1M", "16M"]
-SECONDS, QUICK_SECONDS = 150.0, 15.0
+QUICK_PEERS_SIZES = ["4", "64K", "2M"]
+SECONDS, QUICK_SECONDS, PEERS_SECONDS = 200.0, 20.0, 540.0
 NAMES = [operation.name for operation in OPERATIONS]
 
 
@@ -48,20 +52,35 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--ops", nargs="+", choices=NAMES, default=NAMES, metavar="OP", help=", ".join(NAMES))
     parser.add_argument("--sizes", nargs="+", type=parse_size, metavar="SIZE", help="bytes: 4, 16K, 64M")
     parser.add_argument(
-        "--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS), metavar="NAME",
-        help=", ".join(CONTENDERS),
+        "--contenders", nargs="+", choices=[*CONTENDERS, *PROGRAMS], metavar="NAME",
+        help=f"{', '.join(CONTENDERS)} (the default); {', '.join(PROGRAMS)} (all of them: --peers)",
     )  # fmt: skip
+    parser.add_argument(
+        "--peers",
+        action="store_true",
+        help="all contenders that are installed here; says which are not (see docs/benchmarking.md)",
+    )
     parser.add_argument("--seconds", type=float, help=f"time to spend measuring (default: {SECONDS:.0f})")
     parser.add_argument("--quick", action="store_true", help="fewer sizes and less time")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write machine and results to FILE")
     parser.add_argument(
-        "--plot", type=Path, metavar="FILE.png", help="draw time over size (needs matplotlib)"
+        "--plot",
+        type=Path,
+        metavar="FILE.png",
+        help="draw time over size, and with a roofline the share of it in "
+        "FILE-roofline.png (needs matplotlib)",
     )
     chosen = parser.parse_args(arguments)
     if chosen.ranks < 1:
         parser.error(f"--ranks must be at least 1, and is {chosen.ranks}")
-    chosen.sizes = chosen.sizes or [parse_size(size) for size in (QUICK_SIZES if chosen.quick else SIZES)]
-    chosen.seconds = chosen.seconds or (QUICK_SECONDS if chosen.quick else SECONDS)
+    if chosen.peers and chosen.contenders:
+        parser.error("--peers are all contenders, and --contenders chooses some: give one of the two")
+    chosen.contenders = chosen.contenders or [*CONTENDERS, *(PROGRAMS if chosen.peers else [])]
+    sizes, seconds = SIZES, PEERS_SECONDS if chosen.peers else SECONDS
+    if chosen.quick:
+        sizes, seconds = QUICK_PEERS_SIZES if chosen.peers else QUICK_SIZES, QUICK_SECONDS
+    chosen.sizes = chosen.sizes or [parse_size(size) for size in sizes]
+    chosen.seconds = chosen.seconds or seconds
     return chosen
 
 
@@ -69,27 +88,53 @@ def main(arguments: list[str] | None = None) -> None:
     options = parse_arguments(arguments)
     if options.plot:
         import matplotlib  # noqa: F401  (missing: better now than after minutes)
-    check_available(options.contenders)
+    check_available(name for name in options.contenders if name in CONTENDERS)
+    missing = drop_missing(options)
     about = machine.describe()
     for name, value in about.items():
         print(f"{name + ':':<13}{value}")
     print(f"{'ranks:':<13}{options.ranks}, float32, one thread each\n", flush=True)
 
+    watch = Watch()
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(work, (options, folder, make_counters(options.ranks)), nprocs=options.ranks)
-        measured: list[Result] = pickle.loads(Path(folder, "results").read_bytes())
-    print("\n" + "\n".join(footnotes(measured)))
+        measured: list[Result]
+        measured, versions = pickle.loads(Path(folder, "results").read_bytes())
+    noise = judge(measured, *watch.shares())
+    lines = [*footnotes(measured), verdict(noise)]
+    if versions:
+        lines += ["", *summary(measured), "", *(f"{name}: {version}" for name, version in versions.items())]
+    lines += [f"not found: {name} lacks {lacking}" for name, lacking in missing.items()]
+    print("\n" + "\n".join(lines))
     if options.json:
         rows = [dataclasses.asdict(result) | {"noisy": result.noisy} for result in measured]
-        content = {"machine": about, "ranks": options.ranks, "dtype": "float32", "results": rows}
+        content = {
+            "machine": about,
+            "ranks": options.ranks,
+            "dtype": "float32",
+            "versions": versions,
+            "not_found": missing,
+            "noise": noise,
+            "results": rows,
+        }
         options.json.write_text(json.dumps(content, indent=1) + "\n")
     if options.plot:
-        from torch_occl.bench.plot import draw
+        from torch_occl.bench.plot import draw_all
 
-        title = (
-            f"{options.ranks} ranks, float32, {about['cpu']} ({about['cores']} cores), torch {about['torch']}"
-        )
-        draw(options.plot, measured, title)
+        title = f"{options.ranks} ranks, {about['cpu']} ({about['cores']} cores), torch {about['torch']}"
+        draw_all(options.plot, measured, title)
+
+
+def drop_missing(options: argparse.Namespace) -> dict[str, str]:
+    """Builds the programs among the contenders, and takes out those that cannot run: why, by name.
+
+    Raises RuntimeError if one was asked for by name.
+    """
+    runnable, missing = peers.prepare(name for name in options.contenders if name in PROGRAMS)
+    if missing and not options.peers:
+        raise RuntimeError("; ".join(f"{name} lacks {lacking}" for name, lacking in missing.items()))
+    options.contenders = [name for name in options.contenders if name in CONTENDERS or name in runnable]
+    return missing
 
 
 if __name__ == "__main__":

@@ -8,7 +8,9 @@ turns, in rotating order, so that a slow moment of the machine hits all alike.
 """
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 import torch.distributed as dist
@@ -17,9 +19,8 @@ from torch import Tensor
 from torch_occl.bench.contenders import CONTENDERS
 from torch_occl.bench.gate import Gate
 from torch_occl.bench.operations import STALE, Call, Operation
+from torch_occl.bench.peers import Connection
 
-ITEM = 4
-"""Bytes of a float32."""
 MOST_CALLS = 64
 """Buffers, and so calls in one timed section, at the most."""
 BUFFERS_BYTES = 4 << 20
@@ -27,6 +28,8 @@ BUFFERS_BYTES = 4 << 20
 LONG_ENOUGH = 1e-3
 """Seconds of a timed section beyond which more calls make it no more exact."""
 FEWEST_ROUNDS, MOST_ROUNDS = 3, 300
+MOST_ROUNDS_WITH_PEERS = 100
+"""Where many contenders take turns: the large sizes need the time more."""
 
 
 class WrongResult(Exception):
@@ -44,6 +47,44 @@ class Samples:
     """Calls in each timed section."""
     seconds: list[float] = field(default_factory=list)
     """Per call, for the slowest rank; one value for each timed section."""
+    dtype: str = "float32"
+
+
+class Data:
+    """The inputs of every rank in every round: small integers, whose sums are exact in any order.
+
+    Bfloat16 counts exactly to 256 only, so 16-bit types get integers below 256 / ranks.
+    """
+
+    def __init__(self, elements: int, calls: int, dtype: torch.dtype = torch.float32, ranks: int = 1) -> None:
+        limit = max(128 // ranks, 1)
+        period, self._offsets = (1021, 8191) if dtype == torch.float32 else (limit, limit)
+        self._dtype = dtype
+        self._pattern = torch.arange(elements, dtype=torch.float32) % period
+        self._calls = torch.arange(calls, dtype=torch.float32).unsqueeze(1)
+
+    def __call__(self, rank: int, round_: int) -> Tensor:
+        """dtype[calls, elements]: different for each rank, round, call and (nearly) each element."""
+        offsets = (self._calls * 61 + round_ * 3967 + rank * 7) % self._offsets
+        return (self._pattern + offsets).to(self._dtype)
+
+
+class Round:
+    """What the tensors of this rank hold before and after the calls of one round, made when it is needed."""
+
+    def __init__(self, operation: Operation, data: Data, number: int) -> None:
+        self.number = number
+        self._operation = operation
+        self._data = data
+
+    @cached_property
+    def fresh(self) -> Tensor:
+        return self._data(dist.get_rank(), self.number)
+
+    @cached_property
+    def expected(self) -> Tensor | None:
+        inputs = lambda rank: self._data(rank, self.number)  # noqa: E731
+        return self._operation.expected(inputs, dist.get_rank(), dist.get_world_size())
 
 
 class Arena:
@@ -55,20 +96,28 @@ class Arena:
         self.name = contender
         self.checked = CONTENDERS[contender].moves_data
         self._operation = operation
-        device = CONTENDERS[contender].device(group.rank())
+        like = {"device": CONTENDERS[contender].device(group.rank()), "dtype": operation.dtype}
         split = whole // group.size()
-        self._input = torch.empty(calls, split if operation.input_is_part else whole, device=device)
+        self._input = torch.empty(calls, split if operation.input_is_part else whole, **like)
         self._output = self._input
         if not operation.in_place:
-            self._output = torch.empty(calls, split if operation.output_is_part else whole, device=device)
+            self._output = torch.empty(calls, split if operation.output_is_part else whole, **like)
         self.calls: list[Call] = [
             operation.bind(x, y, group) for x, y in zip(self._input, self._output, strict=True)
         ]
         least = [
-            torch.zeros(1 if is_part else group.size(), device=device)
+            torch.zeros(1 if is_part else group.size(), **like)
             for is_part in (operation.input_is_part, operation.output_is_part)
         ]
         self.warm = operation.bind(*least, group)
+
+    def run(self, gate: Gate, round_: Round, calls: int) -> float:
+        """Seconds that this rank took for ``calls`` calls on fresh data. Raises WrongResult."""
+        self.refill(round_.fresh)
+        seconds = time_calls(gate, self.warm, self.calls[:calls])
+        if self.checked and round_.expected is not None:
+            self.check(round_.expected, calls)
+        return seconds
 
     def refill(self, fresh: Tensor) -> None:
         """Writes the inputs, and over the outputs of the last time."""
@@ -87,16 +136,29 @@ class Arena:
             )
 
 
-class Data:
-    """The inputs of every rank in every round: small integers, whose sums are exact in any order."""
+class RemoteArena:
+    """The same in a process of its own, which fills, times and checks by the same rules."""
 
-    def __init__(self, elements: int, calls: int) -> None:
-        self._pattern = torch.arange(elements, dtype=torch.float32) % 1021
-        self._calls = torch.arange(calls, dtype=torch.float32).unsqueeze(1)
+    def __init__(self, connection: Connection) -> None:
+        self.name = connection.name
+        self._connection = connection
 
-    def __call__(self, rank: int, round_: int) -> Tensor:
-        """float32[calls, elements]: different for each rank, round, call and (nearly) each element."""
-        return self._pattern + (self._calls * 61 + round_ * 3967 + rank * 7) % 8191
+    def run(self, gate: Gate, round_: Round, calls: int) -> float:
+        """Seconds that the process of this rank took. Raises PeerError, for a wrong result too."""
+        return self._connection.run(round_.number, calls)
+
+
+Contestant = dist.ProcessGroup | Connection
+
+
+def make_arena(
+    operation: Operation, name: str, contestant: Contestant, whole: int, calls: int
+) -> Arena | RemoteArena | None:
+    """None if the contender has no such operation."""
+    if not isinstance(contestant, Connection):
+        return Arena(operation, name, contestant, whole, calls)
+    dtype = str(operation.dtype).removeprefix("torch.")
+    return RemoteArena(contestant) if contestant.prepare(operation.kind, dtype, whole, calls) else None
 
 
 def time_calls(gate: Gate, warm: Call, calls: list[Call]) -> float:
@@ -118,39 +180,40 @@ def slowest(values: list[float]) -> list[float]:
 
 
 def measure(
-    operation: Operation, size: int, groups: dict[str, dist.ProcessGroup], gate: Gate, budget: float
+    operation: Operation, size: int, contestants: Mapping[str, Contestant], gate: Gate, budget: float
 ) -> list[Samples]:
     """Times calls of ``size`` bytes with all contenders for about ``budget`` seconds; the same on every rank.
 
-    Raises WrongResult as soon as a result is wrong.
+    A contender that has no such operation is left out. Raises WrongResult or PeerError as soon as a result is
+    wrong.
     """
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    whole = -(-max(size // ITEM, 1) // ranks) * ranks
-    most = min(max(BUFFERS_BYTES // (whole * ITEM), 1), MOST_CALLS)
-    data = Data(whole // ranks if operation.input_is_part else whole, most)
-    arenas = [Arena(operation, name, group, whole, most) for name, group in groups.items()]
+    ranks, item = dist.get_world_size(), operation.dtype.itemsize
+    whole = -(-max(size // item, 1) // ranks) * ranks
+    most = min(max(BUFFERS_BYTES // (whole * item), 1), MOST_CALLS)
+    data = Data(whole // ranks if operation.input_is_part else whole, most, operation.dtype, ranks)
+    made = [make_arena(operation, name, contestant, whole, most) for name, contestant in contestants.items()]
+    arenas = [arena for arena in made if arena]
+    dtype = str(operation.dtype).removeprefix("torch.")
     samples = {
-        name: Samples(operation.name, size if operation.has_data else 0, name, most) for name in groups
+        arena.name: Samples(operation.name, size if operation.has_data else 0, arena.name, most, dtype=dtype)
+        for arena in arenas
     }
+    most_rounds = MOST_ROUNDS if len(arenas) < 6 else MOST_ROUNDS_WITH_PEERS
 
     started = time.perf_counter()
-    for round_ in range(MOST_ROUNDS + 1):
-        fresh = data(rank, round_)
-        expected = operation.expected(lambda of, round_=round_: data(of, round_), rank, ranks)
+    for number in range(most_rounds + 1):
+        round_ = Round(operation, data, number)
         took = {}
         for turn in range(len(arenas)):
-            arena = arenas[(turn + round_) % len(arenas)]
+            arena = arenas[(turn + number) % len(arenas)]
             calls = samples[arena.name].calls
-            arena.refill(fresh)
-            took[arena.name] = time_calls(gate, arena.warm, arena.calls[:calls]) / calls / operation.steps
-            if arena.checked:
-                arena.check(expected, calls)
-        *times, elapsed = slowest([*(took[name] for name in groups), time.perf_counter() - started])
+            took[arena.name] = arena.run(gate, round_, calls) / calls / operation.steps
+        *times, elapsed = slowest([*(took[name] for name in samples), time.perf_counter() - started])
         for sample, seconds in zip(samples.values(), times, strict=True):
-            if round_ == 0:  # only warms up, and tells how many calls are enough
+            if number == 0:  # only warms up, and tells how many calls are enough
                 sample.calls = min(max(int(LONG_ENOUGH / operation.steps / seconds), 1), most)
             else:
                 sample.seconds.append(seconds)
-        if round_ >= FEWEST_ROUNDS and elapsed > budget:
+        if number >= FEWEST_ROUNDS and elapsed > budget:
             break
     return list(samples.values())

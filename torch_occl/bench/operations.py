@@ -18,7 +18,7 @@ STALE = -1.0
 
 Call = Callable[[], object]
 Inputs = Callable[[int], Tensor]
-"""Gives the input of a rank, made anew: float32[calls, elements]."""
+"""Gives the input of a rank, made anew: dtype[calls, elements]."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,9 @@ class Operation:
     name: str
     bind: Callable[[Tensor, Tensor, dist.ProcessGroup], Call]
     """(input, output, group) to a call without arguments, so that the timed loop does nothing else."""
-    expected: Callable[[Inputs, int, int], Tensor]
-    """(inputs of every rank, this rank, number of ranks) to the output, float32[calls, elements]."""
+    expected: Callable[[Inputs, int, int], Tensor | None]
+    """(inputs of every rank, this rank, number of ranks) to the output, dtype[calls, elements]; None where
+    this rank's output may be anything."""
     input_is_part: bool = False
     """The input is one rank's part of the whole size."""
     output_is_part: bool = False
@@ -39,6 +40,12 @@ class Operation:
     has_data: bool = True
     steps: int = 1
     """By how much the time of a call is divided: 2 for a round trip."""
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def kind(self) -> str:
+        """The name without the data type."""
+        return self.name.removesuffix(f"_{str(self.dtype).removeprefix('torch.')}")
 
 
 def total(inputs: Inputs, ranks: int) -> Tensor:
@@ -80,13 +87,34 @@ def of_partner(inputs: Inputs, rank: int, ranks: int) -> Tensor:
     return inputs(rank ^ 1) if rank ^ 1 < ranks else torch.full_like(inputs(rank), STALE)
 
 
-OPERATIONS = [
-    Operation(
-        "all_reduce",
+def transposed(inputs: Inputs, rank: int, ranks: int) -> Tensor:
+    return torch.cat([part(inputs(source), rank, ranks) for source in range(ranks)], dim=1)
+
+
+def gather(x: Tensor, y: Tensor, group: dist.ProcessGroup) -> Call:
+    to = parts(y, group) if group.rank() == 0 else None
+    return functools.partial(dist.gather, x, to, group=group, group_dst=0)
+
+
+def scatter(x: Tensor, y: Tensor, group: dist.ProcessGroup) -> Call:
+    source = parts(x, group) if group.rank() == 0 else None
+    return functools.partial(dist.scatter, y, source, group=group, group_src=0)
+
+
+def all_reduce(name: str, dtype: torch.dtype) -> Operation:
+    return Operation(
+        name,
         lambda x, _, group: functools.partial(dist.all_reduce, x, group=group),
         lambda inputs, _, ranks: total(inputs, ranks),
         in_place=True,
-    ),
+        dtype=dtype,
+    )
+
+
+OPERATIONS = [
+    all_reduce("all_reduce", torch.float32),
+    all_reduce("all_reduce_bfloat16", torch.bfloat16),
+    all_reduce("all_reduce_float16", torch.float16),
     Operation(
         "broadcast",
         lambda x, _, group: functools.partial(dist.broadcast, x, group=group, group_src=0),
@@ -103,6 +131,29 @@ OPERATIONS = [
         "reduce_scatter_single",
         lambda x, y, group: functools.partial(dist.reduce_scatter_single, y, x, group=group),
         lambda inputs, rank, ranks: part(total(inputs, ranks), rank, ranks),
+        output_is_part=True,
+    ),
+    Operation(
+        "all_to_all_single",
+        lambda x, y, group: functools.partial(dist.all_to_all_single, y, x, group=group),
+        transposed,
+    ),
+    Operation(
+        "reduce",
+        lambda x, _, group: functools.partial(dist.reduce, x, group=group, group_dst=0),
+        lambda inputs, rank, ranks: total(inputs, ranks) if rank == 0 else None,
+        in_place=True,
+    ),
+    Operation(
+        "gather",
+        gather,
+        lambda inputs, rank, ranks: joined(inputs, ranks) if rank == 0 else None,
+        input_is_part=True,
+    ),
+    Operation(
+        "scatter",
+        scatter,
+        lambda inputs, rank, ranks: part(inputs(0), rank, ranks),
         output_is_part=True,
     ),
     Operation(

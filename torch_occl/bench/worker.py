@@ -3,44 +3,63 @@
 import argparse
 import gc
 import pickle
+import signal
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from torch_occl.bench.contenders import make_groups
+from torch_occl.bench.contenders import CONTENDERS, make_groups
 from torch_occl.bench.gate import Gate
-from torch_occl.bench.measure import measure
+from torch_occl.bench.measure import Contestant, measure
 from torch_occl.bench.operations import OPERATIONS
-from torch_occl.bench.report import Result, Table, summarize
+from torch_occl.bench.peers import PROGRAMS, started
+from torch_occl.bench.report import Result, Table, summarize, with_roofline
 
 
 def work(rank: int, options: argparse.Namespace, folder: str, counters: Any) -> None:
     """What each rank does. The first prints the table, and leaves the results in ``folder``."""
+    # When another rank fails, this one is told to end: by an exception, so that it ends its programs too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     torch.set_num_threads(1)
     gc.disable()  # a collection in a timed section would be noise; nothing here makes cycles that matter
     # The default group, on which the ranks agree about times. It is timed itself nowhere.
     store = dist.FileStore(str(Path(folder, "store")), options.ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=options.ranks)
-    groups = make_groups(options.contenders)
-    gate = Gate(counters, rank)
+    groups = make_groups(name for name in options.contenders if name in CONTENDERS)
+    programs = (name for name in options.contenders if name in PROGRAMS)
+    with started(programs, Path(folder), rank, options.ranks) as connections:
+        results = measure_all(rank, options, groups | connections, Gate(counters, rank))
+        if rank == 0:
+            versions = {name: connection.version for name, connection in connections.items()}
+            Path(folder, "results").write_bytes(pickle.dumps((results, versions)))
+    dist.destroy_process_group()
+
+
+def measure_all(
+    rank: int, options: argparse.Namespace, contestants: dict[str, Contestant], gate: Gate
+) -> list[Result]:
+    """Every operation at every size, as far as the time goes."""
     cells = [
         (operation, size)
         for operation in OPERATIONS
         if operation.name in options.ops
         for size in (sorted(options.sizes) if operation.has_data else [4])
     ]
-    table = Table(options.contenders)
+    table = Table(list(contestants))
     measured: list[Result] = []
     if rank == 0:
         print(table.header(), flush=True)
-    for operation, size in cells:
-        samples = measure(operation, size, groups, gate, options.seconds / len(cells))
-        line = [summarize(sample) for sample in samples]
+    end = time.monotonic() + options.seconds
+    for index, (operation, size) in enumerate(cells):
+        # What small sizes leave, the large ones of the same operation get. All ranks must agree about it.
+        left = torch.tensor([(end - time.monotonic()) / (len(cells) - index)])
+        dist.broadcast(left, 0)
+        line = with_roofline([summarize(s) for s in measure(operation, size, contestants, gate, left.item())])
         measured.extend(line)
         if rank == 0:
             print(table.line(line), flush=True)
-    if rank == 0:
-        Path(folder, "results").write_bytes(pickle.dumps(measured))
-    dist.destroy_process_group()
+    return measured

@@ -1,0 +1,22 @@
+// What to do about a limit of the system that has been met.
+#pragma once
+
+#include <cerrno>
+
+namespace occl {
+
+/// For the middle of a sentence, before the colon that `fail_errno` writes; "" where there is nothing to say.
+inline const char* remedy(int error = errno) {
+  switch (error) {
+    case EMFILE:
+      return " (raise the limit of open descriptors: ulimit -n)";
+    case ENFILE:
+      return " (raise the system's limit of open files: sysctl fs.file-max)";
+    case ENOSYS:
+      return " (the kernel is too old, or a sandbox keeps this call from it)";
+    default:
+      return "";
+  }
+}
+
+}  // namespace occl

@@ -1,0 +1,93 @@
+#include "coll/monitored_barrier.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "base/error.h"
+
+namespace occl::coll {
+namespace {
+
+std::string why(const Mesh& mesh, int rank) {
+  const Member& member = mesh.member(rank);
+  return concat(mesh.describe(rank), member.peer->exited() ? " has exited"
+                                     : member.gone()       ? " has left the group"
+                                                           : " has not called it");
+}
+
+/// For a rank other than 0 that came: the words that PyTorch's users know.
+std::string reached_words(const Mesh& mesh) {
+  return concat("Rank ", mesh.rank(),
+                " successfully reached monitoredBarrier, but received errors while waiting for send/recv "
+                "from rank 0: ");
+}
+
+}  // namespace
+
+void monitored_barrier(Group& group, std::chrono::milliseconds timeout, bool all_ranks,
+                       const std::function<void()>& interrupted) {
+  const Mesh& mesh = group.mesh();
+  RollCall& own = mesh.own().roll_call();
+  const RollCall& verdict = mesh.member(0).block.roll_call();
+  const auto number = own.arrived.fetch_add(1, std::memory_order_seq_cst) + 1;
+  mesh.ring_all();
+
+  const auto missing = [&] {
+    std::vector<int> ranks;
+    for (int i = 0; i < mesh.size(); ++i)
+      if (mesh.member(i).block.roll_call().arrived.load(std::memory_order_seq_cst) < number)
+        ranks.push_back(i);
+    return ranks;
+  };
+  const auto reached = [&] {
+    if (const auto error = group.error()) throw *error;
+    if (mesh.rank() != 0)
+      return verdict.decided.load(std::memory_order_seq_cst) >= number || mesh.member(0).gone();
+    // Who is gone will not come: there is nothing to wait for, unless all that are missing are to be named.
+    bool waiting = false, hopeless = false;
+    for (const int rank : missing()) (mesh.member(rank).gone() ? hopeless : waiting) = true;
+    return !waiting || (hopeless && !all_ranks);
+  };
+  group.engine().wait_until(reached, Deadline::after(timeout), interrupted);
+
+  if (mesh.rank() == 0) {
+    const bool passed = missing().empty();
+    if (passed) own.passed.store(number, std::memory_order_seq_cst);
+    own.decided.store(number, std::memory_order_seq_cst);
+    mesh.ring_all();
+    if (passed) return;
+  } else if (verdict.decided.load(std::memory_order_seq_cst) >= number) {
+    // This rank has called it, so rank 0 cannot have passed a later one.
+    if (verdict.passed.load(std::memory_order_seq_cst) == number) return;
+  } else {  // in the same words as with rank 0's answer: both often have the same timeout, and either may be
+            // first
+    fail(Errc::timeout, "[Rank ", mesh.rank(), "]: ", reached_words(mesh), "Rank ", mesh.rank(),
+         " timed out in monitoredBarrier after ", timeout.count(), " ms: group ", mesh.name(),
+         " has no answer from rank 0, ", why(mesh, 0));
+  }
+
+  auto ranks = missing();
+  if (!all_ranks && ranks.size() > 1) {  // who is gone is the more likely cause
+    const auto first =
+        std::find_if(ranks.begin(), ranks.end(), [&](int rank) { return mesh.member(rank).gone(); });
+    ranks = {first == ranks.end() ? ranks.front() : *first};
+  }
+  std::string list, reasons;
+  for (const int rank : ranks) {
+    list += concat(list.empty() ? "" : ", ", rank);
+    reasons += concat(reasons.empty() ? "" : "; ", why(mesh, rank));
+  }
+  if (ranks.empty()) {  // whoever was missing came after rank 0 had given up
+    list = "0";
+    reasons = "it gave up before the last rank came";
+  }
+  std::string prefix;
+  if (mesh.rank() != 0)
+    prefix = reached_words(mesh);
+  else if (timeout.count() <= 0)
+    prefix = concat("Rank 0 timed out in monitoredBarrier after ", timeout.count(), " ms: ");
+  fail(Errc::timeout, "[Rank ", mesh.rank(), "]: ", prefix, ranks.size() > 1 ? "Ranks " : "Rank ", list,
+       " failed to pass monitoredBarrier in ", timeout.count(), " ms (group ", mesh.name(), "): ", reasons);
+}
+
+}  // namespace occl::coll

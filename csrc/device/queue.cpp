@@ -1,0 +1,94 @@
+#include "device/queue.h"
+
+#include <system_error>
+#include <thread>
+
+#include "base/error.h"
+
+namespace occl::device {
+
+void Queue::push(std::function<void()> task) {
+  std::lock_guard lock(mutex_);
+  tasks_.push_back(std::move(task));
+  if (running_) {
+    work_.notify_one();
+  } else {
+    try {
+      std::thread([this] { run(); }).detach();
+    } catch (const std::system_error& error) {
+      tasks_.pop_back();  // nobody would ever take it: whoever waited for it would wait for ever
+      fail(Errc::system, "cannot start the thread of a stream: ", error.what(),
+           " (is there a limit on threads, as `ulimit -u` or a container's?)");
+    }
+    running_ = true;
+  }
+  ++issued_;
+}
+
+bool Queue::idle() {
+  std::lock_guard lock(mutex_);
+  return finished_ == issued_;
+}
+
+bool Queue::wait(Clock::time_point until) {
+  std::unique_lock lock(mutex_);
+  const auto target = issued_;
+  auto reached = [&] { return finished_ >= target; };
+  // Not wait_until(max): adding to the end of time overflows in some libraries.
+  if (until != Clock::time_point::max()) return done_.wait_until(lock, until, reached);
+  done_.wait(lock, reached);
+  return true;
+}
+
+void Queue::rethrow() {
+  std::exception_ptr error;
+  {
+    std::lock_guard lock(mutex_);
+    std::swap(error, error_);
+  }
+  if (error) std::rethrow_exception(error);
+}
+
+void Queue::run() {
+  prepare_();
+  std::unique_lock lock(mutex_);
+  while (true) {
+    if (!work_.wait_for(lock, idle_, [&] { return !tasks_.empty(); })) {
+      running_ = false;  // under the lock: the next push starts a new thread
+      return;
+    }
+    auto task = std::move(tasks_.front());
+    tasks_.pop_front();
+    lock.unlock();
+    std::exception_ptr error;
+    try {
+      task();
+    } catch (...) {
+      error = std::current_exception();
+    }
+    task = nullptr;  // what it holds is released before anybody sees it finished
+    lock.lock();
+    if (error && !error_) error_ = error;
+    ++finished_;
+    done_.notify_all();
+  }
+}
+
+void Mark::pass() {
+  std::lock_guard lock(mutex_);
+  at_ = Queue::Clock::now();
+  passed_ = true;
+  condition_.notify_all();
+}
+
+bool Mark::passed() {
+  std::lock_guard lock(mutex_);
+  return passed_;
+}
+
+void Mark::wait() {
+  std::unique_lock lock(mutex_);
+  condition_.wait(lock, [&] { return passed_; });
+}
+
+}  // namespace occl::device

@@ -1,0 +1,99 @@
+#include "pg/sparse.h"
+
+#include <torch/library.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "pg/checks.h"
+#include "pg/errors.h"
+
+namespace occl::pg {
+namespace {
+
+constexpr const char* kCall = "all_reduce";
+constexpr int64_t kMaxDims = 24;  // far more than anybody uses
+
+/// What must be the same on all ranks, and how many elements there are.
+at::Tensor facts_of(const at::Tensor& t) {
+  at::Tensor facts = at::zeros({4 + kMaxDims}, at::kLong);
+  auto* fact = facts.data_ptr<int64_t>();
+  fact[0] = t._nnz();
+  fact[1] = static_cast<int64_t>(t.scalar_type());
+  fact[2] = t.sparse_dim();
+  fact[3] = t.dim();
+  std::copy(t.sizes().begin(), t.sizes().end(), fact + 4);
+  return facts;
+}
+
+std::string describe(const at::Tensor& facts) {
+  const auto* fact = facts.data_ptr<int64_t>();
+  return c10::str("all_reduce(sparse ", static_cast<at::ScalarType>(fact[1]),
+                  at::IntArrayRef(fact + 4, std::clamp<int64_t>(fact[3], 0, kMaxDims)), " with ", fact[2],
+                  " sparse dimensions)");
+}
+
+}  // namespace
+
+bool is_sparse(const Tensors& tensors) {
+  return tensors.size() == 1 && tensors.front().defined() && tensors.front().layout() == at::kSparse;
+}
+
+at::Tensor sparse_input(const Tensors& tensors, const c10d::AllreduceOptions& opts) {
+  const auto& t = only(kCall, tensors, "the argument");
+  if (!is_sparse(tensors))
+    invalid(kCall, "unsupported layout: invalid tensor layout ", c10::str(t.layout()),
+            ", a sparse COO tensor is needed");
+  if (t.dim() > kMaxDims)
+    invalid(kCall, "sparse tensors have at most ", kMaxDims, " dimensions, got ", t.dim());
+  if (opts.reduceOp != c10d::ReduceOp::SUM && opts.reduceOp != c10d::ReduceOp::AVG)
+    invalid(kCall, "sparse tensors can be reduced with SUM and AVG only");
+  return t;
+}
+
+at::Tensor sparse_sum(Asker who, const at::Tensor& input, const Gather& gather) {
+  const at::Tensor own = input.coalesce();
+  Tensors facts;
+  for (int i = 0; i < who.size; ++i) facts.push_back(at::empty({4 + kMaxDims}, at::kLong));
+  gather(facts, facts_of(own));
+  const auto shape = [](const at::Tensor& t) { return t.slice(0, 1); };  // all but the number of elements
+  for (int i = 0; i < who.size; ++i)
+    if (!shape(facts[i]).equal(shape(facts[who.rank])))
+      raise(Error(Errc::mismatch, concat("rank ", i, " called ", describe(facts[i]), " where rank ", who.rank,
+                                         " called ", describe(facts[who.rank]))));
+  Tensors indices, values;
+  std::vector<int64_t> value_sizes = own._values().sizes().vec();
+  for (int i = 0; i < who.size; ++i) {
+    value_sizes[0] = facts[i].data_ptr<int64_t>()[0];
+    indices.push_back(at::empty({value_sizes[0], own.sparse_dim()}, own._indices().options()));
+    values.push_back(at::empty(value_sizes, own._values().options()));
+  }
+  gather(indices, own._indices().t().contiguous());
+  gather(values, own._values().contiguous());
+  at::Tensor all = at::cat(values);
+  const bool narrow = all.is_floating_point() && all.element_size() < 4;
+  if (narrow) all = all.to(at::kFloat);
+  return at::sparse_coo_tensor(at::cat(indices).t(), all, own.sizes()).coalesce().to(own.scalar_type());
+}
+
+namespace {
+
+/// PyTorch sends dense tensors of this device to its backend, but not sparse ones.
+std::tuple<Tensors, c10::intrusive_ptr<c10d::Work>> all_reduce_on_device(
+    at::TensorList tensors, const c10::intrusive_ptr<c10d::ProcessGroup>& group,
+    const c10::intrusive_ptr<c10d::ReduceOp>& op, const std::optional<at::Tensor>&, bool async,
+    int64_t timeout) {
+  Tensors all = tensors.vec();
+  c10d::AllreduceOptions opts;
+  opts.reduceOp = *op;
+  opts.timeout = std::chrono::milliseconds(timeout);
+  opts.asyncOp = async;
+  auto work = group->getBackend(c10::DeviceType::PrivateUse1)->allreduce(all, opts);
+  return {std::move(all), std::move(work)};
+}
+
+TORCH_LIBRARY_IMPL(c10d, SparsePrivateUse1, m) { m.impl("allreduce_", &all_reduce_on_device); }
+
+}  // namespace
+}  // namespace occl::pg

@@ -1,0 +1,61 @@
+"""Step 1: data parallelism in one idea.
+
+Every rank has a replica of the model and computes gradients from its own share of the batch. The gradient of
+a mean over the whole batch is the mean of the gradients of equal shares. So if the ranks replace each
+gradient by its mean over all ranks, all optimizers make the same step, and replicas that were equal stay
+equal.
+
+That is all. It needs two things: equal replicas to begin with, and one all_reduce for each parameter after
+the backward pass.
+
+What is not good about it: a model has hundreds of parameters, most of them small, and each all_reduce costs
+what a message costs, however short it is. And while gradients travel nobody computes, although the gradients
+of the last layers were ready long before those of the first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+@torch.no_grad()
+def make_equal(module: nn.Module, group: dist.ProcessGroup | None) -> None:
+    """Every replica becomes that of rank 0: its parameters, and its buffers (averages of batch norms)."""
+    for tensor in [*module.parameters(), *module.buffers()]:
+        dist.broadcast(tensor.detach(), group=group, group_src=0)
+
+
+class NaiveDDP(nn.Module):
+    """Call :meth:`average_gradients` between the backward pass and the optimizer.
+
+    Args:
+        module: this rank's replica.
+        group: the ranks that train together; all of them by default.
+    """
+
+    def __init__(self, module: nn.Module, group: dist.ProcessGroup | None = None) -> None:
+        super().__init__()
+        self.module, self.group = module, group
+        self.scale = 1 / dist.get_world_size(group)
+        make_equal(module, group)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module(*args, **kwargs)
+
+    @torch.no_grad()
+    def average_gradients(self) -> None:
+        for parameter in self.module.parameters():
+            if not parameter.requires_grad:
+                continue
+            # A parameter that this rank has not used counts as zero. It must take part all the same: ranks
+            # that do not call the same operations wait for one another.
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            # First divided and then added up, like PyTorch's DDP does: in half precision the sum of many
+            # large gradients might overflow, their mean does not.
+            parameter.grad.mul_(self.scale)
+            dist.all_reduce(parameter.grad, group=self.group)

@@ -1,0 +1,194 @@
+// modes: plain asan
+// One honest rank, and others that break the protocol: the group ends with an error that names who and what.
+#include "check.h"
+#include "fuzz/victim.h"
+
+using namespace fuzz;
+
+namespace {
+
+/// Where the slots of the other rank are, in its only region.
+const std::uint64_t kSlots = shm::Ref{0, 4096}.pack();
+
+/// Two ranks; rank 0 is honest and has submitted `c`.
+struct Game {
+  explicit Game(std::size_t one_shot_bytes = 0) : victim(0, 2, tuning(one_shot_bytes)) {}
+  static Tuning tuning(std::size_t one_shot_bytes) {
+    Tuning t;
+    t.one_shot_bytes = static_cast<std::uint32_t>(one_shot_bytes);
+    t.slot_bytes = 512;
+    return t;
+  }
+  Hostile& peer() { return *victim.hostile[1]; }
+  SharedBlock& block() { return peer().block; }
+  Post& post() { return block().post(1); }
+  void arrive() { post().stamp.store(1); }
+
+  /// Drives until the group has ended. Fails if that takes long: nobody but this thread does anything.
+  std::string error(Errc expected) {
+    for (int i = 0; i < 1000; ++i) {
+      victim.group->drive(true);
+      if (const auto error = victim.group->error()) {
+        CHECK(error->code() == expected, error->what());
+        CHECK(!victim.group->pending());
+        return error->what();
+      }
+    }
+    throw std::runtime_error("the group goes on");
+  }
+
+  Victim victim;
+};
+
+bool contains(const std::string& text, const char* part) { return text.find(part) != text.npos; }
+
+/// An all_reduce of so many bytes, with memory that peers can reach or not.
+Collective all_reduce(Victim& victim, std::size_t count, bool mapped) {
+  Collective c;
+  c.kind = Kind::all_reduce, c.dtype = DType::u8, c.op = ReduceOp::sum;
+  c.in = c.out = {victim.memory(count, mapped), count, 1, nullptr};
+  c.largest = c.volume = count;
+  return c;
+}
+
+}  // namespace
+
+TEST("a synchronisation that cannot be is an error: a rank does not run through its steps alone") {
+  Game game;
+  const auto c = all_reduce(game.victim, 5000, false);
+  game.victim.submit(c);
+  game.post().signature = Signature::of(c).word;
+  game.post().staging = kSlots;
+  game.block().tick().store(std::uint64_t{1} << 40);
+  game.arrive();
+  const auto text = game.error(Errc::protocol);
+  CHECK(contains(text, "rank 1 (") && contains(text, "claims synchronisation 1099511627776"), text);
+}
+
+TEST("a rank that is one synchronisation ahead is no error") {
+  Game game;
+  const auto c = all_reduce(game.victim, 700, false);  // two windows
+  game.victim.submit(c);
+  game.post().signature = Signature::of(c).word;
+  game.post().staging = kSlots;
+  game.block().tick().store(2);
+  game.arrive();
+  for (int i = 0; i < 10; ++i) game.victim.group->drive(true);
+  CHECK(!game.victim.group->error());
+}
+
+TEST("an operation from the future is an error") {
+  Game game;
+  game.victim.submit(all_reduce(game.victim, 8, false));
+  game.post().stamp.store(3);
+  CHECK(contains(game.error(Errc::protocol), "is at operation #3"));
+}
+
+TEST("a block that no process can have is an error") {
+  for (const std::uint64_t largest : {std::uint64_t{1} << 44, std::uint64_t{1} << 61, ~std::uint64_t{0}}) {
+    Game game;
+    std::vector<Block> ins, outs;
+    for (auto* list : {&ins, &outs})
+      for (int i = 0; i < 2; ++i) list->push_back({game.victim.memory(80, false), 10});
+    Collective c;
+    c.kind = Kind::all_to_all, c.dtype = DType::f64, c.largest = 10;
+    c.in = {nullptr, 10, 2, ins.data()}, c.out = {nullptr, 10, 2, outs.data()};
+    game.victim.submit(c);
+    game.post().signature = Signature::of(c).word;
+    for (int i = 0; i < 2; ++i) game.block().listed(1)[i] = {kUnmapped, 10};
+    game.post().largest = (std::uint64_t{1} << 47) / 8 + largest % 8 + 1;
+    if (largest > std::uint64_t{1} << 47) game.post().largest = largest;
+    game.arrive();
+    CHECK(contains(game.error(Errc::protocol), "announced a block of "));
+  }
+}
+
+TEST("slots and tensors outside of the peer's memory are an error") {
+  for (const std::uint64_t wild : {std::uint64_t{1} << 40, ~std::uint64_t{63}, std::uint64_t{1} << 20}) {
+    Game game;
+    const auto c = all_reduce(game.victim, 5000, false);
+    game.victim.submit(c);
+    game.post().signature = Signature::of(c).word;
+    game.post().staging = wild;
+    game.arrive();
+    game.block().tick().store(1);
+    CHECK(contains(game.error(Errc::protocol), "pointed outside of its memory region"));
+  }
+  for (const std::uint64_t wild : {std::uint64_t{1} << 16, (std::uint64_t{1} << 48) - 8,
+                                   std::uint64_t{65536 - 4999}, std::uint64_t{7} << 48, ~std::uint64_t{0}}) {
+    Game game;
+    const auto c = all_reduce(game.victim, 5000, true);
+    game.victim.submit(c);
+    game.post().signature = Signature::of(c).word;
+    game.post().in = game.post().out = wild;
+    game.post().mapped = 1;
+    game.arrive();
+    CHECK(contains(game.error(Errc::protocol), "pointed outside of its memory region"), wild);
+  }
+}
+
+TEST("a signature that nobody can have made is told as that") {
+  Game game;
+  game.victim.submit(all_reduce(game.victim, 8, false));
+  game.post().signature = ~std::uint64_t{0};
+  game.arrive();
+  game.victim.group->drive(true);
+  const Error* error = game.victim.calls[0]->operation.error();
+  CHECK(error && error->code() == Errc::mismatch && contains(error->what(), "an unknown operation"));
+}
+
+TEST("message rings and records that make no sense are an error") {
+  const auto with = [](const std::function<void(Game&, SendLine&, Envelope&)>& breaks) {
+    Game game;
+    const Transfer t{false, 1, 0, DType::u8, {game.victim.memory(16, false), 16}};
+    game.victim.submit(t);
+    SendLine& line = game.block().send(0);
+    Envelope e;
+    e.count = e.bytes = 16;
+    std::uint64_t ring = game.peer().extra();
+    line.head.store(sizeof(e) + 64);
+    line.ring.store(ring);
+    breaks(game, line, e);
+    std::memcpy(game.peer().control + ring, &e, sizeof(e));
+    return game.error(Errc::protocol);
+  };
+  CHECK(contains(with([](Game&, SendLine& line, Envelope&) { line.ring.store(std::uint64_t{1} << 40); }),
+                 "pointed outside of its control region"));
+  CHECK(
+      contains(with([](Game& g, SendLine& line, Envelope&) { line.ring.store(g.peer().control_bytes - 64); }),
+               "pointed outside of its control region"));
+  for (const std::uint64_t head :
+       {std::uint64_t{1}, std::uint64_t{63}, kRingBytes + std::uint64_t{1}, ~std::uint64_t{0}})
+    CHECK(contains(with([head](Game&, SendLine& line, Envelope&) { line.head.store(head); }),
+                   "broken message record"),
+          head);
+  for (const std::uint64_t bytes : {std::uint64_t{65}, kRingBytes + std::uint64_t{1}, ~std::uint64_t{0}})
+    CHECK(
+        contains(with([bytes](Game&, SendLine&, Envelope& e) { e.bytes = bytes; }), "broken message record"),
+        bytes);
+  for (const std::uint32_t record : {0u, 8u, ~0u})
+    CHECK(contains(with([record](Game&, SendLine&, Envelope& e) { e.record = static_cast<Record>(record); }),
+                   "makes no sense"));
+  CHECK(contains(with([](Game&, SendLine&, Envelope& e) { e.record = Record::data; }), "makes no sense"));
+}
+
+TEST("positions of a reader that are nonsense harm nobody but it") {
+  for (const std::uint64_t tail : {std::uint64_t{1} << 40, ~std::uint64_t{0}}) {
+    Game game;
+    game.block().recv(0).tail.store(tail);
+    for (int i = 0; i < 100; ++i)
+      game.victim.submit(Transfer{true, 1, 0, DType::u8, {game.victim.memory(5000, false), 5000}});
+    for (int i = 0; i < 200; ++i) game.victim.group->drive(true);
+    CHECK(!game.victim.group->error());
+  }
+}
+
+TEST("the reason that a peer gives is printed up to its end, and without what garbles") {
+  Game game;
+  game.victim.submit(all_reduce(game.victim, 8, false));
+  game.block().header().reason.fill('\x1b');
+  game.block().header().presence.store(kAborted);
+  const auto text = game.error(Errc::aborted);
+  CHECK(contains(text, "ended group fuzz: ????") && !contains(text, "\x1b"), text);
+  CHECK(text.size() < 1000);
+}

@@ -1,0 +1,313 @@
+// modes: explore
+// The core's lock-free structures, and the whole of it with ranks as threads, under a scheduler that chooses
+// who runs and who sees what. A wake-up that is missed shows here, where no sleep ends by itself.
+#include <random>
+
+#include "check.h"
+#include "cluster.h"
+#include "explore/explore.h"
+#include "shm/bell.h"
+#include "shm/ring.h"
+
+using namespace occl;
+using namespace occl::coll;
+using explore::exhaust;
+using explore::Plain;
+using explore::sample;
+using occl::test::Call;
+using occl::test::Cluster;
+using occl::test::Rank;
+
+namespace {
+
+/// So many times the usual runs, from another seed: for longer looks. (tests/soak.py)
+long from_environment(const char* name, long usual) {
+  const char* value = std::getenv(name);
+  return value ? std::atol(value) : usual;
+}
+const long kFactor = from_environment("EXPLORE_FACTOR", 1);
+const auto kSeed = static_cast<std::uint64_t>(from_environment("EXPLORE_SEED", 1));
+const auto kPatience = Deadline::never();
+
+void check_all(const explore::Result& result, long at_least) {
+  CHECK(result.failure.empty(), result.failure);
+  CHECK(result.runs >= at_least, "only ", result.runs, " runs");
+  std::printf("  %ld runs, %ld choices\n", result.runs, result.steps);
+}
+
+struct Doorbell {
+  shm::FutexWord word = 0;
+  Atomic<std::uint32_t> sleepers = 0;
+  shm::Bell bell{&word, &sleepers};
+};
+
+template <class Condition>
+void sleep_until(const shm::Bell& bell, Condition&& holds) {
+  while (!holds()) {
+    const shm::Bell::Sleep sleep(bell);
+    if (!holds()) sleep.wait(std::chrono::seconds(1));
+  }
+}
+
+std::string run_bell(std::memory_order stamp_order, std::memory_order look_order) {
+  return exhaust([&] {
+           Doorbell a;
+           Atomic<int> stamp = 0;
+           Thread publisher([&] {
+             stamp.store(1, stamp_order);
+             a.bell.ring();
+           });
+           sleep_until(a.bell, [&] { return stamp.load(look_order) == 1; });
+           publisher.join();
+         })
+      .failure;
+}
+
+Collective all_reduce(std::int64_t* data, std::size_t count) {
+  Collective c;
+  c.kind = Kind::all_reduce, c.dtype = DType::i64, c.op = ReduceOp::sum;
+  c.in = c.out = {reinterpret_cast<std::byte*>(data), count, 1, nullptr};
+  c.largest = c.volume = count;
+  return c;
+}
+
+Transfer message(std::byte* data, std::size_t count, bool send, int peer) {
+  return {send, peer, 1, DType::u8, {data, count}};
+}
+
+Tuning small() {
+  Tuning tuning;
+  tuning.one_shot_bytes = 64;
+  tuning.slot_bytes = 128;
+  tuning.eager_bytes = 64;
+  return tuning;
+}
+
+}  // namespace
+
+TEST("bell: whoever sleeps sees what was published before, or is woken") {
+  CHECK(run_bell(std::memory_order_seq_cst, std::memory_order_seq_cst).empty());
+}
+
+TEST("bell: what is published and looked at must be seq_cst too") {
+  CHECK(run_bell(std::memory_order_release, std::memory_order_seq_cst).starts_with("a sleeper missed"));
+  CHECK(run_bell(std::memory_order_seq_cst, std::memory_order_acquire).starts_with("a sleeper missed"));
+}
+
+TEST("bell: two publishers and two sleepers that wait for both") {
+  check_all(exhaust(
+                [] {
+                  Doorbell a;
+                  Atomic<int> first = 0, second = 0;
+                  const auto both = [&] { return first == 1 && second == 1; };
+                  Thread one([&] { first.store(1), a.bell.ring(); });
+                  Thread two([&] { second.store(1), a.bell.ring(); });
+                  Thread other([&] { sleep_until(a.bell, both); });
+                  sleep_until(a.bell, both);
+                  one.join(), two.join(), other.join();
+                  CHECK(a.sleepers == 0);
+                },
+                {.preemptions = 2}),
+            1000);
+}
+
+TEST("bell: two processes that answer each other") {
+  check_all(exhaust(
+                [] {
+                  Doorbell a, b;
+                  Atomic<int> ask = 0, answer = 0;
+                  Thread other([&] {
+                    for (int round = 1; round <= 2; ++round) {
+                      sleep_until(b.bell, [&] { return ask == round; });
+                      answer.store(round), a.bell.ring();
+                    }
+                  });
+                  for (int round = 1; round <= 2; ++round) {
+                    ask.store(round), b.bell.ring();
+                    sleep_until(a.bell, [&] { return answer == round; });
+                  }
+                  other.join();
+                },
+                {.preemptions = 3}),
+            1000);
+}
+
+TEST("ring: bytes are neither read before they are written, nor overwritten before they are read") {
+  check_all(exhaust(
+                [] {
+                  constexpr std::size_t kCapacity = 4, kTotal = 8, kPiece = 2;
+                  std::byte data[kCapacity];
+                  Plain<int> slots[kCapacity];  // the bytes once more, watched
+                  Atomic<std::uint64_t> head = 0, tail = 0;
+                  Doorbell at_writer, at_reader;
+                  Thread other([&] {
+                    shm::RingWriter writer(data, kCapacity, &head, &tail);
+                    for (std::size_t at = 0; at < kTotal; at += kPiece) {
+                      sleep_until(at_writer.bell, [&] { return writer.has_room(kPiece); });
+                      const std::byte bytes[kPiece] = {std::byte(at), std::byte(at + 1)};
+                      for (std::size_t i = 0; i < kPiece; ++i) slots[(at + i) % kCapacity].set(1);
+                      writer.put(bytes);
+                      writer.publish();
+                      at_reader.bell.ring();
+                    }
+                  });
+                  shm::RingReader reader(data, kCapacity, &head, &tail);
+                  for (std::size_t at = 0; at < kTotal;) {
+                    std::size_t n = 0;
+                    sleep_until(at_reader.bell, [&] { return (n = reader.readable()) > 0; });
+                    CHECK(n <= kCapacity && n % kPiece == 0);
+                    std::byte bytes[kCapacity];
+                    reader.peek({bytes, n});
+                    for (std::size_t i = 0; i < n; ++i) {
+                      slots[(at + i) % kCapacity].get();
+                      CHECK(bytes[i] == std::byte(at + i));
+                    }
+                    reader.release(n);
+                    at_writer.bell.ring();
+                    at += n;
+                  }
+                  other.join();
+                },
+                {.preemptions = 3}),
+            1000);
+}
+
+TEST("collectives on every path, 2 ranks") {
+  check_all(sample(
+                [] {
+                  Cluster cluster(2, small());
+                  cluster.each([](Rank& rank) {
+                    for (const std::size_t count : {1, 3, 7, 100}) {  // inline, payload, payload, staged
+                      std::vector<std::int64_t> values(count, rank.rank + 1);
+                      rank.run(all_reduce(values.data(), count), kPatience);
+                      for (const auto value : values) CHECK(value == 3);
+                    }
+                  });
+                },
+                150 * kFactor, kSeed),
+            150);
+}
+
+TEST("collectives in flight, with and without somebody who waits, 3 ranks") {
+  check_all(sample(
+                [] {
+                  Cluster cluster(3, small());
+                  cluster.each([](Rank& rank) {
+                    std::int64_t values[4] = {1, 2, 3, 4};
+                    std::vector<std::unique_ptr<Call>> calls;
+                    for (auto& value : values) {
+                      calls.push_back(std::make_unique<Call>(all_reduce(&value, 1), kPatience));
+                      rank.submit(*calls.back());
+                    }
+                    if (rank.rank != 1) rank.wait(*calls[1]);
+                    for (auto& call : calls)
+                      while (!call->releases) std::this_thread::yield();  // the background drives
+                    for (int i = 0; i < 4; ++i) CHECK(values[i] == 3 * (i + 1));
+                  });
+                },
+                60 * kFactor, kSeed),
+            60);
+}
+
+TEST("two threads of each rank wait in two groups") {
+  check_all(sample(
+                [] {
+                  Cluster a(2, small()), b(2, small());
+                  std::vector<Thread> threads;
+                  for (auto* cluster : {&a, &b})
+                    for (int i = 0; i < 2; ++i)
+                      threads.emplace_back([cluster, i] {
+                        std::int64_t value = 1;
+                        for (int round = 0; round < 2; ++round)
+                          (*cluster)[i].run(all_reduce(&value, 1), kPatience);
+                        CHECK(value == 4);
+                      });
+                  for (auto& thread : threads) thread.join();
+                },
+                100 * kFactor, kSeed),
+            100);
+}
+
+TEST("threads of one rank that wait for different operations of one group") {
+  check_all(sample(
+                [] {
+                  Cluster cluster(2, small());
+                  cluster.each([](Rank& rank) {
+                    std::int64_t values[2] = {1, 1};
+                    Call first(all_reduce(&values[0], 1), kPatience),
+                        second(all_reduce(&values[1], 1), kPatience);
+                    rank.submit(first), rank.submit(second);
+                    Thread other([&] { rank.wait(first); });
+                    rank.wait(second);
+                    other.join();
+                    CHECK(values[0] == 2 && values[1] == 2);
+                  });
+                },
+                100 * kFactor, kSeed),
+            100);
+}
+
+TEST("messages of every kind in both directions") {
+  check_all(sample(
+                [] {
+                  Cluster cluster(2, small());
+                  cluster.each([](Rank& rank) {
+                    const int other = 1 - rank.rank;
+                    for (const std::size_t bytes : {10, 70000}) {  // eager, streamed through the ring
+                      std::vector<std::byte> out(bytes, std::byte(rank.rank + 1)), in(bytes);
+                      Call send(message(out.data(), bytes, true, other), kPatience);
+                      Call receive(message(in.data(), bytes, false, other), kPatience);
+                      rank.submit(send), rank.submit(receive);
+                      rank.wait(receive), rank.wait(send);
+                      for (const auto byte : in) CHECK(byte == std::byte(other + 1));
+                    }
+                  });
+                },
+                100 * kFactor, kSeed),
+            100);
+}
+
+TEST("a single message, every way to miss it") {
+  check_all(exhaust(
+                [] {
+                  Cluster cluster(2, small());
+                  std::byte out{7}, in{0};
+                  Call receive(message(&in, 1, false, 1), kPatience),
+                      send(message(&out, 1, true, 0), kPatience);
+                  Thread receiver([&] {
+                    cluster[0].submit(receive);
+                    cluster[0].wait(receive);
+                    CHECK(in == std::byte{7});
+                  });
+                  cluster[1].submit(send);
+                  receiver.join();
+                  cluster[1].wait(send);
+                },
+                {.preemptions = kFactor > 1 ? 2 : 1, .old_values = 1}),
+            40);
+}
+
+TEST("a rank that leaves or aborts ends the wait of the others") {
+  for (const bool aborts : {false, true})
+    check_all(sample(
+                  [aborts] {
+                    Cluster cluster(3, small());
+                    cluster.each([aborts](Rank& rank) {
+                      std::int64_t value = 1;
+                      Atomic<int> look = 0;
+                      // Late enough for the others to be asleep.
+                      for (int i = 0; i < 1500 && rank.rank == 1; ++i) look.load();
+                      if (rank.rank == 1) return aborts ? rank.group->abort("enough") : rank.group->close();
+                      rank.calls.push_back(std::make_unique<Call>(all_reduce(&value, 1), kPatience));
+                      rank.submit(*rank.calls.back());
+                      try {
+                        rank.wait(*rank.calls.back());
+                      } catch (const Error& error) {
+                        return;
+                      }
+                      CHECK(false, "there was no error");
+                    });
+                  },
+                  60 * kFactor, kSeed),
+              60);
+}

@@ -1,0 +1,172 @@
+// What a group does when some of its ranks do not do their part: refused calls, monitored barriers,
+// shrinking.
+#include "check.h"
+#include "cluster.h"
+#include "coll/monitored_barrier.h"
+#include "coll/shrink.h"
+
+using namespace occl;
+using namespace occl::coll;
+using namespace occl::test;
+
+namespace {
+
+constexpr auto kPatience = std::chrono::seconds(60);
+constexpr auto kShort = std::chrono::milliseconds(200);
+
+std::shared_ptr<Group> shrink_to(Rank& rank, const std::vector<int>& survivors,
+                                 std::chrono::nanoseconds patience = kPatience) {
+  return shrink(*rank.group, survivors, "smaller", Deadline::after(patience), {});
+}
+
+/// Groups that are made within a test must be gone before its cluster's memory is.
+void use_and_close(Rank& rank, std::shared_ptr<Group> group, std::int64_t expected) {
+  std::swap(rank.group, group);
+  std::int64_t value = 1;
+  rank.run(all_reduce(&value, 1));
+  CHECK(value == expected);
+  std::vector<std::int64_t> many(100000, 1);
+  rank.run(all_reduce(many.data(), many.size()));
+  CHECK(many.back() == expected);
+  std::swap(rank.group, group);
+  group->close();
+}
+
+}  // namespace
+
+TEST("who waits for a rank whose call was refused is told why") {
+  Cluster cluster(3);
+  cluster.each([](Rank& rank) {
+    if (rank.rank == 1) return rank.group->refuse("all_reduce: the tensor is wrong");
+    std::int64_t value = 1;
+    const Error error = error_of([&] { rank.run(all_reduce(&value, 1)); });
+    CHECK(contains(error, "rank 1 (pid") && contains(error, "all_reduce: the tensor is wrong"), error.what());
+    CHECK(contains(error, "all_reduce(int64[1], SUM) #1 of group test"), error.what());
+  });
+}
+
+TEST("a refused call that is made again, or was another, is no harm") {
+  Cluster cluster(2);
+  cluster.each([](Rank& rank) {
+    for (int i = 1; i <= 3; ++i) {
+      std::int64_t value = 1;
+      if (rank.rank == 0) rank.group->refuse("all_reduce: wrong at first");
+      rank.run(all_reduce(&value, 1));
+      CHECK(value == 2);
+    }
+    // Longer than a rank has for second thoughts, but the call that was refused is another.
+    if (rank.rank == 0) {
+      rank.group->refuse("broadcast: has a wrong root");
+      std::this_thread::sleep_for(std::chrono::seconds(4));
+    }
+    std::int64_t value = 1;
+    rank.run(all_reduce(&value, 1));
+    CHECK(value == 2);
+  });
+}
+
+TEST("a monitored barrier lets all ranks pass, again and again") {
+  Cluster cluster(4);
+  std::atomic<int> entered = 0;
+  cluster.each([&](Rank& rank) {
+    for (int i = 1; i <= 200; ++i) {
+      ++entered;
+      monitored_barrier(*rank.group, kPatience, false, {});
+      CHECK(entered >= 4 * i);
+    }
+  });
+}
+
+TEST("a monitored barrier names the ranks that did not come, and the group goes on") {
+  for (const bool all : {false, true}) {
+    Cluster cluster(4);
+    cluster.each([all](Rank& rank) {
+      if (rank.rank % 2 == 0) {
+        const auto timeout = rank.rank == 0 ? std::chrono::milliseconds(kShort) : kPatience;
+        const Error error = error_of([&] { monitored_barrier(*rank.group, timeout, all, {}); });
+        CHECK(contains(error, all ? "Ranks 1, 3 failed to pass monitoredBarrier in"
+                                  : "Rank 1 failed to pass monitoredBarrier in"),
+              error.what());
+      }
+      std::int64_t value = 1;
+      rank.run(all_reduce(&value, 1));
+      CHECK(value == 4);
+    });
+  }
+}
+
+TEST("a monitored barrier without rank 0 times out") {
+  Cluster cluster(2);
+  const Error error = error_of([&] { monitored_barrier(*cluster[1].group, kShort, false, {}); });
+  CHECK(contains(error, "Rank 1 timed out in monitoredBarrier after 200 ms"), error.what());
+}
+
+TEST("a monitored barrier does not wait for who is gone") {
+  Cluster cluster(3);
+  cluster[0].group->mesh().member(2).peer->set_exited();
+  const Error error = error_of([&] { monitored_barrier(*cluster[0].group, kPatience, false, {}); });
+  CHECK(contains(error, "Rank 2 failed to pass") && contains(error, "has exited"), error.what());
+}
+
+TEST("survivors shrink the group and go on, also after it has ended") {
+  for (const bool ended : {false, true}) {
+    Cluster cluster(4);
+    std::atomic<int> done = 0;
+    cluster.each([&](Rank& rank) {
+      if (rank.rank == 2) return;
+      if (ended && rank.rank == 0) rank.group->abort("for the test");
+      use_and_close(rank, shrink_to(rank, {0, 1, 3}), 3);
+      // Local peers: nobody takes its memory away while others are at it.
+      for (++done; done < 3;) std::this_thread::yield();
+    });
+  }
+}
+
+TEST("a survivor that has moved on has still done its part") {
+  Cluster cluster(3);
+  std::shared_ptr<Group> first;
+  std::thread other([&] { first = shrink_to(cluster[0], {0, 2}); });
+  const auto second = shrink_to(cluster[2], {0, 2});
+  other.join();
+  CHECK(first->mesh().rank() == 0 && second->mesh().rank() == 1 && second->mesh().size() == 2);
+  first->close();
+  second->close();
+}
+
+TEST("ranks that shrink to different groups are told") {
+  Cluster cluster(3);
+  cluster.each([](Rank& rank) {
+    if (rank.rank == 2) return;
+    const Error error = error_of(
+        [&] { shrink_to(rank, rank.rank == 0 ? std::vector<int>{0, 1} : std::vector<int>{0, 1, 2}); });
+    CHECK(error.code() == Errc::mismatch, error.what());
+    CHECK(contains(error, "to ranks 0, 1, 2") && contains(error, "to ranks 0, 1"), error.what());
+  });
+}
+
+TEST("a survivor that dies meanwhile is named, and the others may try again without it") {
+  Cluster cluster(3);
+  std::thread other([&] {
+    const Error error = error_of([&] { shrink_to(cluster[1], {0, 1, 2}); });
+    CHECK(error.code() == Errc::peer_exited && contains(error, "rank 2 (pid"), error.what());
+    use_and_close(cluster[1], shrink_to(cluster[1], {0, 1}), 2);
+  });
+  // Rank 0 knows of the death first: the other's older choice is no disagreement.
+  cluster[0].group->mesh().member(2).peer->set_exited();
+  std::thread later([&] {
+    std::this_thread::sleep_for(kShort);  // not needed: any order must do
+    cluster[1].group->mesh().member(2).peer->set_exited();
+  });
+  use_and_close(cluster[0], shrink_to(cluster[0], {0, 1}), 2);
+  later.join();
+  other.join();
+}
+
+TEST("who does not come to shrink is named") {
+  Cluster cluster(3);
+  const Error error = error_of([&] { shrink_to(cluster[0], {0, 2}, kShort); });
+  CHECK(error.code() == Errc::timeout && contains(error, "rank 2 (pid") && !contains(error, "rank 1"),
+        error.what());
+  cluster[2].group->close();
+  CHECK(error_of([&] { shrink_to(cluster[0], {0, 2}); }).code() == Errc::peer_left);
+}

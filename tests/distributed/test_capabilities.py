@@ -1,0 +1,387 @@
+"""What a backend may offer beyond collectives: shrinking, merging, hooks, memory, estimates and more."""
+
+from __future__ import annotations
+
+import os
+import threading
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import SHRINK_ABORT, SHRINK_DEFAULT
+
+import torch_occl
+
+from .checks import assert_works, backend
+from .devices import DEVICES
+from .worker import listen, tell
+
+MIB = 1 << 20
+
+
+# ---- monitored barrier ---------------------------------------------------------------------------------
+
+
+def all_pass(rank, n, device):
+    for _ in range(20):
+        dist.group.WORLD.monitored_barrier(timedelta(seconds=60))
+
+
+def some_stay_away(rank, n, device, *, wait_all):
+    if rank not in (1, 2):
+        timeout = timedelta(milliseconds=200) if rank == 0 else timedelta(seconds=60)
+        missing = "Ranks 1, 2" if wait_all else "Rank 1"
+        with pytest.raises(RuntimeError, match=rf"{missing} failed to pass monitoredBarrier in \d+ ms"):
+            dist.group.WORLD.monitored_barrier(timeout, wait_all)
+    assert_works(device)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 5])
+def test_a_monitored_barrier_lets_everybody_pass(pool, world_size):
+    pool.run(all_pass, world_size)
+
+
+@pytest.mark.parametrize("wait_all", [False, True])
+def test_a_monitored_barrier_names_who_stays_away_and_the_group_goes_on(pool, wait_all):
+    pool.run(some_stay_away, 4, wait_all=wait_all)
+
+
+# ---- shrink --------------------------------------------------------------------------------------------
+
+
+def shrink_and_go_on(rank, n, device, *, gone, flag, die):
+    if rank in gone:
+        if die:
+            tell(os.getpid())
+            listen()
+        return
+    tell("ready")
+    if die:
+        listen()
+    if flag == SHRINK_ABORT:
+        never = dist.all_reduce(torch.ones(1, device=device), async_op=True)
+    shrink = dist.shrink_group if device == "cpu" else torch_occl.shrink_group
+    group = shrink(sorted(gone), shrink_flags=flag)
+    survivors = [r for r in range(n) if r not in gone]
+    assert (dist.get_rank(), dist.get_world_size()) == (survivors.index(rank), len(survivors))
+    assert_works(device, group)
+    assert_works(device)  # it is the new default group
+    if flag == SHRINK_ABORT:
+        with pytest.raises(dist.DistBackendError, match="exited|SHRINK_ABORT" if die else "SHRINK_ABORT"):
+            never.wait()
+    if len(survivors) > 2:  # and once more
+        if rank == survivors[-1]:
+            return
+        shrink([len(survivors) - 1])
+        assert_works(device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("flag", [SHRINK_DEFAULT, SHRINK_ABORT])
+@pytest.mark.parametrize(("world_size", "gone"), [(2, {0}), (4, {1}), (5, {0, 3})])
+def test_the_others_shrink_the_group(fresh, world_size, gone, flag, device):
+    with fresh(world_size) as team:
+        team.join().run(shrink_and_go_on, device, gone=gone, flag=flag, die=False)
+
+
+@pytest.mark.parametrize("flag", [SHRINK_DEFAULT, SHRINK_ABORT])
+@pytest.mark.parametrize("victim", [0, 2])
+def test_survivors_shrink_the_group_after_a_death(fresh, victim, flag):
+    """Rank 0 of a file store is nobody special; the group shrinks without any store."""
+    with fresh(4) as team:
+        team.join().start(shrink_and_go_on, "cpu", gone={victim}, flag=flag, die=True)
+        for rank in range(4):
+            team.hear(rank)
+        team.kill(victim)
+        team.wait_for(victim)
+        for rank in set(range(4)) - {victim}:
+            team.say(rank, "go on")
+        for outcome in team.finish():
+            assert outcome.rank == victim or not outcome.failed, outcome.traceback
+
+
+def shrink_bound(rank, n, device, *, store):
+    """With a device_id, PyTorch's own function does it on `dev`."""
+    dist.init_process_group(
+        store=dist.FileStore(store, n), rank=rank, world_size=n, device_id=torch.device("dev:0")
+    )
+    if rank == 1:
+        return
+    dist.shrink_group([1])
+    assert_works("dev")
+
+
+@pytest.mark.skipif("dev" not in DEVICES, reason="needs the device")
+def test_a_group_bound_to_a_device_shrinks(fresh):
+    with fresh(3) as team:
+        team.run(shrink_bound, store=team.zygote.new_file())
+
+
+def disagree(rank, n, device):
+    if rank == 2:
+        return
+    with pytest.raises(dist.DistBackendError, match=r"shrinks group \S+ to ranks 0, 1"):
+        backend().shrink([2, 3] if rank == 0 else [2], 0, None)
+
+
+def test_ranks_that_exclude_different_ones_are_told(fresh):
+    with fresh(4) as team:
+        team.join().run(disagree)
+
+
+# ---- merge ---------------------------------------------------------------------------------------------
+
+
+def merge_halves(rank, n, device, *, store):
+    halves = [dist.new_group([0, 1], backend="occl"), dist.new_group([2, 3], backend="occl")]
+    half = backend(group=halves[rank // 2])
+    whole = half.merge(dist.FileStore(store, n), rank, n)
+    t = torch.full((1000,), rank, device=device)
+    whole.allreduce([t]).wait()
+    assert (t == 6).all()
+    whole.shutdown()
+
+
+def test_groups_merge(fresh):
+    with fresh(4) as team:
+        team.join().run(merge_halves, store=team.zygote.new_file())
+
+
+# ---- completion hooks ----------------------------------------------------------------------------------
+
+
+def hooked(rank, n, device):
+    seen = []
+    ours = backend(device)
+    ours._register_on_completion_hook(
+        lambda info: seen.append((info.op_type, info.seq, info.active_duration))
+    )
+    before = ours._get_sequence_number_for_group()
+    t = torch.ones(10, device=device)
+    works = [dist.all_reduce(t, async_op=True) for _ in range(5)]
+    dist.broadcast(t, src=0)
+    dist.barrier()
+    ours._wait_for_pending_works()
+    kinds = sorted(str(kind).rsplit(".")[-1] for kind, _, _ in seen)
+    assert kinds == ["ALLREDUCE"] * 5 + ["BARRIER", "BROADCAST"]
+    assert sorted(seq for _, seq, _ in seen) == [before + 1 + i for i in range(7)]
+    assert all(duration >= timedelta(0) for _, _, duration in seen)
+    with pytest.raises(ValueError, match="has a hook already"):
+        ours._register_on_completion_hook(print)
+    for work in works:
+        work.wait()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_completion_hook_hears_of_every_work(fresh, device):
+    with fresh(2) as team:
+        team.join().run(hooked, device)
+
+
+# ---- memory --------------------------------------------------------------------------------------------
+
+
+def allocated(rank, n, device):
+    ours = backend(device)
+    assert ours.supports_tensor_alloc(torch.device(device))
+    t = ours.allocate_tensor(3 * MIB, dtype=torch.float32, device=torch.device(device))
+    assert (t.device.type, t.dtype, t.shape) == (device, torch.float32, (3 * MIB,))
+    t.fill_(rank + 1)
+    dist.all_reduce(t)
+    assert (t == n * (n + 1) // 2).all()
+    assert ours.memory_stats()["group.staging_bytes"] == 0  # it went straight from tensor to tensor
+    with pytest.raises(ValueError, match="unsupported device type"):
+        ours.allocate_tensor(1, dtype=torch.float32, device=torch.device("meta"))
+
+
+@pytest.mark.skipif("dev" not in DEVICES, reason="without the device there is no memory that peers map")
+@pytest.mark.parametrize("device", DEVICES)
+def test_tensors_that_the_backend_allocates_need_no_detour(fresh, device):
+    with fresh(2) as team:
+        team.join().run(allocated, device)
+
+
+def shared_empty(rank, n, device):
+    t = torch_occl.empty_shared(2, MIB, dtype=torch.int32)
+    assert (t.device.type, t.shape) == ("cpu", (2, MIB))
+    t.fill_(1)
+    dist.all_reduce(t)
+    assert (t == n).all()
+    assert backend().memory_stats()["group.staging_bytes"] == 0
+
+
+@pytest.mark.skipif("dev" not in DEVICES, reason="without the device there is no memory that peers map")
+def test_empty_shared_is_cpu_memory_that_peers_map(fresh):
+    with fresh(2) as team:
+        team.join().run(shared_empty)
+
+
+def suspended(rank, n, device):
+    ours = backend()
+    t = torch.ones(4 * MIB)
+    dist.all_reduce(t)
+    stats = ours.memory_stats()
+    assert stats["group.staging_bytes"] > 0
+    assert stats["process.staging_bytes"] >= stats["group.staging_bytes"]
+    ours.suspend()
+    after = ours.memory_stats()
+    assert after["group.staging_bytes"] == 0
+    assert after["process.staging_bytes"] == stats["process.staging_bytes"] - stats["group.staging_bytes"]
+    with pytest.raises(dist.DistBackendError, match=r"suspended: call resume\(\)"):
+        dist.all_reduce(t)
+    ours.resume()
+    for _ in range(3):
+        assert_works(device)
+    assert ours.memory_stats() == stats
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_a_suspended_group_gives_its_staging_memory_back(fresh, world_size):
+    with fresh(world_size) as team:
+        team.join().run(suspended)
+
+
+# ---- estimates -----------------------------------------------------------------------------------------
+
+
+def estimated(rank, n, device):
+    def estimate(count):
+        t = torch.ones(count, device=device)
+        with dist.distributed_c10d._time_estimator(device=torch.device(device)) as cm:
+            dist.all_reduce(t)
+            dist.all_reduce(t)
+        assert (t == 1).all()  # it did not run
+        return cm.estimated_time
+
+    small, large = estimate(1), estimate(16 * MIB)
+    assert 0 < small < large
+    assert_works(device)
+    with pytest.raises(ValueError, match="no time estimate has begun"):
+        backend(device)._end_time_estimate()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_durations_are_estimated_without_running(pool, device):
+    pool.run(estimated, 2, device)
+
+
+# ---- a wrong argument on one rank alone ----------------------------------------------------------------
+
+
+def wrong_on_one(rank, n, device):
+    t = torch.ones(4, device=device)
+    if rank == 1:
+        with pytest.raises(ValueError, match="BAND has no meaning"):
+            dist.all_reduce(t, op=dist.ReduceOp.BAND)
+        return
+    with pytest.raises(dist.DistBackendError, match=r"rank 1 \(pid .*wrong arguments.*BAND has no meaning"):
+        dist.all_reduce(t)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_ranks_that_wait_for_a_call_with_wrong_arguments_are_told(fresh, device):
+    with fresh(3) as team:
+        team.join().run(wrong_on_one, device)
+
+
+def wrong_and_right(rank, n, device):
+    t = torch.ones(4, device=device)
+    for _ in range(3):
+        if rank == 1:
+            with pytest.raises(ValueError, match="invalid root rank"):
+                backend(device).broadcast(t, 99)
+        dist.broadcast(t, src=0)
+    assert_works(device)
+
+
+def test_a_call_that_is_put_right_harms_nobody(pool):
+    pool.run(wrong_and_right, 3)
+
+
+# ---- sparse --------------------------------------------------------------------------------------------
+
+
+def random_sparse(rank, *, dense, dtype, device):
+    generator = torch.Generator().manual_seed(rank)
+    nnz = (0, 7, 40)[rank % 3]
+    indices = torch.randint(0, 6, (2, nnz), generator=generator)  # with duplicates
+    values = torch.randint(-8, 8, (nnz, *dense), generator=generator).to(dtype)
+    return torch.sparse_coo_tensor(indices, values, (6, 6, *dense)).to(device)
+
+
+def sparse_sums(rank, n, device):
+    for dense in ((), (3,)):
+        for dtype in (torch.float32, torch.int64, torch.bfloat16):
+            t = random_sparse(rank, dense=dense, dtype=dtype, device=device)
+            dist.all_reduce(t)
+            expected = sum(
+                random_sparse(r, dense=dense, dtype=dtype, device="cpu").to_dense() for r in range(n)
+            )
+            assert t.is_coalesced() and t.device.type == device and t.dtype == dtype
+            assert torch.equal(t.to_dense().cpu(), expected), (dense, dtype)
+    t = random_sparse(1, dense=(), dtype=torch.float32, device=device)
+    work = dist.all_reduce(t, op=dist.ReduceOp.AVG, async_op=True)
+    work.wait()
+    assert torch.equal(
+        work.result()[0].to_dense().cpu(),
+        random_sparse(1, dense=(), dtype=torch.float32, device="cpu").to_dense(),
+    )
+    with pytest.raises(ValueError, match="SUM and AVG only"):
+        dist.all_reduce(t, op=dist.ReduceOp.MAX)
+    wrong = torch.sparse_coo_tensor(size=(5 + rank, 4)).to(device)
+    with pytest.raises(dist.DistBackendError, match=r"rank \d called all_reduce\(sparse Float\[\d, 4\]"):
+        dist.all_reduce(wrong)
+    assert_works(device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_sparse_tensors_are_added_up(pool, world_size, device):
+    pool.run(sparse_sums, world_size, device)
+
+
+def sparse_ddp(rank, n, device):
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Embedding(20, 4, sparse=True), torch.nn.Linear(4, 2)).to(device)
+    single = torch.nn.Sequential(torch.nn.Embedding(20, 4, sparse=True), torch.nn.Linear(4, 2)).to(device)
+    single.load_state_dict(model.state_dict())
+    ddp = torch.nn.parallel.DistributedDataParallel(model)
+    batch = torch.arange(8 * n, device=device) % 20
+    for step in range(3):
+        ddp(batch.roll(step)[rank * 8 : rank * 8 + 8]).pow(2).mean().backward()
+        single(batch.roll(step)).pow(2).mean().backward()
+        for mine, theirs in zip(model.parameters(), single.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad.to_dense(), theirs.grad.to_dense())
+        model.zero_grad()
+        single.zero_grad()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_ddp_trains_sparse_embeddings(pool, device):
+    pool.run(sparse_ddp, 2, device)
+
+
+# ---- the rest ------------------------------------------------------------------------------------------
+
+
+def works_are_alive_without_python(rank, n, device):
+    """Nobody keeps the tensors or the works; memory that were freed would be overwritten."""
+    kept, events = [], []
+    for _ in range(50):
+        t = torch.full((50_000,), float(rank), device=device)
+        done = threading.Event()
+        events.append(done)
+        dist.all_reduce(t, async_op=True).get_future().add_done_callback(
+            lambda future, done=done: (kept.append(future.value()[0].sum().item()), done.set())
+        )
+        del t
+        torch.full((50_000,), -1.0, device=device)
+    dist.barrier()
+    assert all(event.wait(60) for event in events)
+    assert kept == [50_000.0 * n * (n - 1) / 2] * 50
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_works_keep_their_tensors_alive(pool, device):
+    pool.run(works_are_alive_without_python, 2, device)

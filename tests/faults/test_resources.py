@@ -1,0 +1,197 @@
+"""Where something is scarce or missing it works all the same, or fails and says what to raise."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from distributed.checks import assert_works, backend
+from distributed.devices import DEVICES
+from distributed.worker import join
+
+from . import limits
+
+
+def outcome_of(rank: int, n: int, device: str, store: str) -> str:
+    """Makes a group and uses it: "works", or the error."""
+    try:
+        join(rank, n, device, store=store, timeout=2.0)
+        t = torch.ones(20 << 20, device=device)
+        dist.all_reduce(t)
+        assert (t == n).all()
+        assert_works(device)
+        dist.destroy_process_group()
+    except (dist.DistBackendError, torch.OutOfMemoryError, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "works"
+
+
+def limited(rank, n, device, *, store, lower, arguments, on):
+    if rank in on:
+        getattr(limits, lower)(*arguments)
+    return outcome_of(rank, n, device, store)
+
+
+def outcomes(pool, lower, *arguments, device="cpu", on=(0, 1)):
+    """Of two ranks, of which those in `on` have the limit."""
+    with pool.fresh(2) as team:
+        store = team.zygote.new_file()
+        return team.run(limited, device, store=store, lower=lower, arguments=arguments, on=on)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("size", ["64m", "absent"])
+def test_shared_memory_of_a_container_is_not_used(pool, size, device):
+    assert outcomes(pool, "small_shared_folder", size, device=device) == ["works"] * 2
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_no_memory_need_be_locked(pool, device):
+    assert outcomes(pool, "no_locked_memory", device=device) == ["works"] * 2
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_few_descriptors_are_enough_or_the_error_says_what_to_raise(pool, device):
+    seen = set()
+    for more in (1, 4, 8, 24):
+        for text in outcomes(pool, "few_descriptors", more, device=device, on=(0,)):
+            seen.add(text == "works")
+            # The other rank may be told by the store that this one did not come, or see it leave.
+            told = "ulimit -n" in text or "Too many open files" in text or "rank" in text
+            assert text == "works" or told, (more, text)
+    assert seen == {True, False}, "the limits tried are all too high, or all too low"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_little_address_space_is_enough_or_the_error_says_what_to_raise(pool, device):
+    seen = set()
+    for more in (1 << 20, 16 << 30, 1 << 46):
+        for text in outcomes(pool, "little_address_space", more, device=device, on=(0,)):
+            seen.add(text == "works")
+            told = re.search(
+                r"ulimit -v|allocate memory|Resource temporarily|rank|bad_alloc|out of memory", text
+            )
+            assert text == "works" or told, (more, text)
+    assert seen == {True, False}, "the limits tried are all too high, or all too low"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_small_container_is_an_error_at_allocation_that_says_so(pool, device):
+    used = 8 << 20
+    assert outcomes(pool, "small_container", used + (512 << 20), used, device=device) == ["works"] * 2
+    too_small = outcomes(pool, "small_container", used + (400 << 10), used, device=device)
+    assert "works" not in too_small, too_small
+    assert any(re.search(r"in this container: give it more|out of memory", text) for text in too_small), (
+        too_small
+    )
+
+
+def test_without_pidfd_the_error_says_which_kernel_is_needed(pool):
+    for text in outcomes(pool, "without_call", "pidfd_open"):
+        assert re.search(r"pidfd_open failed \(Linux 5.3 or newer is needed\)", text), text
+
+
+def test_without_memfd_the_error_says_so(pool):
+    for text in outcomes(pool, "without_call", "memfd_create"):
+        assert re.search(r"memfd_create.* failed .the kernel is too old, or a sandbox", text), text
+
+
+def test_a_kernel_that_knows_no_write_seal_is_told_what_is_needed(pool):
+    arguments = ("fcntl", errno.EINVAL, 2, limits.F_SEAL_FUTURE_WRITE)
+    for text in outcomes(pool, "without_call", *arguments):
+        assert re.search(r"cannot seal .*\(Linux 5.1 or newer is needed\)", text), text
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_kernel_that_knows_no_executable_seal_is_good_enough(pool, device):
+    arguments = ("memfd_create", errno.EINVAL, 1, limits.MFD_NOEXEC_SEAL)
+    assert outcomes(pool, "without_call", *arguments, device=device) == ["works"] * 2
+
+
+def test_without_threads_the_error_says_so(pool):
+    """No thread can be made: RLIMIT_NPROC and a container's pids.max answer like this."""
+    for text in outcomes(pool, "without_threads"):
+        assert re.search(r"cannot start the thread .*ulimit -u.*Resource temporarily unavailable", text), text
+
+
+# ---- again and again -----------------------------------------------------------------------------------
+
+
+def held() -> dict[str, int]:
+    """Descriptors, threads, mappings, and memory in KiB: of this process, and of its shared regions."""
+    status = dict(re.findall(r"^(\w+):\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE))
+    gc.collect()
+    return {
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "threads": len(os.listdir("/proc/self/task")),
+        "shared mappings": Path("/proc/self/maps").read_text().count("/memfd:"),
+        "KiB": int(status["RssAnon"]),
+        "shared KiB": int(status["RssShmem"]),
+    }
+
+
+def groups_again_and_again(rank, n, device, *, folder, groups):
+    """Half of them, a look, the other half, another look."""
+    gc.freeze()
+    looks = []
+    for number in range(groups):
+        join(rank, n, device, store=f"{folder}-{number}", timeout=60.0)
+        dist.all_reduce(torch.ones(100, device=device))
+        dist.all_reduce(torch.ones(100_000, device=device))
+        dist.destroy_process_group()
+        if number + 1 in (groups // 2, groups):
+            looks.append(held())
+    return looks
+
+
+def operations_again_and_again(rank, n, device, *, operations):
+    gc.freeze()
+    small, large = torch.ones(1, device=device), torch.ones(30_000, device=device)
+    looks = []
+    for _half in range(2):
+        for number in range(operations // 2):
+            if number % 50 == 0:
+                work = dist.all_reduce(large, dist.ReduceOp.MAX, async_op=True)
+                backend(device).barrier().wait()
+                work.wait()
+            elif number % 50 == 1:
+                dist.batch_isend_irecv([dist.P2POp(dist.isend, small, (rank + 1) % n)])
+                dist.recv(small, (rank - 1) % n)
+            else:
+                dist.all_reduce(small, dist.ReduceOp.MAX)
+        looks.append(held())
+    assert small.item() == 1 and (large == 1).all()
+    return looks
+
+
+def assert_flat(results: list, kib: int, shared_kib: int) -> None:
+    for before, after in results:
+        for what in ("descriptors", "threads", "shared mappings"):
+            assert after[what] == before[what], (before, after)
+        assert after["KiB"] - before["KiB"] <= kib, (before, after)
+        assert after["shared KiB"] - before["shared KiB"] <= shared_kib, (before, after)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("groups", [300, pytest.param(10_000, marks=pytest.mark.full)])
+def test_groups_made_and_destroyed_leave_nothing(pool, groups, device):
+    with pool.fresh(2) as team:
+        results = team.run(
+            groups_again_and_again, device, folder=team.zygote.new_file(), groups=groups, limit=1800.0
+        )
+    # 512 bytes of each group are kept for ever: its header, which peers may look at whenever they like.
+    assert_flat(results, kib=1024 + groups // 2, shared_kib=256 + groups // 4 + groups // 16)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("operations", [10_000, pytest.param(1_000_000, marks=pytest.mark.full)])
+def test_operations_leave_nothing(pool, operations, device):
+    with pool.fresh(2) as team:
+        results = team.join().run(operations_again_and_again, device, operations=operations, limit=3600.0)
+    assert_flat(results, kib=1024, shared_kib=256)

@@ -1,0 +1,73 @@
+// Plans of any shape and tuning: every move lies inside of blocks and slots, every rank's moves come to an
+// end, and in no step is an element of a place written twice. (tests/cpp/test_plan.cpp checks that they are
+// right.)
+#include <map>
+#include <set>
+#include <tuple>
+
+#include "coll/plan.h"
+#include "fuzz/target.h"
+
+namespace fuzz {
+
+using namespace occl;
+using namespace occl::coll;
+
+void one(Input& in) {
+  const Signature any{in.take<std::uint64_t>()};
+  require(!any.describe().empty(), "every signature can be told");
+  Shape shape;
+  shape.kind = static_cast<Kind>(in.below(kKinds));
+  shape.size = 1 + static_cast<int>(in.below(in.below(4) ? 6 : kMaxRanks));
+  shape.root = rooted(shape.kind) ? static_cast<int>(in.below(shape.size)) : 0;
+  shape.element_size = size_of(static_cast<DType>(in.below(kDTypes)));
+  shape.largest = in.below(4) ? in.byte() : in.take<std::uint32_t>() % 100000;
+  Tuning tuning;
+  tuning.one_shot_bytes = static_cast<std::uint32_t>(in.number());
+  tuning.slot_bytes = static_cast<std::uint32_t>(in.number());
+  // As Mesh::join does: a slot has at least a cache line for each rank, and room for what is shown at once.
+  tuning.one_shot_bytes = std::min(tuning.one_shot_bytes, kMaxOneShotBytes);
+  const std::uint32_t least = std::max<std::uint32_t>(tuning.one_shot_bytes + 64, shape.size * 64);
+  tuning.slot_bytes = std::clamp<std::uint32_t>(tuning.slot_bytes / 64 * 64, least, 64 << 20);
+  const bool mapped = in.below(2);
+
+  const Plan plan = make_plan(shape, tuning, mapped);
+  require(plan.window > 0 && plan.steps > 0 && plan.windows > 0, "a plan is never empty");
+  require((plan.path == Path::one_shot) == is_one_shot(shape, tuning), "one-shot is known beforehand");
+  const std::size_t slot = plan.path == Path::one_shot ? kMaxOneShotBytes : tuning.slot_bytes;
+  const std::uint64_t steps[] = {0, 1, 2, plan.steps / 2, plan.steps - 1, in.number() % plan.steps};
+  for (const std::uint64_t step : steps) {
+    // Where, parity, rank, block -> what this step has written there.
+    std::map<std::tuple<int, int, int, std::uint32_t>, std::vector<std::pair<std::size_t, std::size_t>>>
+        written;
+    for (int rank = 0; rank < shape.size; rank += 1 + static_cast<int>(in.below(3) * shape.size / 8)) {
+      Move move;
+      for (std::uint32_t index = 0; move_at(plan, shape, rank, step, index, move); ++index) {
+        require(index <= 4u * shape.size + 4, "the moves of a step come to an end");
+        require(move.lo <= move.hi && move.hi <= shape.largest, "moves lie inside of blocks");
+        if (move.lo == move.hi) continue;
+        for (const Side* side : {&move.dst, &move.src}) {
+          require(side->first >= 0 && side->count >= 1 && side->first + side->count <= shape.size,
+                  "ranks exist");
+          for (int r = side->first; r < side->first + side->count && side->where != Where::tensor; ++r) {
+            // What a rank contributed itself it reads from its tensor.
+            if (r == side->except || (r == rank && side == &move.src && side->where == Where::slot)) continue;
+            const auto at = slot_position(traits(shape.kind), r, side->block) * plan.window;
+            require(move.lo >= move.window_start &&
+                        (at + move.hi - move.window_start) * shape.element_size <= slot,
+                    "moves lie inside of slots");
+          }
+        }
+        for (int d = move.dst.first; d < move.dst.first + move.dst.count; ++d) {
+          if (d == move.dst.except) continue;
+          auto& there = written[{static_cast<int>(move.dst.where), move.dst.parity, d, move.dst.block}];
+          for (const auto& [lo, hi] : there)
+            require(move.hi <= lo || hi <= move.lo, "no element is written twice in a step");
+          there.emplace_back(move.lo, move.hi);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace fuzz

@@ -1,0 +1,80 @@
+/* The doorbell (csrc/shm/bell.h): nobody sleeps for ever on what has been published.
+ *
+ * Stores go through a buffer, as on real processors: a thread's later loads may overtake them. SEQ_CST_STORE drains
+ * the buffer before going on; an atomic addition always does.
+ *
+ * Broken variants that must be caught: -DRELEASE_STORE (the stamp is published without draining),
+ * -DLOOK_FIRST (the sleeper looks at the stamp before it counts itself), -DSEEN_LATE (the sleeper reads the bell's
+ * word after it has looked).
+ */
+#define PUBLISHERS 2
+#define SLEEPERS 2
+
+byte stamp[PUBLISHERS];    /* in memory */
+bit buffered[PUBLISHERS];  /* a store that is not in memory yet */
+byte sleepers, bell, awake;
+bit asleep[SLEEPERS];
+
+inline drain(i) {
+  if
+  :: buffered[i] -> atomic { stamp[i] = 1; buffered[i] = 0 }
+  :: else
+  fi
+}
+
+active [PUBLISHERS] proctype publisher() {
+  byte i = _pid;
+  byte k;
+  buffered[i] = 1;
+#ifndef RELEASE_STORE
+  drain(i);
+#endif
+  if
+  :: sleepers == 0
+  :: else ->
+    drain(i);
+    atomic { bell++ };
+    atomic {  /* futex_wake */
+      for (k : 0 .. SLEEPERS - 1) { asleep[k] = 0 }
+    }
+  fi;
+  drain(i)  /* a buffered store gets to memory some time */
+}
+
+#define ALL_THERE (stamp[0] == 1 && stamp[1] == 1)
+
+active [SLEEPERS] proctype sleeper() {
+  byte i = _pid - PUBLISHERS;
+  byte seen;
+  bit there;
+  do
+  :: ALL_THERE -> break
+  :: else ->
+#ifdef LOOK_FIRST
+    there = ALL_THERE;
+    atomic { sleepers++ };
+    seen = bell;
+#else
+    atomic { sleepers++ };
+#ifdef SEEN_LATE
+    there = ALL_THERE;
+    seen = bell;
+#else
+    seen = bell;
+    there = ALL_THERE;
+#endif
+#endif
+    if
+    :: there
+    :: else ->
+      atomic {  /* futex_wait: the kernel compares and sleeps in one */
+        if
+        :: bell == seen -> asleep[i] = 1
+        :: else
+        fi
+      };
+      asleep[i] == 0  /* sleeping for ever is an invalid end state */
+    fi;
+    atomic { sleepers-- }
+  od
+}

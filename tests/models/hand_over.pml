@@ -1,0 +1,251 @@
+/* Who drives (csrc/coll/engine.h): two operations in flight. One thread submits A and goes away; another submits B
+ * and waits for it. An operation ends when its peer has answered and somebody drives after that. Both end, whoever
+ * drives, waits, or is asleep: a thread that waits for ever for A or B is an invalid end state.
+ *
+ * Broken variants that must be caught: -DNO_HAND_OVER (who stops waiting leaves the rest to nobody),
+ * -DNO_RING_ON_SUBMIT (who sleeps is not told that there is more to drive, or that nobody drives any more),
+ * -DLOOK_BEFORE_SUBMIT (a submitter looks for a driver before it has added its operation), -DPARK_BLINDLY (a driver
+ * that leaves does not look once more), -DNO_RING_ON_LEAVE (a driver that leaves does not wake those who found it
+ * driving), -DPARK_FROM_DOZE (a thread that dozed does not look once more before it parks).
+ */
+byte pending, waiters, drivers, dozing, parked, bell;
+bit answered[2], taken[2], ended[2], submitted[2];
+bit driving;       /* Group's drive_mutex_ */
+bit mutex;         /* background_mutex_ */
+bit started, notified;
+bit asleep[3];     /* on the bell: 0 the submitter (never), 1 the waiter, 2 the background */
+
+#define NEEDED (pending > 0 && waiters == 0)
+
+inline ring() {
+  atomic { bell++; asleep[1] = 0; asleep[2] = 0 }
+}
+
+/* Group::drive by whoever it is: goes away if another thread drives. */
+inline drive(moved) {
+  moved = 0;
+  atomic {
+    if
+    :: driving -> held = 0
+    :: else -> driving = 1; held = 1
+    fi
+  };
+  if
+  :: held ->
+    /* What ends is taken out of the list under the lock. */
+    ends[0] = submitted[0] && answered[0] && !taken[0];
+    ends[1] = submitted[1] && answered[1] && !taken[1];
+    taken[0] = taken[0] || ends[0];
+    taken[1] = taken[1] || ends[1];
+    driving = 0;
+    /* finish: outside of the lock */
+    if
+    :: ends[0] || ends[1] ->
+      atomic { pending = pending - ends[0] - ends[1] };
+      atomic {
+        if
+        :: ends[0] -> ended[0] = 1
+        :: else
+        fi;
+        if
+        :: ends[1] -> ended[1] = 1
+        :: else
+        fi
+      };
+      moved = 1;
+      ring()
+    :: else
+    fi
+  :: else
+  fi
+}
+
+inline start_background() {
+  if
+  :: drivers > 0
+  :: else ->
+  if
+  :: dozing > 0
+  :: else ->
+    atomic { !mutex -> mutex = 1 };
+    started = 1;
+    notified = 1;
+    mutex = 0
+  fi
+  fi
+}
+
+inline submit(op) {
+#ifdef LOOK_BEFORE_SUBMIT
+  looked = drivers;
+#endif
+  atomic { submitted[op] = 1; pending++ };
+  drive(moved);
+#ifndef NO_RING_ON_SUBMIT
+  ring();
+#endif
+  if
+  :: ended[op]
+  :: else ->
+    if
+    :: waiters > 0
+    :: else ->
+#ifdef LOOK_BEFORE_SUBMIT
+      if
+      :: looked > 0
+      :: else -> start_background()
+      fi
+#else
+      start_background()
+#endif
+    fi
+  fi
+}
+
+/* Looks by itself, until it finds something to do or has looked in vain for long enough. */
+inline doze() {
+  atomic { dozing++ };
+  do
+  :: NEEDED -> break
+  :: break
+  od;
+  atomic { dozing-- }
+}
+
+active proctype peer() {
+  byte op;
+  if  /* the answers come in any order */
+  :: op = 0
+  :: op = 1
+  fi;
+  answered[op] = 1;
+  ring();
+  answered[1 - op] = 1;
+  ring()
+}
+
+active proctype goes_away() {
+  bit moved, held, ends[2];
+  byte looked;
+  submit(0);
+  ended[0]  /* the user's callback will come */
+}
+
+active proctype waits() {
+  bit moved, held, ends[2];
+  byte looked, seen;
+  submit(1);
+  if
+  :: ended[1]
+  :: else ->
+    atomic { waiters++ };
+    do
+    :: drive(moved);
+      if
+      :: ended[1] -> break
+      :: else
+      fi;
+      if
+      :: moved
+      :: else ->
+        seen = bell;
+        drive(moved);
+        if
+        :: moved || ended[1]
+        :: else ->
+          atomic {
+            if
+            :: bell == seen -> asleep[1] = 1
+            :: else
+            fi
+          };
+          !asleep[1]
+        fi
+      fi
+    od;
+    atomic { waiters-- };
+#ifndef NO_HAND_OVER
+    if
+    :: pending == 0
+    :: else ->
+      ring();
+      if
+      :: waiters == 0 -> start_background()
+      :: else
+      fi
+    fi
+#endif
+  fi
+}
+
+active proctype background() {
+  bit moved, held, ends[2];
+  byte seen;
+end_not_started:
+  started;
+  do
+  ::
+    atomic { !mutex -> mutex = 1 };
+    parked++;
+#ifdef PARK_BLINDLY
+    notified = 0;
+    mutex = 0;
+end_blind:
+    atomic { notified && !mutex -> mutex = 1 };
+#endif
+    do
+    :: NEEDED && drivers == 0 -> break
+    :: else ->
+      atomic { notified = 0; mutex = 0 };
+end_parked:
+      atomic { notified && !mutex -> mutex = 1 };
+      if
+      :: NEEDED && drivers == 0 -> break
+      :: else
+      fi;
+      mutex = 0;
+      doze();
+      atomic { !mutex -> mutex = 1 };
+#ifdef PARK_FROM_DOZE
+      atomic { notified = 0; mutex = 0 };
+end_from_doze:
+      atomic { notified && !mutex -> mutex = 1 }
+#endif
+    od;
+    parked--;
+    atomic { drivers++ };
+    mutex = 0;
+    do
+    :: !(NEEDED && drivers == 1) -> break
+    :: else ->
+      drive(moved);
+      if
+      :: moved
+      :: else ->
+        seen = bell;
+        if
+        :: !NEEDED
+        :: else ->
+          drive(moved);
+          if
+          :: moved
+          :: else ->
+            atomic {
+              if
+              :: bell == seen -> asleep[2] = 1
+              :: else
+              fi
+            };
+end_asleep:
+            !asleep[2]
+          fi
+        fi
+      fi
+    od;
+    atomic { drivers-- };
+#ifndef NO_RING_ON_LEAVE
+    ring();
+#endif
+    doze()
+  od
+}

@@ -1,0 +1,28 @@
+"""The tables in docs/ against the code that they are about."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).parents[1]
+BACKEND = Path(torch.__file__).parent / "include/torch/csrc/distributed/c10d/Backend.hpp"
+
+
+def test_every_virtual_method_of_a_backend_is_in_the_table_with_what_we_do():
+    virtuals = set(re.findall(r"\bvirtual\s+[^;{]*?(\w+)\s*\(", BACKEND.read_text())) - {"Backend"}
+    ours = (ROOT / "csrc/pg/process_group.h").read_text()
+    overridden = {
+        name for name in virtuals if re.search(rf"\b{name}\s*\([^;{{]*\)\s*(const\s*)?override", ours)
+    }
+    table = dict(re.findall(r"^\| `(\w+)` \| (yes|no) \|", (ROOT / "docs/backend.md").read_text(), re.M))
+    assert len(virtuals) > 40
+    assert set(table) == virtuals
+    assert {name for name, offered in table.items() if offered == "yes"} == overridden
+
+
+def test_what_is_not_overridden_has_a_reason():
+    rows = re.findall(r"^\| `(\w+)` \| no \| (.*) \|$", (ROOT / "docs/backend.md").read_text(), re.M)
+    assert rows and all(len(reason) > 10 for _, reason in rows), rows

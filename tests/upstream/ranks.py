@@ -1,0 +1,89 @@
+"""Runs one of PyTorch's tests in the processes of `distributed.harness`."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import types
+import unittest
+from datetime import timedelta
+from pathlib import Path
+
+import torch.distributed as dist
+from torch.testing._internal import common_utils
+from torch.testing._internal.common_distributed import TEST_SKIPS
+
+from . import rewriting, stand_ins
+
+
+@functools.cache
+def code(device: str, backend: str) -> types.CodeType:
+    """The rewritten module, compiled: in the zygote, so that no rank needs to."""
+    tree, path = rewriting.rewrite(device, backend), rewriting.source()[1]
+    return compile(tree, path, "exec", dont_inherit=True)  # not our annotations from the future
+
+
+def warm_up() -> None:
+    """Called in the zygote: does what all ranks would have to do."""
+    for device in ("cpu", "dev"):
+        code(device, "occl")
+
+
+def load(device: str, backend: str, world_size: int, *, barrier: bool = True) -> types.ModuleType:
+    """The module. The environment must be as `environment` says. ``barrier``: with our barrier."""
+    module = types.ModuleType("rewritten_distributed_test")
+    sys.modules[module.__name__] = module
+    exec(code(device, backend), vars(module))
+    vars(module).update(stand_ins.names(device, world_size))
+    if barrier:
+        module.Barrier = stand_ins.Barrier
+    return module
+
+
+def environment(directory: str, backend: str, world_size: int) -> dict[str, str]:
+    """What PyTorch's runner sets."""
+    return {
+        "BACKEND": backend,
+        "WORLD_SIZE": str(world_size),
+        "TEMP_DIR": directory,
+        "INIT_METHOD": f"file://{directory}/init_dir/shared_init_file",
+        "MASTER_ADDR": "127.0.0.1",
+    }
+
+
+def run(rank: int, world_size: int, device: str, *, name: str, directory: str, backend: str) -> str:
+    """One test in one rank, as ``TestDistBackend._run`` does it. Returns why it was skipped, or ""."""
+    os.environ.update(environment(directory, backend, world_size))
+    module = load(device, backend, world_size)
+    barrier = os.open(Path(directory) / "barrier", os.O_RDWR)
+    module.Barrier.place(barrier, rank, world_size)
+
+    class Case(module.TestDistBackend, module.DistributedTest._DistTestBase):
+        pass
+
+    method = getattr(Case, name)
+    if getattr(method, "__unittest_skip__", False):  # for unittest, which is not here
+        return method.__unittest_skip_why__
+    test = Case(name)
+    test.rank = rank
+    test.file_name = f"{directory}/store"
+    dist.init_process_group(
+        backend,
+        init_method=test.init_method,
+        world_size=world_size,
+        rank=rank,
+        timeout=timedelta(seconds=module.CUSTOM_PG_TIMEOUT.get(name, module.default_pg_timeout)),
+    )
+    test._barrier()
+    common_utils.set_rng_seed()
+    skipped = ""
+    try:
+        getattr(test, name)()
+    except unittest.SkipTest as skip:
+        skipped = str(skip)
+    except SystemExit as end:
+        skipped = {skip.exit_code: skip.message for skip in TEST_SKIPS.values()}[end.code]
+    test._barrier(timeout=60)
+    dist.destroy_process_group()
+    return skipped

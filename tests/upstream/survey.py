@@ -1,0 +1,88 @@
+"""Runs PyTorch's tests in one configuration and prints how each one ends.
+
+    cd tests && python -m upstream.survey --backend gloo --world-size 4 > upstream/gloo.txt
+
+A line is ``passed``, ``skipped`` or ``failed``, the test's name, and the reason. `test_distributed.py` is
+what runs in ``make test``; this is for looking around, and for the reference with Gloo.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from distributed.harness import Pool, RanksFailed
+
+from . import ranks, rewriting
+
+LIMIT = 120.0
+"""Seconds that a test may take on a busy machine; then its ranks show their stacks and are killed."""
+
+
+@dataclass
+class Ending:
+    """How a test ended, on all ranks alike."""
+
+    kind: str  # "passed", "skipped", "failed"
+    reason: str = ""
+
+
+def start() -> Pool:
+    """A zygote that has everything imported."""
+    pool = Pool()
+    pool.zygote.ask("warm_up", ranks.__name__, "warm_up")
+    return pool
+
+
+def run(
+    pool: Pool, name: str, device: str, world_size: int, backend: str = "occl", limit: float = LIMIT
+) -> Ending:
+    """One test, in processes of its own."""
+    with tempfile.TemporaryDirectory(prefix="occl-test-") as directory:
+        for part in ("test_dir", "init_dir"):
+            (Path(directory) / part).mkdir()
+        (Path(directory) / "barrier").write_bytes(bytes(8 * world_size))
+        try:
+            with pool.fresh(world_size) as team:
+                reasons = team.run(
+                    ranks.run, device, limit=limit, name=name, directory=directory, backend=backend
+                )
+        except RanksFailed as failure:
+            return Ending("failed", str(failure))
+    if len(set(reasons)) != 1:
+        return Ending("failed", f"skipped by some ranks only: {reasons}")
+    return Ending("skipped", reasons[0]) if reasons[0] else Ending("passed")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--backend", default="occl")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "dev"])
+    parser.add_argument("--world-size", type=int, default=4)
+    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for one test")
+    parser.add_argument("--times", action="store_true", help="print seconds too")
+    parser.add_argument("--verbose", action="store_true", help="print the whole output of what fails")
+    parser.add_argument("names", nargs="*", help="tests; all by default")
+    args = parser.parse_args()
+    pool = start()
+    for name in args.names or rewriting.test_names():
+        begin = time.monotonic()
+        ending = run(pool, name, args.device, args.world_size, args.backend, args.limit)
+        seconds = f"{time.monotonic() - begin:6.2f} " if args.times else ""
+        reason = ending.reason if args.verbose else summary(ending.reason)
+        print(f"{seconds}{ending.kind} {name} {reason}".rstrip(), flush=True)
+    pool.close()
+
+
+def summary(reason: str) -> str:
+    """The error of the first rank that failed, in one line; for a skipped test, why."""
+    lines = reason.split("\n----")[1 if "\n----" in reason else 0].splitlines()
+    errors = [line for line in lines if "Error" in line.partition(":")[0] and not line.startswith(" ")]
+    return (errors[-1:] or reason.splitlines()[:1] or [""])[0][:200]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""PyTorch's ``DistributedTest``, every test of it, on CPU tensors and on ``dev`` (see `rewriting.py`).
+
+A result is: passed on all ranks; skipped on all ranks, because it needs more ranks; or expected to fail, for
+the reason in `exceptions.py`. A test that is listed there and passes fails here, so that the list stays true.
+
+By default with four ranks; full runs have two and three as well, what takes long, and on the CPU what asks
+for an accelerator by name.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from . import exceptions, rewriting
+
+
+def configurations():
+    for device in ("cpu", "dev"):
+        for world_size in (4, 2, 3):
+            for name in rewriting.test_names():
+                elsewhere = device == "cpu" and name.endswith(
+                    ("_cuda", "_gpu", "_nccl")
+                )  # runs on dev by default
+                full = world_size != 4 or name in exceptions.LONG or elsewhere
+                yield pytest.param(
+                    device,
+                    world_size,
+                    name,
+                    id=f"{device}-{world_size}-{name}",
+                    marks=[pytest.mark.full] * full,
+                )
+
+
+@pytest.mark.parametrize(("device", "world_size", "name"), list(configurations()))
+def test_of_pytorch(upstream, count, device, world_size, name):
+    expected = exceptions.reason(name, device, world_size)
+    ending = upstream(name, device, world_size)
+    if ending.kind == "skipped" and "world size" in ending.reason:
+        count(device, world_size, "skipped")
+        pytest.skip(ending.reason)
+    if expected:
+        count(device, world_size, "excepted")
+        assert ending.kind != "passed", f"it passes now: take it out of exceptions.py ({expected})"
+        pytest.xfail(expected)
+    count(device, world_size, "passed" if ending.kind == "passed" else "failed")
+    assert ending.kind == "passed", ending.reason

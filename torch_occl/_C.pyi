@@ -1,0 +1,109 @@
+"""The extension module (``csrc/bind``). What users need is in ``torch_occl`` and ``torch.dev``."""
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch._C._distributed_c10d as c10d
+
+# ---- the backend ---------------------------------------------------------------------------------------
+
+class ProcessGroupOCCL(c10d.Backend):
+    """The backend ``occl`` of one group; ``torch.distributed`` makes it."""
+
+    class Options(c10d.Backend.Options):
+        """Options of a group: ``_timeout`` bounds every operation that names no timeout of its own."""
+
+        def __init__(self, timeout: timedelta = ...) -> None: ...
+
+    def __init__(
+        self, store: c10d.Store, rank: int, size: int, options: ProcessGroupOCCL.Options
+    ) -> None: ...
+    @property
+    def options(self) -> ProcessGroupOCCL.Options:
+        """The options this group was made with."""
+
+    def merge(self, store: c10d.Store, rank: int, size: int) -> c10d.Backend:
+        """A new group of the ranks that meet at `store`, whatever groups they come from."""
+
+    def suspend(self) -> None:
+        """Collective: gives staging memory and unused device memory back to the system until `resume`."""
+
+    def resume(self) -> None: ...
+    def memory_stats(self) -> dict[str, int]:
+        """Bytes of shared memory by what they are for, of this group and of this process."""
+
+    def _start_time_estimate(self) -> None: ...
+    def _end_time_estimate(self) -> float: ...
+    def _register_on_completion_hook(self, hook: object, /) -> None: ...
+    def _wait_for_pending_works(self) -> None: ...
+
+class WorkOCCL(c10d.Work):
+    """An operation of the backend: to wait for, or to ask how it ended."""
+
+def _empty_shared(size: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """A CPU tensor in a region that peers map."""
+
+def _replicas_reduce(
+    outputs: Sequence[Sequence[torch.Tensor]],
+    inputs: Sequence[Sequence[torch.Tensor]],
+    mean: bool,
+    factors: Sequence[float],
+) -> None:
+    """For each i: combines inputs[i] in their order and stores the result into every tensor of outputs[i]."""
+
+def _isa() -> str:
+    """The instruction set that the reduction kernels use here."""
+
+# ---- the device ----------------------------------------------------------------------------------------
+
+def _init_device() -> None:
+    """Registers everything of `dev` that is C++; once in a process."""
+
+def _device_taken() -> bool:
+    """Whether another library has registered its hooks for PrivateUse1."""
+
+def _device_count() -> int: ...
+def _device_get() -> int:
+    """The current device of this thread."""
+
+def _device_resolve(index: int, /) -> int:
+    """`index`, or the current device for -1. Raises RuntimeError if there is no such device."""
+
+def _device_set(index: int, /) -> None: ...
+def _device_exchange(index: int, /) -> int:
+    """Makes a device current and returns the one that was."""
+
+def _device_used() -> bool:
+    """Whether this process has used a device: children that it forks may not."""
+
+def _device_mark_used() -> None: ...
+def _device_in_bad_fork() -> bool: ...
+def _device_generator(index: int, /) -> torch.Generator:
+    """The default generator of a device."""
+
+def _device_of_pointer(address: int, /) -> torch.device:
+    """The device in whose memory an address lies. Raises RuntimeError for any other address."""
+
+def _device_enqueue(stream: torch.Stream, task: Callable[[], object], /) -> None:
+    """For tests: a Python function as a task of a stream."""
+
+def _device_drain(seconds: float, /) -> bool:
+    """Waits at most that long for all streams; whether they have come to rest."""
+
+def _device_share_memory(tensor: torch.Tensor, to: torch.device, /) -> torch.Tensor:
+    """A tensor on `to` over the memory of a dense one: from dev to the CPU, or the reverse."""
+
+def _device_move_storage(dev: torch.Tensor, cpu: torch.Tensor, /) -> None:
+    """Makes the storage of a dev tensor use the memory of a CPU tensor, after copying what it holds."""
+
+def _device_run_compiled(code: Callable[[list[Any]], Any], inputs: list[Any], index: int, /) -> list[Any]:
+    """Calls code for the CPU on dev tensors. Empties `inputs`."""
+
+def _device_memory_limit() -> int:
+    """The most bytes that all devices of this process may reserve."""
+
+def _device_set_memory_fraction(fraction: float, /) -> None: ...
+def _device_memory_snapshot(index: int, /) -> list[list[dict[str, Any]]]:
+    """The runs of reserved memory, each a list of its blocks."""

@@ -1,0 +1,37 @@
+"""What torch.distributed does for groups of one device type only."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import SHRINK_DEFAULT
+
+
+def shrink_group(
+    ranks_to_exclude: list[int],
+    group: dist.ProcessGroup | None = None,
+    shrink_flags: int = SHRINK_DEFAULT,
+    pg_options: dist.Backend.Options | None = None,
+) -> dist.ProcessGroup:
+    """`torch.distributed.shrink_group`, for every device type of the group.
+
+    PyTorch's function gives the smaller group a backend for one device type, that of ``device_id`` or the
+    CPU. Here the new backend also serves the other types that the old one served.
+
+    Called by the ranks that stay. Those to exclude need not be alive, and no store is needed; with
+    ``SHRINK_ABORT`` operations in flight end with an error first.
+
+    Raises:
+        DistBackendError: a rank that should stay has exited, did not come, or excludes others than this one.
+        ValueError, TypeError: what `torch.distributed.shrink_group` finds wrong with the arguments.
+    """
+    old = group or dist.group.WORLD
+    shrinking = old._get_backend(old.bound_device_id or torch.device("cpu"))
+    served = [device for device in old._device_types if old._get_backend(device) is shrinking]
+    new = dist.shrink_group(ranks_to_exclude, group, shrink_flags, pg_options)
+    (first,) = new._device_types
+    backend = new._get_backend(first)
+    for device in served:
+        if device.type != first.type:
+            new._register_backend(device, dist.ProcessGroup.BackendType.CUSTOM, backend)
+    return new

@@ -1,0 +1,254 @@
+"""Collectives over a list of tensors, one for each device of this process."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+
+from torch_occl import _C, _device
+from torch_occl._dev_index import Device
+from torch_occl.replicas._batch import check_chunks
+from torch_occl.replicas._checks import check_alike, check_apart, check_op, check_root, check_tensors
+
+Op = Literal["sum", "mean"]
+
+
+STAGING_BYTES, STAGING_ELEMENTS = 128 << 10, 32768
+"""The tensor on the host that the host form goes through is at most so large. It stays in a core's cache, and
+pieces are too small for PyTorch to share among threads: on a busy machine, those would wait for one another
+at each of many pieces, which was seen to take a hundred times longer."""
+
+
+class Pending:
+    """A reduction that a stream carries out while the host goes on. Until it ends the tensors are its own."""
+
+    def __init__(self, tensors: list[torch.Tensor], event: torch.Event) -> None:
+        self._tensors = tensors
+        self._event = event
+
+    def is_completed(self) -> bool:
+        """Whether the tensors hold the result."""
+        return self._event.query()
+
+    def wait(self) -> list[torch.Tensor]:
+        """Makes the current streams of all devices wait for the result; the host, where that is the default
+        stream. Returns the tensors."""
+        for device in _devices(self._tensors):
+            stream = torch.dev.current_stream(device)
+            if stream.stream_id == 0:
+                self._event.synchronize()  # raises what the reduction has raised
+            else:
+                stream.wait_event(self._event)
+        return self._tensors
+
+
+def all_reduce(
+    tensors: Sequence[torch.Tensor], op: Op = "sum", overlap: bool = False
+) -> list[torch.Tensor] | Pending:
+    """Replaces every tensor by the sum or the mean of all, through a tensor on the host.
+
+    It works between any devices. Where the host can read their memory, :func:`all_reduce_p2p` is faster; the
+    result is the same bits.
+
+    Args:
+        tensors: of one shape and dtype, one on each device (``dev``, CPU, or any other). Changed in place.
+        op: ``"sum"`` or ``"mean"``. The mean of integers is truncated toward zero.
+        overlap: return at once and let a stream of ``dev`` do it, after what is in the current streams of the
+            devices now.
+
+    Returns:
+        The tensors, in their order; with ``overlap``, a :class:`Pending` that gives them.
+
+    Raises:
+        TypeError: something in the list is no tensor.
+        ValueError: the list is empty, tensors differ in shape or dtype or share memory, the operation has no
+            meaning for the dtype, or ``overlap`` is asked for where no tensor is on ``dev``.
+    """
+    return _all_reduce("all_reduce", tensors, op, overlap, direct=False)
+
+
+def all_reduce_p2p(
+    tensors: Sequence[torch.Tensor], op: Op = "sum", overlap: bool = False
+) -> list[torch.Tensor] | Pending:
+    """As :func:`all_reduce`, but directly between the memories of the devices.
+
+    Each element is read once from every device, combined, and written to every device; nothing is copied
+    before or after. Where the host cannot reach a device's memory, or tensors differ in their strides or have
+    gaps, this is :func:`all_reduce`. Arguments, results and errors are the same.
+    """
+    return _all_reduce("all_reduce_p2p", tensors, op, overlap, direct=True)
+
+
+@torch.no_grad()
+def broadcast(tensors: Sequence[torch.Tensor], root: int = 0) -> list[torch.Tensor]:
+    """Copies tensor ``root`` of the list into all others, in place.
+
+    Args:
+        tensors: of one shape and dtype, one on each device.
+        root: the position in the list of the one to copy.
+
+    Returns:
+        The tensors, in their order.
+
+    Raises:
+        TypeError: something in the list is no tensor.
+        ValueError: the list is empty, tensors differ in shape or dtype or share memory, or there is no such
+            root.
+    """
+    tensors = check_tensors("broadcast", tensors)
+    check_alike("broadcast", tensors)
+    check_apart("broadcast", tensors)
+    check_root("broadcast", root, len(tensors))
+    for i, tensor in enumerate(tensors):
+        if i != root:
+            tensor.copy_(tensors[root])
+    return tensors
+
+
+def scatter(tensor: torch.Tensor, chunks: int, devices: Sequence[Device] | None = None) -> list[torch.Tensor]:
+    """Cuts a tensor along dimension 0, as :func:`numpy.array_split` does, and moves each chunk to a device.
+
+    Gradients flow back. A chunk whose device is the tensor's own is a view of it.
+
+    Args:
+        tensor: of at least ``chunks`` rows.
+        chunks: how many.
+        devices: where to, one for each chunk; ``dev:0``, ``dev:1``, ... by default.
+
+    Returns:
+        The chunks; the first ``len(tensor) % chunks`` have one row more than the others.
+
+    Raises:
+        ValueError: ``chunks`` is below 1 or above the number of rows or devices, or the tensor has no
+            dimensions.
+    """
+    (tensor,) = check_tensors("scatter", [tensor])
+    if tensor.dim() == 0:
+        raise ValueError("scatter: the tensor has no dimensions, so nothing to cut along")
+    check_chunks("scatter", chunks, len(tensor), "the tensor")
+    devices = list(range(torch.dev.device_count()) if devices is None else devices)
+    if len(devices) < chunks:
+        raise ValueError(f"scatter: {chunks} chunks, but {len(devices)} devices")
+    return [
+        part.to(torch.device("dev", device) if isinstance(device, int) else device)
+        for part, device in zip(tensor.tensor_split(chunks), devices, strict=False)
+    ]
+
+
+def gather(tensors: Sequence[torch.Tensor], device: Device = None) -> torch.Tensor:
+    """Joins tensors along dimension 0 on one device. Gradients flow back.
+
+    Args:
+        tensors: of one dtype, and of one shape except for dimension 0.
+        device: where to; the device of the first tensor by default.
+
+    Raises:
+        TypeError: something in the list is no tensor.
+        ValueError: the list is empty, a tensor has no dimensions, or they differ in dtype or in the shape
+            behind dimension 0.
+    """
+    tensors = check_tensors("gather", tensors)
+    for i, tensor in enumerate(tensors):
+        if tensor.dim() == 0:
+            raise ValueError(f"gather: tensor {i} has no dimensions, so nothing to join along")
+    check_alike("gather (but for dimension 0)", [tensor[:0] for tensor in tensors])
+    where = tensors[0].device if device is None else device
+    where = torch.device("dev", where) if isinstance(where, int) else where
+    return torch.cat([tensor.to(where) for tensor in tensors])
+
+
+# ---- how ------------------------------------------------------------------------------------------------
+
+
+def reachable(tensor: torch.Tensor) -> bool:
+    """Whether the kernels can work on the tensor where it is. (Another package's device may have the type of
+    ``dev``.)"""
+    in_host_memory = tensor.is_cpu or (tensor.device.type == "dev" and _device.registered())
+    return in_host_memory and _dense(tensor) and not tensor.is_conj() and not tensor.is_neg()
+
+
+def _dense(tensor: torch.Tensor) -> bool:
+    return tensor.is_contiguous() or torch.ops.aten.is_non_overlapping_and_dense(tensor)
+
+
+def direct_form(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether :func:`reduce_direct` can combine these."""
+    return all(reachable(tensor) and tensor.stride() == tensors[0].stride() for tensor in tensors)
+
+
+def settle(tensors: Sequence[torch.Tensor]) -> None:
+    """Waits for what the current streams still do with the tensors: the kernels ask no stream."""
+    for device in _devices(tensors):
+        torch.dev.current_stream(device).synchronize()
+
+
+def staging_for(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The tensor on the host that :func:`reduce_staged` needs."""
+    if all(tensor.is_contiguous() for tensor in tensors):
+        most = min(STAGING_ELEMENTS, STAGING_BYTES // tensors[0].element_size())
+        return torch.empty(min(tensors[0].numel(), most), dtype=tensors[0].dtype)
+    return torch.empty(tensors[0].shape, dtype=tensors[0].dtype)
+
+
+@torch.no_grad()
+def reduce_staged(
+    tensors: Sequence[torch.Tensor], mean: bool, factors: Sequence[float], staging: torch.Tensor
+) -> None:
+    """The host form: piece by piece, all inputs are combined into ``staging``, which is copied to all."""
+    if all(tensor.is_contiguous() for tensor in tensors):
+        pieces = zip(*(tensor.detach().view(-1).split(len(staging) or 1) for tensor in tensors), strict=True)
+    else:
+        pieces = iter([tuple(tensor.detach() for tensor in tensors)])
+    for piece in pieces:
+        sources = [part if reachable(part) and part.is_contiguous() else _on_host(part) for part in piece]
+        result = staging[: len(piece[0])] if staging.dim() else staging
+        _C._replicas_reduce([[result]], [sources], mean, list(factors))
+        for part in piece:
+            part.copy_(result)
+
+
+def _on_host(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.cpu().contiguous().resolve_conj().resolve_neg()
+
+
+def _devices(tensors: Sequence[torch.Tensor]) -> list[torch.device]:
+    """The ``dev`` devices among those of the tensors, each once."""
+    return list(dict.fromkeys(tensor.device for tensor in tensors if tensor.device.type == "dev"))
+
+
+@functools.cache
+def _stream_of(device: torch.device) -> torch.dev.Stream:
+    """The stream for overlapped reductions that begin with a tensor of this device."""
+    return torch.dev.Stream(device)
+
+
+def _all_reduce(
+    call: str, tensors: Sequence[torch.Tensor], op: Op, overlap: bool, direct: bool
+) -> list[torch.Tensor] | Pending:
+    tensors = check_tensors(call, tensors)
+    check_op(call, op)
+    check_alike(call, tensors)
+    check_apart(call, tensors)
+    mean = op == "mean"
+    reduce: Callable[[], None]
+    if direct and direct_form(tensors):
+        reduce = functools.partial(_C._replicas_reduce, [tensors], [tensors], mean, [])
+    else:
+        reduce = functools.partial(reduce_staged, tensors, mean, [], staging_for(tensors))
+    if not overlap:
+        settle(tensors)
+        reduce()
+        return tensors
+    devices = _devices(tensors)
+    if not devices:
+        raise ValueError(f"{call}: overlap needs a stream, and no tensor is on dev")
+    # What a stream's task raises appears where somebody waits; what can be refused is refused now.
+    _C._replicas_reduce([[tensors[0].new_empty(0)]], [[tensors[0].new_empty(0)]], mean, [])
+    stream = _stream_of(devices[0])
+    for device in devices:
+        stream.wait_event(torch.dev.current_stream(device).record_event())
+    _C._device_enqueue(stream, reduce)
+    return Pending(tensors, stream.record_event())

@@ -1,0 +1,177 @@
+"""One training step of all replicas."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+from torch_occl.replicas._batch import batch_size, shard_batch
+from torch_occl.replicas._checks import check_replicas
+from torch_occl.replicas._devices import DeviceManager, ReplicaError, manager_of
+from torch_occl.replicas._parameters import MissingGradient, sync_grads
+
+ForwardFunction = Callable[[int, Sequence[torch.Tensor], Any], torch.Tensor]
+Replicas = list[list[torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What :func:`data_parallel_step` tells."""
+
+    losses: list[torch.Tensor]
+    """For each replica the loss of its shard: a scalar on its device, without a graph."""
+    sizes: list[int]
+    """For each replica the number of samples of its shard."""
+    missing: list[MissingGradient]
+    """The gradients that were missing; see :func:`sync_grads`."""
+
+    @property
+    def loss(self) -> float:
+        """The mean loss over all samples of the batch."""
+        total = sum(loss.item() * size for loss, size in zip(self.losses, self.sizes, strict=True))
+        return total / sum(self.sizes)
+
+
+def data_parallel_step(
+    forward_fn: ForwardFunction,
+    param_replicas: Sequence[Sequence[torch.Tensor]],
+    optimizers: Sequence[torch.optim.Optimizer],
+    batch: Any,
+    *,
+    pre_shard_hook: Callable[[Any], Any] | None = None,
+    post_sync_hook: Callable[[Replicas], None] | None = None,
+    post_step_hook: Callable[[int], None] | None = None,
+) -> StepResult:
+    """Trains all replicas on one batch: shard, forward and backward, reduce the gradients, step.
+
+    Replicas run side by side, in a thread and on a stream of their device each. The gradients are those of
+    the mean loss over the whole batch, whatever the sizes of the shards. The step happens to all replicas or
+    to none: if anything raises, parameters and optimizers are as they were before (gradients are not, and
+    neither are buffers that a forward pass has changed). For this, parameters and optimizer states are copied
+    before the optimizers begin, so a step needs memory for them twice.
+
+    Args:
+        forward_fn: ``forward_fn(i, params, shard)`` computes the mean loss over the shard, a scalar, with
+            replica ``i``, whose parameters are ``params``. Called in the replica's thread, with the tensors
+            of the shard on its device.
+        param_replicas: for each replica its parameters, each replica on a ``dev`` device of its own.
+        optimizers: for each replica one that holds parameters of this replica. Gradients are set to None at
+            the beginning of the step, and are there after it.
+        batch: see :func:`shard_batch`.
+        pre_shard_hook: called with the batch before anything else. What it returns is used instead of the
+            batch, unless it is None.
+        post_sync_hook: called with the replicas' parameters once all gradients are reduced, before the
+            optimizers: to clip gradients, for instance. It has to treat all replicas alike.
+        post_step_hook: called with the number of each replica in turn, after all optimizers.
+
+    Raises:
+        TypeError: something in the lists is no tensor.
+        ValueError: replicas differ, share a device or are not on ``dev``; there is not one optimizer for each
+            replica, or it holds parameters of another; the batch has fewer samples than there are replicas.
+        ReplicaError: ``forward_fn``, an optimizer or a hook raised, or the loss is not a scalar.
+    """
+    call = "data_parallel_step"
+    replicas = check_replicas(call, param_replicas)
+    manager = _manager_for(call, replicas)
+    _check_optimizers(call, replicas, optimizers)
+    if pre_shard_hook is not None:
+        with _Named("pre_shard_hook"):
+            changed = pre_shard_hook(batch)
+        batch = batch if changed is None else changed
+    shards = shard_batch(batch, len(replicas))
+    sizes = [batch_size(call, shard) for shard in shards]
+
+    def backward(i: int, params: list[torch.Tensor], shard: Any) -> torch.Tensor:
+        for p in params:
+            p.grad = None
+        here = tree_map_only(torch.Tensor, lambda t: t.to(manager.devices[i], non_blocking=True), shard)
+        with torch.enable_grad():
+            loss = forward_fn(i, params, here)
+            if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+                raise TypeError(f"forward_fn must return the loss, a scalar; it returned {loss!r:.99}")
+            loss.backward()
+        return loss.detach()
+
+    losses = manager.run(backward, replicas, shards)
+    even = len(set(sizes)) == 1
+    missing = sync_grads(replicas, weights=None if even else [size / sum(sizes) for size in sizes])
+    if post_sync_hook is not None:
+        with _Named("post_sync_hook"):
+            post_sync_hook(replicas)
+    before = manager.run(lambda i, params, optimizer: _Snapshot(params, optimizer), replicas, optimizers)
+    try:
+        manager.run(lambda i, optimizer: optimizer.step(), optimizers)
+        if post_step_hook is not None:
+            for i in range(len(replicas)):
+                with _Named(f"post_step_hook({i})"):
+                    post_step_hook(i)
+    except BaseException:
+        for snapshot in before:
+            snapshot.restore()
+        raise
+    return StepResult(losses, sizes, missing)
+
+
+class _Named:
+    """What is raised inside becomes a :class:`ReplicaError` that says in whose code."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception):
+            raise ReplicaError(
+                f"{self.name} raised {type(error).__name__}: {error}; the parameters are as they were before "
+                "the step"
+            ) from error
+
+
+class _Snapshot:
+    """Parameters and optimizer state of one replica, to go back to."""
+
+    def __init__(self, params: Sequence[torch.Tensor], optimizer: torch.optim.Optimizer) -> None:
+        self.params, self.optimizer = params, optimizer
+        self.values = [p.detach().clone() for p in params]
+        self.state = copy.deepcopy(optimizer.state_dict())
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        for p, value in zip(self.params, self.values, strict=True):
+            p.copy_(value)
+        self.optimizer.load_state_dict(self.state)
+
+
+def _manager_for(call: str, replicas: Replicas) -> DeviceManager:
+    """The manager of the devices that the replicas are on."""
+    devices = []
+    for i, params in enumerate(replicas):
+        device = params[0].device
+        if device.type != "dev":
+            raise ValueError(f"{call}: replica {i} is on {device}; replicas run on dev devices")
+        for index, p in enumerate(params):
+            if p.device != device:
+                raise ValueError(
+                    f"{call}: replica {i} is on {device}, but its parameter {index} on {p.device}"
+                )
+        if device in devices:
+            raise ValueError(f"{call}: replicas {devices.index(device)} and {i} are both on {device}")
+        devices.append(device)
+    return manager_of(devices)
+
+
+def _check_optimizers(call: str, replicas: Replicas, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    if len(optimizers) != len(replicas):
+        raise ValueError(f"{call}: {len(optimizers)} optimizers for {len(replicas)} replicas")
+    for i, (params, optimizer) in enumerate(zip(replicas, optimizers, strict=True)):
+        own = {id(p) for p in params}
+        for group in optimizer.param_groups:
+            if not own.issuperset(map(id, group["params"])):
+                raise ValueError(f"{call}: optimizer {i} holds parameters that are not those of replica {i}")
