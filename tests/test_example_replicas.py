@@ -184,7 +184,8 @@ def test_a_child_that_raises_shows_its_traceback(tmp_path):
     )
     with training(script) as example:
         assert example.finish() == 1, example.output
-    assert re.search(r"replica 1 \(pid \d+\) exited with status 1 in step 3:\nTraceback", example.output)
+    fate = r"replica 1 \(pid \d+\) exited with status 1 in step 3:\nTraceback"
+    assert re.search(fate, example.output), f"this does not have {fate!r}:\n{example.output}"
     assert "ValueError: out of luck" in example.output
     assert "replicas [0] have stopped in good order" in example.output
 
