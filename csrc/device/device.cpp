@@ -1,5 +1,6 @@
 #include "device/device.h"
 
+#include <c10/core/AutogradState.h>
 #include <c10/util/Exception.h>
 #include <pthread.h>
 
@@ -72,6 +73,9 @@ void mark_used() {
   if (used()) return;
   static const int registered = pthread_atfork(nullptr, nullptr, in_child_after_fork);
   TORCH_CHECK(registered == 0, "pthread_atfork failed");
+  // dev computes on the cores of the calling thread: in autograd's own thread for a device, the backward pass
+  // would have a second team of OpenMP threads, and both teams would share the cores.
+  c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
   g_used.store(true, std::memory_order_relaxed);
 }
 

@@ -28,7 +28,8 @@ bool in_bad_fork();
 /// Throws the error PyTorch's users know ("Cannot re-initialize dev in forked subprocess ...") in such a
 /// child.
 void check_fork();
-/// From now on forked children are bad; called when a device is first used. Cheap after the first call.
+/// Called when a device is first used; cheap after that. From now on forked children are bad, and backward
+/// passes that this thread starts run in it (torch.autograd.set_multithreading_enabled(False)).
 void mark_used();
 bool used();
 

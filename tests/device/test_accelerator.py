@@ -2,6 +2,7 @@
 
 import os
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -52,7 +53,8 @@ def test_current_device_is_per_thread():
     assert seen == [0]
 
 
-def test_autograd_runs_on_the_thread_of_the_device():
+def threads_of_backward_passes() -> dict[int, tuple[int, int]]:
+    """For each of three devices the thread in which its gradients are made, and its current device."""
     threads = {}
 
     class Note(torch.autograd.Function):
@@ -67,8 +69,22 @@ def test_autograd_runs_on_the_thread_of_the_device():
 
     xs = [torch.ones(2, device=f"dev:{i}", requires_grad=True) for i in range(3)]
     sum(Note.apply(x).sum().to("dev:0") for x in xs).backward()
+    assert all((x.grad == 1).all() for x in xs)
+    return threads
+
+
+def test_autograd_runs_in_the_calling_thread():
+    own = threading.get_ident()
+    assert threads_of_backward_passes() == {i: (own, i) for i in range(3)}
+    names = {task.read_text().strip() for task in Path("/proc/self/task").glob("*/comm")}
+    assert {f"pt_autograd_{i}" for i in range(torch.dev.device_count())} <= names
+
+
+def test_autograd_runs_on_the_thread_of_the_device_if_asked():
+    with torch.autograd.set_multithreading_enabled(True):
+        threads = threads_of_backward_passes()
     assert [threads[i][1] for i in range(3)] == [0, 1, 2]
-    assert len({threads[i][0] for i in range(3)}) == 3
+    assert len({threads[i][0] for i in range(3)} | {threading.get_ident()}) == 4
 
 
 def test_memory_functions():
