@@ -36,6 +36,7 @@ struct Plan {
   std::size_t argument_count = 0;
   std::size_t return_count = 0;
   bool looks_at_requires_grad = false;  // the kernel computes more where a gradient will be wanted
+  bool foreach = false;                 // may have tensors of several devices: then it goes one by one
 };
 
 std::optional<Plan::Kind> kind_of(const c10::Type& type) {
@@ -74,6 +75,7 @@ Plan make_plan(const c10::FunctionSchema& schema) {
   plan.argument_count = schema.arguments().size();
   plan.return_count = schema.returns().size();
   plan.looks_at_requires_grad = schema.name() == "aten::_sparse_mm_reduce_impl";
+  plan.foreach = schema.name().starts_with("aten::_foreach_");
   for (std::size_t i = 0; i < schema.arguments().size(); ++i) {
     const auto& argument = schema.arguments()[i];
     const auto kind = kind_of(*argument.real_type());
@@ -128,6 +130,17 @@ Target target_of(const Plan& plan, const IValue* arguments) {
   if (wanted && wanted->type() == kType) wanted = device(resolve(wanted->index()));
   if (!first) first = wanted && wanted->type() == kType ? wanted->index() : current();
   return {*first, wanted ? *wanted : device(*first)};
+}
+
+bool on_several_devices(const Plan& plan, const IValue* arguments) {
+  std::optional<c10::DeviceIndex> first;
+  bool several = false;
+  for (const auto& argument : plan.arguments)
+    each_tensor(arguments[argument.index], [&](const at::Tensor& t) {
+      if (on_dev(t)) several |= t.device().index() != first.value_or(t.device().index());
+      if (on_dev(t) && !first) first = t.device().index();
+    });
+  return several;
 }
 
 [[noreturn]] void mixed_devices(const c10::OperatorHandle& op, const Plan::Argument& argument,
@@ -197,6 +210,11 @@ void convert_result(Aliases& aliases, c10::DeviceIndex target, IValue& value) {
 void run(const c10::OperatorHandle& op, const Plan& plan, DispatchKey cpu_key, Stack* stack) {
   check_fork();
   const std::size_t first = stack->size() - plan.argument_count;
+  if (plan.foreach && on_several_devices(plan, stack->data() + first)) {
+    at::AutoDispatchBelowADInplaceOrView below;
+    op.redispatchBoxed(DispatchKeySet(cpu_key), stack);  // the CPU's kernel calls the operator of each tensor
+    return;
+  }
   const Target target = target_of(plan, stack->data() + first);
   wait_for_queued(target.device);
   Aliases aliases;

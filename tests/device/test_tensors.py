@@ -293,6 +293,22 @@ def test_lists_of_tensors():
         same(a, b)
 
 
+def test_foreach_operations_take_tensors_of_several_devices():
+    parts = [torch.ones(3, device=f"dev:{i}", requires_grad=True) for i in (1, 0, 1)]
+    doubled = torch._foreach_mul(parts, 2)
+    assert [t.device.index for t in doubled] == [1, 0, 1]
+    torch._foreach_add(doubled, parts)[2].sum().backward()
+    same(parts[2].grad, torch.full((3,), 3.0))
+    with torch.no_grad():
+        torch._foreach_addcmul_(parts, parts, doubled, [1.0, 2.0, 3.0])
+        norms = torch._foreach_norm(parts)
+    for t, norm, number in zip(parts, norms, (3.0, 5.0, 7.0), strict=True):
+        same(t.detach(), torch.full((3,), number))
+        same(norm, torch.full((3,), number).norm())
+    with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+        torch._foreach_add(parts, [parts[1].detach()] * 3)
+
+
 def test_index_put_with_duplicates():
     for accumulate in (False, True):
         a, b = torch.zeros(5), torch.zeros(5, device="dev")
