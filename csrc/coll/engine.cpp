@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/thread.h"
+
 namespace occl::coll {
 namespace {
 
@@ -129,7 +131,12 @@ void Engine::submit(Group& group, Operation& op) {
 /// A first attempt; what is left over is for others.
 void Engine::begin(Group& group, const Operation& op) {
   poll(group);
-  if (!op.finished() && waiters_.load(std::memory_order_seq_cst) == 0) start_background();
+  if (op.finished() || waiters_.load(std::memory_order_seq_cst) > 0) return;
+  try {
+    start_background();
+  } catch (const Error& error) {
+    group.abort(error.what());  // the operation is under way: this ends it, here and at the other ranks
+  }
 }
 
 /// Where other programs take the cores, looking keeps the very rank away that is waited for. It shows:
@@ -223,7 +230,8 @@ void Engine::start_background() {
   if (stop_) return;
   // Every thread that is not inside a callback is parked or about to look, under the lock, before it parks.
   if (background_.size() == absent_.load(std::memory_order_seq_cst))  // pairs with Callback
-    background_.emplace_back([this] { run_background(); });
+    background_.push_back(
+        start_thread<Thread>("that drives operations nobody waits for", [this] { run_background(); }));
   background_work_.notify_one();
 }
 

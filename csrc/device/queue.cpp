@@ -1,9 +1,9 @@
 #include "device/queue.h"
 
-#include <system_error>
 #include <thread>
 
 #include "base/error.h"
+#include "base/thread.h"
 
 namespace occl::device {
 
@@ -14,11 +14,10 @@ void Queue::push(std::function<void()> task) {
     work_.notify_one();
   } else {
     try {
-      std::thread([this] { run(); }).detach();
-    } catch (const std::system_error& error) {
+      start_thread<std::thread>("of a stream", [this] { run(); }).detach();
+    } catch (const Error&) {
       tasks_.pop_back();  // nobody would ever take it: whoever waited for it would wait for ever
-      fail(Errc::system, "cannot start the thread of a stream: ", error.what(),
-           " (is there a limit on threads, as `ulimit -u` or a container's?)");
+      throw;
     }
     running_ = true;
   }

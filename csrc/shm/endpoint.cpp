@@ -10,11 +10,11 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
-#include <system_error>
 
 #include "base/error.h"
 #include "base/fault_point.h"
 #include "base/remedy.h"
+#include "base/thread.h"
 #include "shm/socket.h"
 
 namespace occl::shm {
@@ -77,13 +77,7 @@ Endpoint::Endpoint(std::shared_ptr<RegionTable> regions, const Config& config)
   OCCL_FAULT_POINT("endpoint.listening");
   add_to_epoll(epoll_.get(), kListener, listener_.get());
   add_to_epoll(epoll_.get(), kWake, wake_.get());
-  try {
-    thread_ = std::thread([this] { serve(); });
-  } catch (const std::system_error& error) {
-    fail(Errc::system,
-         "cannot start the thread that answers peers (raise the limit of processes: ulimit -u, or ",
-         "the container's pids.max): ", error.what());
-  }
+  thread_ = start_thread<std::thread>("that answers peers", [this] { serve(); });
 }
 
 Endpoint::~Endpoint() {

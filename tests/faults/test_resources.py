@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from distributed.checks import assert_works, backend
 from distributed.devices import DEVICES
+from distributed import worker
 from distributed.worker import join
 
 from . import limits
@@ -118,6 +119,34 @@ def test_without_threads_the_error_says_so(pool):
     """No thread can be made: RLIMIT_NPROC and a container's pids.max answer like this."""
     for text in outcomes(pool, "without_threads"):
         assert re.search(r"cannot start the thread .*ulimit -u.*Resource temporarily unavailable", text), text
+
+
+def without_threads_later(rank, n, device, *, store):
+    """The group is there; then rank 0 has no thread left for an operation that nobody waits for."""
+    join(rank, n, device, store=store, timeout=60.0)
+    t = torch.ones(1 << 20, device=device)
+    try:
+        if rank == 0:
+            limits.without_threads()
+            future = dist.all_reduce(t, async_op=True).get_future()
+            worker.tell("called")
+            future.wait()
+        else:
+            worker.listen()
+            dist.all_reduce(t)
+    except RuntimeError as error:
+        return str(error)
+    return "works"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_without_a_thread_in_the_background_operations_fail_on_all_ranks(pool, device):
+    with pool.fresh(2) as team:
+        team.start(without_threads_later, device, store=team.zygote.new_file())
+        assert team.hear(0) == "called"
+        team.say(1, "go")
+        for outcome in team.finish():
+            assert re.search(r"rank 0 aborted .*cannot start the thread .*ulimit -u", outcome.result), outcome
 
 
 # ---- again and again -----------------------------------------------------------------------------------
