@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <string_view>
+#include <utility>
 
 #include "base/error.h"
 #include "base/fault_point.h"
@@ -43,6 +44,7 @@ void Group::submit(Operation& op) {
       op.sequence_ = op.is_transfer()
                          ? ++transfers_
                          : sequence_.fetch_add(1, std::memory_order_relaxed) + 1;  // under the lock
+      if (op.is_transfer()) forgive(op.transfer());
       pending_.fetch_add(1, std::memory_order_relaxed);          // seen by whoever sees the operation
       engine_.pending_.fetch_add(1, std::memory_order_seq_cst);  // pairs with the engine's parking
       submitted_.push(op);
@@ -62,6 +64,23 @@ void Group::refuse(const std::string& text) {
   if (ended_ || refusal.sequence.load(std::memory_order_relaxed) == q) return;  // we alone write it
   std::strncpy(refusal.text.data(), text.c_str(), refusal.text.size() - 1);
   refusal.sequence.store(q, std::memory_order_release);  // pairs with check_refusals, which looks by itself
+}
+
+void Group::refuse_message(int peer, bool send, const std::string& text) {
+  std::lock_guard lock(submit_mutex_);
+  Refusal& refusal = mesh_->own().message_refusal();
+  if (ended_ || refusal.sequence.load(std::memory_order_relaxed) != 0) return;  // the first one is the cause
+  std::strncpy(refusal.text.data(), text.c_str(), refusal.text.size() - 1);
+  // release: pairs with check_message_refusals
+  refusal.sequence.store(Refusal::of_message(transfers_ + 1, peer, send), std::memory_order_release);
+}
+
+/// The good call that makes up for the refused one.
+void Group::forgive(const Transfer& transfer) {
+  auto& sequence = mesh_->own().message_refusal().sequence;  // we alone write it, under the lock
+  if (const auto q = sequence.load(std::memory_order_relaxed);
+      q && Refusal::same_kind(q, Refusal::of_message(0, transfer.peer, transfer.send)))
+    sequence.store(0, std::memory_order_relaxed);  // nothing comes with it
 }
 
 void Group::take_submitted(OperationList& done) {
@@ -215,10 +234,10 @@ std::string Group::the_dead() const {
 /// Does this wait for a rank whose call of the same kind was refused? A rank that was refused itself knows
 /// how that goes, and is patient.
 void Group::check_refusals() {
+  check_message_refusals();
   if (collectives_.empty() || !started_) return;
   const Operation& op = collectives_.front();
   const std::uint64_t q = op.sequence();
-  const std::string_view kind = traits(op.collective().kind).name;
   // acquire: pairs with refuse
   const auto refused = [q](const SharedBlock& block) {
     return block.refusal(q).sequence.load(std::memory_order_acquire) == q;
@@ -226,15 +245,35 @@ void Group::check_refusals() {
   if (refused(mesh_->own())) return;
   for (const int rank : executor_.missing()) {
     const SharedBlock& block = mesh_->member(rank).block;
-    if (!refused(block)) continue;
-    const auto& text = block.refusal(q).text;
-    const std::string said(text.data(), strnlen(text.data(), text.size()));
-    if (!said.starts_with(kind)) continue;
-    if (!second_thoughts_) second_thoughts_ = Deadline::after(kSecondThoughts);
-    if (second_thoughts_->passed())
-      fail(Errc::mismatch, mesh_->describe(rank), " made the call that should have been ", doing(op),
-           " with wrong arguments, and did not make it again within ", kSecondThoughts.count(), " s: ", said);
+    if (refused(block) && block.refusal(q).why().starts_with(traits(op.collective().kind).name))
+      check_refusal(rank, block.refusal(q), op, second_thoughts_);
   }
+}
+
+void Group::check_message_refusals() {
+  for (int i = 0; i < mesh_->size(); ++i) {
+    if (i == mesh_->rank()) continue;
+    const Refusal& refusal = mesh_->member(i).block.message_refusal();
+    const auto q = refusal.sequence.load(std::memory_order_acquire);  // pairs with refuse_message
+    for (const bool send : {true, false}) {
+      if (!q || !Refusal::same_kind(q, Refusal::of_message(0, mesh_->rank(), send))) continue;
+      const Operation* op = messenger_.waiting(i, !send);
+      if (!op) continue;
+      if (q != std::exchange(refused_message_, q)) message_second_thoughts_.reset();
+      return check_refusal(i, refusal, *op, message_second_thoughts_);
+    }
+  }
+  refused_message_ = 0;
+}
+
+void Group::check_refusal(int rank, const Refusal& refusal, const Operation& op,
+                          std::optional<Deadline>& second_thoughts) const {
+  if (!second_thoughts) second_thoughts = Deadline::after(kSecondThoughts);
+  if (second_thoughts->passed())
+    fail(Errc::mismatch, mesh_->describe(rank), " made the call that should have ",
+         op.is_transfer() ? "answered " : "been ", doing(op),
+         " with wrong arguments, and did not make it again within ", kSecondThoughts.count(),
+         " s: ", refusal.why());
 }
 
 void Group::check_deadlines() {

@@ -36,6 +36,9 @@ class Group {
   /// told `text` (which begins with the name of the call), unless a right call follows soon.
   void refuse(const std::string& text);
 
+  /// The same for a message to (`send`) or from `peer`. Any good call of that kind makes up for it.
+  void refuse_message(int peer, bool send, const std::string& text);
+
   /// Does what can be done now; true if something moved. `patient`: also looks for trouble (dead or departed
   /// ranks, aborts, deadlines) where nothing moved.
   bool drive(bool patient);
@@ -67,6 +70,7 @@ class Group {
   std::optional<Error> error() const;
 
  private:
+  void forgive(const Transfer& transfer);
   void take_submitted(OperationList& done);
   void set_restless(bool restless);
   bool advance_collectives(OperationList& done);
@@ -75,6 +79,9 @@ class Group {
   std::string the_dead() const;
   void check_aborts();
   void check_refusals();
+  void check_message_refusals();
+  void check_refusal(int rank, const Refusal& refusal, const Operation& op,
+                     std::optional<Deadline>& second_thoughts) const;
   void check_deadlines();
   void end_all(const Error& error, OperationList& done);
   void finish(OperationList& done);
@@ -100,7 +107,9 @@ class Group {
   OperationList transfers_held_;  // the first one is not ready
   OperationList collectives_;     // the first one is being executed if started_
   bool started_ = false;
-  std::optional<Deadline> second_thoughts_;  // a rank that refused the call may still make it until then
+  // A rank that refused the call may still make it until then: a collective, a message.
+  std::optional<Deadline> second_thoughts_, message_second_thoughts_;
+  std::uint64_t refused_message_ = 0;  // what the latter is about
   OperationList exposed_;  // ended with an error while peers might use their buffers: kept until close
 };
 

@@ -20,6 +20,8 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <string>
 
 #include "base/sync.h"
 #include "base/tuning.h"
@@ -55,10 +57,20 @@ struct alignas(kLine) RollCall {
   Atomic<std::uint64_t> passed = 0;   // ... and this is the last one that all ranks came to
 };
 
-/// Why this rank did not post operation `sequence` yet. The argument for two posts holds for two of these.
+/// Why this rank did not post operation `sequence` yet. The argument for two posts holds for two of these. A
+/// third one is for messages: while a call is refused, `sequence` says which one, else it is 0.
 struct alignas(kLine) Refusal {
   Atomic<std::uint64_t> sequence = 0;  // release, after the text: pairs with Group::check_refusals
   std::array<char, 4 * kLine - 8> text{};
+
+  std::string why() const { return {text.data(), strnlen(text.data(), text.size())}; }
+
+  static std::uint64_t of_message(std::uint64_t number, int peer, bool send) {
+    return number << 32 | static_cast<std::uint64_t>(peer + 1) << 1 | (send ? 1 : 0);
+  }
+  static bool same_kind(std::uint64_t a, std::uint64_t b) {
+    return static_cast<std::uint32_t>(a) == static_cast<std::uint32_t>(b);
+  }
 };
 
 struct alignas(kLine) Post {
@@ -107,7 +119,7 @@ class SharedBlock {
     header_->size = size_;
     new (base_ + kTick) Tick;
     new (&roll_call()) RollCall;
-    for (int i = 0; i < 2; ++i) new (&refusal(i)) Refusal;
+    for (int i = 0; i < 3; ++i) new (refusals() + i) Refusal;
     for (int i = 0; i < 2; ++i) new (base_ + kPost + i * sizeof(Post)) Post;
     for (int i = 0; i < size_; ++i) {
       new (&send(i)) SendLine;
@@ -118,7 +130,8 @@ class SharedBlock {
   GroupHeader& header() const { return *header_; }
   Atomic<std::uint64_t>& tick() const { return reinterpret_cast<Tick*>(base_ + kTick)->value; }
   RollCall& roll_call() const { return *reinterpret_cast<RollCall*>(base_ + kRollCall); }
-  Refusal& refusal(std::uint64_t q) const { return reinterpret_cast<Refusal*>(base_ + kRefusal)[q & 1]; }
+  Refusal& refusal(std::uint64_t q) const { return refusals()[q & 1]; }
+  Refusal& message_refusal() const { return refusals()[2]; }
   Post& post(std::uint64_t q) const { return reinterpret_cast<Post*>(base_ + kPost)[q & 1]; }
   ListedBlock* listed(std::uint64_t q) const {
     return reinterpret_cast<ListedBlock*>(base_ + kListed + (q & 1) * listed_bytes(size_));
@@ -130,10 +143,12 @@ class SharedBlock {
   }
 
  private:
+  Refusal* refusals() const { return reinterpret_cast<Refusal*>(base_ + kRefusal); }
+
   static constexpr std::size_t kTick = 0;
   static constexpr std::size_t kRollCall = kTick + sizeof(Tick);
   static constexpr std::size_t kRefusal = kRollCall + sizeof(RollCall);
-  static constexpr std::size_t kPost = kRefusal + 2 * sizeof(Refusal);
+  static constexpr std::size_t kPost = kRefusal + 3 * sizeof(Refusal);
   static constexpr std::size_t kListed = kPost + 2 * sizeof(Post);
   static constexpr std::size_t listed_bytes(int size) {
     return (size * sizeof(ListedBlock) + kLine - 1) / kLine * kLine;

@@ -347,6 +347,14 @@ bool Messenger::needs(int rank) const {
   return found;
 }
 
+const Operation* Messenger::waiting(int rank, bool send) const {
+  const Operation* found = nullptr;
+  for_each(rank, [&](const Operation& op) {
+    if (op.transfer().send == send && op.transfer().peer == rank) found = &op;
+  });
+  return found;
+}
+
 void Messenger::fail(int rank, const Error& error, OperationList& done) {
   std::vector<Operation*> failed;
   for_each(rank, [&](Operation& op) { failed.push_back(&op); });

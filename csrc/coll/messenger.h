@@ -60,6 +60,9 @@ class Messenger {
   /// Does an operation that has not ended need `rank`?
   bool needs(int rank) const;
 
+  /// A send to `rank`, or a receive from no other rank, that has not ended; or null.
+  const Operation* waiting(int rank, bool send) const;
+
  private:
   struct Unexpected {  // arrived before its receive was posted
     Envelope envelope;

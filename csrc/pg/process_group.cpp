@@ -32,20 +32,31 @@ void wait_for_stream(const Request& request) {
 
 }  // namespace
 
-template <class Make>
-decltype(auto) ProcessGroupOCCL::checked(Make&& make) {
+template <class Make, class Refuse>
+decltype(auto) ProcessGroupOCCL::checked(Make&& make, Refuse&& refuse) {
   try {
     return make();
   } catch (const c10::Error& error) {
     check_usable();
-    group_->refuse(error.what_without_backtrace());
+    refuse(error.what_without_backtrace());
     throw;
   }
+}
+
+template <class Make>
+decltype(auto) ProcessGroupOCCL::checked(Make&& make) {
+  return checked(make, [&](const char* why) { group_->refuse(why); });
 }
 
 template <class Opts, class Make>
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::call(const Opts& opts, Make&& make) {
   return launch(checked(make), opts.timeout, opts.asyncOp);
+}
+
+ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::transfer(Tensors& tensors, int peer, int tag, bool send) {
+  return launch(checked([&] { return pg::transfer(who(), tensors, peer, tag, send); },
+                        [&](const char* why) { group_->refuse_message(peer, send, why); }),
+                c10d::kUnsetTimeout);
 }
 
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::launch(Request request, std::chrono::milliseconds timeout,
@@ -138,13 +149,13 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::barrier(const c10d::BarrierOptions& 
   return call(opts, [&] { return pg::barrier(); });
 }
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::send(Tensors& tensors, int peer, int tag) {
-  return launch(pg::transfer(who(), tensors, peer, tag, true), c10d::kUnsetTimeout);
+  return transfer(tensors, peer, tag, true);
 }
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::recv(Tensors& tensors, int peer, int tag) {
-  return launch(pg::transfer(who(), tensors, peer, tag, false), c10d::kUnsetTimeout);
+  return transfer(tensors, peer, tag, false);
 }
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::recvAnysource(Tensors& tensors, int tag) {
-  return launch(pg::transfer(who(), tensors, coll::Transfer::kAnyRank, tag, false), c10d::kUnsetTimeout);
+  return transfer(tensors, coll::Transfer::kAnyRank, tag, false);
 }
 
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::allreduce_coalesced(Tensors& tensors,

@@ -126,6 +126,9 @@ class ProcessGroupOCCL final : public c10d::Backend {
   WorkPtr call(const Opts& opts, Make&& make);
   template <class Make>
   decltype(auto) checked(Make&& make);
+  template <class Make, class Refuse>
+  decltype(auto) checked(Make&& make, Refuse&& refuse);
+  WorkPtr transfer(Tensors& tensors, int peer, int tag, bool send);
   WorkPtr launch(Request request, std::chrono::milliseconds timeout, bool async = true);
   WorkPtr launch(std::vector<Request> requests, std::chrono::milliseconds timeout, bool async = true);
   WorkPtr estimate(const std::vector<Request>& requests);

@@ -65,6 +65,56 @@ TEST("a refused call that is made again, or was another, is no harm") {
   });
 }
 
+TEST("who waits for a message that was refused is told why, others are not") {
+  for (const bool send : {true, false}) {
+    // Too many for a ring: a send waits for its receiver. And they must live longer than the group.
+    std::vector<std::vector<std::int64_t>> many(3, std::vector<std::int64_t>(1 << 20));
+    Cluster cluster(3);
+    cluster.each([&](Rank& rank) {
+      auto& mine = many[rank.rank];
+      const Block buffer{reinterpret_cast<std::byte*>(mine.data()), mine.size()};
+      const auto message = [&](bool sends, int peer) {
+        return Transfer{.send = sends, .peer = peer, .tag = 1, .dtype = DType::i64, .buffer = buffer};
+      };
+      if (rank.rank == 0) {
+        rank.group->refuse_message(1, send, "the tensor is wrong");
+        rank.run(message(send, 2));
+      } else if (rank.rank == 1) {
+        const Error error = error_of([&] { rank.run(message(!send, 0)); });
+        CHECK(error.code() == Errc::mismatch && contains(error, "rank 0 (pid"), error.what());
+        CHECK(contains(error, send ? "answered recv(int64[1048576]" : "answered send("), error.what());
+        CHECK(contains(error, "the tensor is wrong"), error.what());
+      } else {
+        rank.run(message(!send, 0));
+      }
+    });
+  }
+}
+
+TEST("a refused message that is made again is no harm") {
+  Cluster cluster(2);
+  cluster.each([](Rank& rank) {
+    for (int i = 0; i < 3; ++i) {
+      std::int64_t value = rank.rank;
+      Transfer message{.send = rank.rank == 0, .peer = 1 - rank.rank, .tag = 0, .dtype = DType::i64};
+      message.buffer = {reinterpret_cast<std::byte*>(&value), 1};
+      if (rank.rank == 0) {
+        rank.group->refuse_message(1, true, "wrong at first");
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));  // rank 1 sees it
+      }
+      rank.run(message);
+      CHECK(value == 0);
+    }
+    // This receive takes longer than a rank has for second thoughts, but nothing is refused any more.
+    std::int64_t value = rank.rank;
+    Transfer message{.send = rank.rank == 0, .peer = 1 - rank.rank, .tag = 0, .dtype = DType::i64};
+    message.buffer = {reinterpret_cast<std::byte*>(&value), 1};
+    if (rank.rank == 0) std::this_thread::sleep_for(std::chrono::seconds(4));
+    rank.run(message);
+    CHECK(value == 0);
+  });
+}
+
 TEST("a monitored barrier lets all ranks pass, again and again") {
   Cluster cluster(4);
   std::atomic<int> entered = 0;

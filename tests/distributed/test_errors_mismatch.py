@@ -97,6 +97,16 @@ def error_then_next(rank, n, device):
     assert_works(device)
 
 
+def message_refused(rank, n, device):
+    """A send with a wrong tensor raises there, and whoever waits for the message learns why."""
+    if rank == 0:
+        with pytest.raises(ValueError, match="contiguous"):
+            dist.send(torch.zeros(8, device=device)[::2], 1)
+    elif rank == 1:
+        with pytest.raises(dist.DistBackendError, match=r"(?s)rank 0 \(pid .*wrong arguments.*contiguous"):
+            dist.recv(torch.zeros(4, device=device), 0)
+
+
 def uneven_lists_differ(rank, n, device):
     """all_gather and reduce_scatter of lists: rank 1 believes in other sizes."""
     counts = [3, 4, 5] if rank != 1 else [3, 4, 6]
@@ -172,6 +182,12 @@ def test_every_rank_raises_and_names_both_sides(pool, usual, odd, world_size, od
 )
 def test_the_group_works_on_after_a_mismatch(pool, body, device):
     pool.run(body, 3, device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_who_waits_for_a_message_that_was_refused_learns_why(fresh, device):
+    with fresh(3) as team:
+        team.join().run(message_refused, device)
 
 
 @pytest.mark.parametrize("device", DEVICES)
