@@ -61,9 +61,15 @@ void bind_device(py::module_& module) {
   });
   module.def("_init_device", &dev::init);
   module.def("_device_taken", &dev::privateuse1_taken);
-  module.def("_device_generator", [](int index) { return dev::default_generator(dev::resolve(index)); });
+  module.def("_device_generator", [](int index) {
+    dev::check_fork();
+    return dev::default_generator(dev::resolve(index));
+  });
   module.def("_device_count", [] { return static_cast<int>(dev::count()); });
-  module.def("_device_get", [] { return static_cast<int>(dev::current()); });
+  module.def("_device_get", [] {
+    dev::check_fork();
+    return static_cast<int>(dev::current());
+  });
   module.def("_device_resolve", [](int index) { return static_cast<int>(dev::resolve(index)); });
   module.def("_device_set", [](int index) {
     dev::check_fork();

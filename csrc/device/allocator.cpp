@@ -73,6 +73,7 @@ void delete_device_memory(void* p) {
 }
 
 [[noreturn]] void out_of_memory(std::size_t bytes, c10::DeviceIndex index, const char* why) {
+  heap(index).count_out_of_memory();
   const HeapStats stats = heap(index).stats();
   const HostMemory memory = host_memory();
   const auto allocated = static_cast<std::uint64_t>(stats.block_bytes.all.current);

@@ -102,6 +102,7 @@ const at::Generator& default_generator(c10::DeviceIndex index) {
 }
 
 at::Generator new_generator(c10::DeviceIndex index) {
+  check_fork();
   return at::make_generator<DevGenerator>(resolve(index));
 }
 

@@ -76,11 +76,7 @@ Heap::Block* Heap::block_at(const void* p) const {
 
 void* Heap::allocate(std::size_t bytes) {
   const std::size_t limit = memory_limit();
-  if (bytes > limit) {
-    std::lock_guard lock(mutex_);
-    ++stats_.ooms;
-    fail(Errc::out_of_memory, "more than the limit of this process, ", limit, " bytes");
-  }
+  if (bytes > limit) fail(Errc::out_of_memory, "more than the limit of this process, ", limit, " bytes");
   const std::size_t size = round_up(bytes, kBlockAlign);
   std::lock_guard lock(mutex_);
   Block* b = find_free(size);
@@ -138,6 +134,11 @@ void each_counter(HeapStats& s, F f) {
 void Heap::reset_peaks() {
   std::lock_guard lock(mutex_);
   each_counter(stats_, [](Counter& c) { c.peak = c.current; });
+}
+
+void Heap::count_out_of_memory() {
+  std::lock_guard lock(mutex_);
+  ++stats_.ooms;
 }
 
 void Heap::reset_accumulated() {

@@ -83,6 +83,8 @@ class Heap {
   void empty_cache();
 
   HeapStats stats() const;
+  /// Whoever asked has been told that there is no memory: an attempt that failed is not yet that.
+  void count_out_of_memory();
   void reset_peaks();
   void reset_accumulated();
 

@@ -42,10 +42,7 @@ Heap::Block* Heap::grow(std::size_t size) {
     if (commit(best, bytes, best_front) ||
         (bytes > best_cost && commit(best, round_up(best_cost, shm::page_size()), best_front)))
       return find_free(size);
-    if (retried) {
-      ++stats_.ooms;
-      fail(Errc::out_of_memory, "no memory left");
-    }
+    if (retried) fail(Errc::out_of_memory, "no memory left");
     ++stats_.retries;
     decommit_free_blocks();
   }
@@ -144,7 +141,6 @@ void Heap::add_arena(std::size_t at_least) {
       if (starts != MAP_FAILED) munmap(starts, table);
       // A low `ulimit -v` refuses large maps: try smaller ones while they can hold the request.
       if (size > at_least) continue;
-      ++stats_.ooms;
       throw Error(Errc::out_of_memory, error.what());
     }
     madvise(region->base(), size,

@@ -2,6 +2,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/ExpandUtils.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/native/Resize.h>
@@ -28,6 +29,7 @@
 #include "device/alias.h"
 #include "device/allocator.h"
 #include "device/batch_norm.h"
+#include "device/pinned.h"
 #include "device/rnn.h"
 #include "device/stream.h"
 
@@ -102,25 +104,32 @@ Tensor as_it_is(const Tensor& t) {
   return Tensor(t.unsafeGetTensorImpl()->shallow_copy_and_detach(c10::VariableVersion(0), true));
 }
 
+/// As on other accelerators, a copy is left to the stream where both sides are of its device, or one is in
+/// pinned memory: programs that use any other memory rely on being done with it when the call returns.
+bool may_come_later(const Tensor& t, c10::DeviceIndex index) {
+  if (t.device().type() == kType) return t.device().index() == index;
+  return t.has_storage() && is_pinned(t.storage().data());
+}
+
 Tensor& copy_(Tensor& self, const Tensor& src, bool non_blocking) {
   check_fork();
   TORCH_CHECK(self.defined() && src.defined(), "copy_: the tensor is undefined");
   const auto index = self.device().type() == kType ? self.device().index() : src.device().index();
-  const c10::Stream stream = current_stream(index);
-  if (C10_LIKELY(is_default(stream))) {
-    Aliases aliases;
-    copy_now(self, src, aliases);
+  if (non_blocking && !is_default(current_stream(index)) && may_come_later(self, index) &&
+      may_come_later(src, index)) {
+    at::expand_inplace(self, src, "copy_");  // a shape that does not fit is an error now
+    // The task holds both as they are now, so their memory outlives it, and they may become other tensors
+    // meanwhile (`x.data = y`, which FSDP does).
+    enqueue(current_stream(index), [to = as_it_is(self), from = as_it_is(src)] {
+      Aliases aliases;
+      copy_now(to, from, aliases);
+    });
     return self;
   }
-  // The task holds both as they are now, so their memory outlives it, and they may become other tensors
-  // meanwhile
-  // (`x.data = y`, which FSDP does). Like on other accelerators, the caller must not change the source before
-  // the stream gets there.
-  enqueue(stream, [to = as_it_is(self), from = as_it_is(src)] {
-    Aliases aliases;
-    copy_now(to, from, aliases);
-  });
-  if (!non_blocking) synchronize(stream);
+  for (const Tensor* t : {static_cast<const Tensor*>(&self), &src})
+    if (t->device().type() == kType) wait_for_queued(t->device().index());
+  Aliases aliases;
+  copy_now(self, src, aliases);
   return self;
 }
 
@@ -228,6 +237,9 @@ void install_ops() {
     auto* other = new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
     other->impl("copy_", TORCH_FN(copy_));
     other->impl("_copy_from", TORCH_FN(copy_from));
+    if (key != c10::DispatchKey::QuantizedPrivateUse1) continue;
+    other->impl("set_.source_Storage", TORCH_FN(set_storage_whole_));
+    other->impl("set_.source_Storage_storage_offset", TORCH_FN(set_storage_));
   }
 
   // The CPU's choice among its attention kernels: it looks at shapes and types, not at devices.

@@ -1,5 +1,5 @@
-// "Pinned" host memory. Any host memory can be copied to `dev` asynchronously; this exists because PyTorch
-// asks for it by name (DataLoader(pin_memory=True), Tensor.pin_memory, non-blocking copies to the host).
+// "Pinned" host memory, which PyTorch asks for by name (DataLoader(pin_memory=True), Tensor.pin_memory). Of
+// the host's memory only this is copied by a stream while the caller goes on.
 #pragma once
 
 #include <c10/core/Allocator.h>

@@ -88,6 +88,7 @@ c10::Stream current_stream(c10::DeviceIndex index) {
 }
 
 c10::Stream exchange_stream(const c10::Stream& stream) {
+  check_fork();
   check_stream(stream);
   const c10::Stream previous = current_stream(stream.device_index());
   t_current_stream[static_cast<std::size_t>(stream.device_index())] = stream.id();

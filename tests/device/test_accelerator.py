@@ -182,7 +182,8 @@ def test_fork_after_use(run_python):
     refused = [
         "torch.ones(1, device='dev')", "x.add_(1)", "x.cpu()", "torch.dev.set_device(1)", "torch.dev.init()",
         "torch.dev.Stream()", "torch.dev.synchronize()", "torch.dev.empty_cache()", "x[0].item()",
-        "torch.ones(3).to('dev')", "torch.empty(3, pin_memory=True)",
+        "torch.ones(3).to('dev')", "torch.empty(3, pin_memory=True)", "torch.dev.current_device()",
+        "torch.dev.get_rng_state()", "torch.Generator('dev')", "torch.dev.set_stream(stream)",
     ]  # fmt: skip
     fine = [
         "torch.ones(3).add(1).sum()", "torch.manual_seed(0)", "global x; del x; gc.collect()", "x.shape",
@@ -191,7 +192,7 @@ def test_fork_after_use(run_python):
     out = run_python(
         FORK
         + f"""
-    x = torch.ones(1000, device="dev")
+    x, stream = torch.ones(1000, device="dev"), torch.dev.Stream()
     print([in_child(code) for code in {refused!r}], [in_child(code) for code in {fine!r}])
     assert x.sum().item() == 1000
     """

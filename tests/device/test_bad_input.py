@@ -189,7 +189,7 @@ def test_a_stream_without_a_thread_is_an_error_and_works_later(run_python):
     run_python(
         """
         import resource, torch, torch_occl
-        stream, x, y = torch.dev.Stream(), torch.zeros(4, device="dev"), torch.ones(4)
+        stream, x, y = torch.dev.Stream(), torch.zeros(4, device="dev"), torch.ones(4).pin_memory()
         x.add_(0)
         x.record_stream(stream)
         unlimited = resource.getrlimit(resource.RLIMIT_AS)

@@ -141,7 +141,7 @@ def test_a_compiled_call_on_a_side_stream_waits_for_what_is_queued():
     f(x)
     stream = torch.dev.Stream()
     with torch.dev.stream(stream):
-        x.copy_(torch.ones(1 << 20), non_blocking=True)
+        x.copy_(torch.ones(1 << 20).pin_memory(), non_blocking=True)
         assert f(x).sum().item() == 2 << 20
 
 

@@ -1,5 +1,8 @@
 """Sparse and quantized tensors, autocast, SyncBatchNorm's kernels: compared with the CPU."""
 
+import copy
+import io
+import pickle
 import warnings
 
 import pytest
@@ -105,6 +108,12 @@ def test_quantized():
         cpu, dev = quantize(source), quantize(source.dev())
         assert dev.device.type == "dev" and dev.is_quantized and dev.qscheme() == cpu.qscheme()
         assert torch.equal(dev.dequantize().cpu(), cpu.dequantize())
+        file = io.BytesIO()
+        torch.save(dev, file)
+        file.seek(0)
+        for same in (copy.deepcopy(dev), torch.load(file), pickle.loads(pickle.dumps(dev))):
+            assert same.device == dev.device and same.qscheme() == dev.qscheme()
+            assert torch.equal(same.dequantize().cpu(), cpu.dequantize())
         assert torch.equal(dev.int_repr().cpu(), cpu.int_repr())
         assert dev.cpu().device.type == "cpu" and torch.equal(dev.cpu().int_repr(), cpu.int_repr())
         assert torch.equal(cpu.dev().int_repr().cpu(), cpu.int_repr())

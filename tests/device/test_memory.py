@@ -133,9 +133,11 @@ def test_reserved_is_what_the_kernel_has_committed():
 
 
 def test_absurd_size_is_out_of_memory_and_nothing_breaks():
+    before = torch.dev.memory_stats()["num_ooms"]
     for n in (1 << 62, 1 << 50, 1 << 40):
         with pytest.raises(torch.OutOfMemoryError, match=r"Tried to allocate .* on dev:0"):
             torch.empty(n, dtype=torch.uint8, device="dev")
+    assert torch.dev.memory_stats()["num_ooms"] == before + 3
     assert torch.ones(3, device="dev").sum().item() == 3
 
 
@@ -161,7 +163,9 @@ def test_limit_is_obeyed_and_the_cache_of_other_devices_counts():
         with pytest.raises(torch.OutOfMemoryError):
             torch.empty(40 << 20, dtype=torch.uint8, device="dev:0")
         del x
+        ooms = torch.dev.memory_stats()["num_ooms"]
         torch.empty(40 << 20, dtype=torch.uint8, device="dev:0")  # takes it from the cache of dev:1
+        assert torch.dev.memory_stats()["num_ooms"] == ooms
     finally:
         torch.dev.set_per_process_memory_fraction(before)
     with pytest.raises(ValueError, match="above 0 and at most 1"):

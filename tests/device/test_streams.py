@@ -66,7 +66,7 @@ def test_non_blocking_copy_is_of_what_the_tensors_were(gate, changed):
     """A tensor may be given other data, of another size, before the stream gets to the copy."""
     stream = torch.dev.Stream()
     with torch.dev.stream(stream):
-        source, target = torch.arange(4.0, device="dev"), torch.zeros(4)
+        source, target = torch.arange(4.0, device="dev"), torch.zeros(4).pin_memory()
         before = target[:]
         hold(stream, gate)
         target.copy_(source, non_blocking=True)
@@ -81,7 +81,7 @@ def test_non_blocking_copy_is_of_what_the_tensors_were(gate, changed):
 
 def test_non_blocking_copy_goes_on_without_the_host(gate):
     stream = torch.dev.Stream()
-    x, y = torch.zeros(4, device="dev"), torch.ones(4)
+    x, y = torch.zeros(4, device="dev"), torch.ones(4).pin_memory()
     hold(stream, gate)
     with torch.dev.stream(stream):
         x.copy_(y, non_blocking=True)
@@ -98,7 +98,7 @@ def test_computation_on_a_side_stream_waits_for_what_is_queued(gate):
     hold(stream, gate)
     threading.Timer(0.05, gate.set).start()
     with torch.dev.stream(stream):
-        x.copy_(torch.ones(4), non_blocking=True)
+        x.copy_(torch.ones(4).pin_memory(), non_blocking=True)
         assert (x + 1).sum().item() == 8
 
 
@@ -110,6 +110,39 @@ def test_blocking_copy_on_a_side_stream_blocks(gate):
     with torch.dev.stream(stream):
         x.copy_(torch.ones(4))
     assert x.sum().item() == 4
+
+
+def test_non_blocking_copy_of_ordinary_memory_is_done_at_the_return(gate):
+    """Who does not pin may write into the source again, as with CUDA."""
+    stream = torch.dev.Stream()
+    x, y = torch.zeros(4, device="dev"), torch.ones(4)
+    hold(stream, gate)
+    threading.Timer(0.05, gate.set).start()
+    with torch.dev.stream(stream):
+        x.copy_(y, non_blocking=True)
+    y.zero_()
+    assert x.sum().item() == 4
+
+
+@pytest.mark.parametrize("non_blocking", [False, True])
+def test_a_copy_between_devices_waits_for_the_streams_of_both(gate, non_blocking):
+    there, here = torch.dev.Stream("dev:1"), torch.dev.Stream("dev:0")
+    x, y, source = torch.zeros(4, device="dev:1"), torch.ones(4, device="dev:0"), torch.full((4,), 7.0)
+    hold(there, gate)
+    hold(here, gate)
+    threading.Timer(0.05, gate.set).start()
+    with torch.dev.stream(there), torch.dev.stream(here):
+        x.copy_(source.pin_memory(), non_blocking=True)
+        y.copy_(x, non_blocking=non_blocking)
+        assert y.tolist() == [7.0] * 4
+
+
+def test_a_non_blocking_copy_of_a_wrong_shape_raises_at_once(gate):
+    stream = torch.dev.Stream()
+    x, y = torch.ones(3, device="dev"), torch.ones(4, device="dev")
+    hold(stream, gate)
+    with torch.dev.stream(stream), pytest.raises(RuntimeError, match=r"expanded size|must match"):
+        x.copy_(y, non_blocking=True)
 
 
 def test_memory_of_a_queued_copy_outlives_its_tensors(gate):
@@ -291,7 +324,7 @@ def test_process_ends_with_work_in_flight(run_python):
         x = torch.zeros(1 << 20, device="dev")
         with torch.dev.stream(stream):
             for _ in range(50):
-                x.copy_(torch.ones(1 << 20), non_blocking=True)
+                x.copy_(torch.ones(1 << 20).pin_memory(), non_blocking=True)
         print("end")
         """
     )

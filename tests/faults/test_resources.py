@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from distributed import worker
 from distributed.checks import assert_works, backend
 from distributed.devices import DEVICES
-from distributed import worker
 from distributed.worker import join
 
 from . import limits
@@ -214,8 +214,8 @@ def test_groups_made_and_destroyed_leave_nothing(pool, groups, device):
         results = team.run(
             groups_again_and_again, device, folder=team.zygote.new_file(), groups=groups, limit=1800.0
         )
-    # 512 bytes of each group are kept for ever: its header, which peers may look at whenever they like. So the
-    # 400 KB of a group may lie on pages that were not touched before: twice as much is no leak.
+    # 512 bytes of each group are kept for ever: its header, which peers may look at whenever they like. So
+    # the 400 KB of a group may lie on pages that were not touched before: twice as much is no leak.
     assert_flat(results, kib=1024 + groups // 2, shared_kib=1024 + groups // 4 + groups // 16)
 
 
