@@ -76,7 +76,9 @@ def _tensor_dlpack_device(self: torch.Tensor) -> Any:
 
 def _rebuild_storage(memory: torch.UntypedStorage, index: int) -> torch.UntypedStorage:
     bytes_ = torch.empty(0, dtype=torch.uint8).set_(memory)
-    return from_cpu(bytes_, index).untyped_storage()
+    storage = from_cpu(bytes_, index).untyped_storage()
+    storage._occl_shared = memory  # type: ignore[attr-defined]  # who passes it on shares it too
+    return storage
 
 
 def _reduce_storage(storage: torch.UntypedStorage) -> Any:

@@ -179,6 +179,9 @@ def work(queue, back, model):
     x.add_(1)
     assert view.tolist() == [2.0, 3.0]
     view.zero_()
+    back.put(x)  # passed on, it is still the same memory
+    queue.get()
+    assert x.tolist() == [11.0, 10.0, 10.0, 14.0]
     with torch.no_grad():
         model.weight.fill_(5)
     back.put(torch.full((2,), 7.0, device="dev"))
@@ -193,14 +196,17 @@ if __name__ == "__main__":
     process = context.Process(target=work, args=(queue, back, model))
     process.start()
     queue.put((x, x[1:3], torch.empty(0, device="dev")))
-    reply = back.get()
+    returned = back.get(timeout=30)
+    x.add_(10)
+    queue.put(None)
+    reply = back.get(timeout=30)
+    assert returned.device == x.device and returned.tolist() == x.tolist() == [11, 10, 10, 14]
     assert reply.device.type == "dev" and reply.tolist() == [7, 7]
-    assert x.tolist() == [1, 0, 0, 4], x
     assert model.weight.sum().item() == 20
     queue.put(None)
     process.join()
     assert process.exitcode == 0
-    assert x.sum().item() == 5
+    assert x.sum().item() == returned.sum().item() == 45
 """
     )
     run_python(
