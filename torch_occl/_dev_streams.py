@@ -93,23 +93,22 @@ class StreamContext:
 
     def __init__(self, stream: torch.Stream | None) -> None:
         self.stream = stream
-        self._before: list[torch.Stream] = []
-        self._device = -1
+        self._before: list[list[torch.Stream]] = []  # one entry for each time it was entered
 
     def __enter__(self) -> None:
-        if self.stream is None:
-            return
-        self._device = torch.accelerator.current_device_index()
-        self._before.append(current_stream(self._device))
-        if self.stream.device_index != self._device:
-            self._before.append(current_stream(self.stream.device_index))
-        torch.accelerator.set_stream(self.stream)
+        before: list[torch.Stream] = []
+        if self.stream is not None:
+            before.append(current_stream())
+            if self.stream.device_index != before[0].device_index:
+                before.append(current_stream(self.stream.device_index))
+            torch.accelerator.set_stream(self.stream)
+        self._before.append(before)
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        while self._before:
-            torch.accelerator.set_stream(self._before.pop())
+        for stream in reversed(self._before.pop()):
+            torch.accelerator.set_stream(stream)
 
 
 def stream(stream: torch.Stream | None) -> StreamContext:

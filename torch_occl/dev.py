@@ -102,18 +102,20 @@ class device:
 
     def __init__(self, device: Device) -> None:
         self.idx = -1 if device is None else device if isinstance(device, int) else device_index(device)
-        self.prev_idx = -1
+        self._before: list[int] = []  # one entry for each time it was entered
 
     def __enter__(self) -> None:
+        before = current_device()
         if self.idx >= 0:
-            self.prev_idx = current_device()
             _C._device_set(self.idx)
+        self._before.append(before)
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.prev_idx >= 0:
-            _C._device_exchange(self.prev_idx)
+        before = self._before.pop()
+        if self.idx >= 0:
+            _C._device_exchange(before)
 
 
 class device_of(device):

@@ -33,6 +33,12 @@ def test_device_index_functions():
         assert torch.dev.current_device() == 3
     with torch.dev.device("dev:4"), torch.dev.device(None):
         assert torch.dev.current_device() == 4
+    one = torch.dev.device(1)
+    with one, torch.dev.device(2):
+        with one:
+            assert torch.dev.current_device() == 1
+        assert torch.dev.current_device() == 2
+    assert torch.dev.current_device() == 0
     with torch.dev.device_of(torch.empty(1, device="dev:5")), torch.dev.device_of(torch.empty(1)):
         assert torch.dev.current_device() == 5
     with pytest.raises(RuntimeError, match="invalid device index 99"):
