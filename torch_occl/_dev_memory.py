@@ -75,8 +75,10 @@ def set_per_process_memory_fraction(fraction: float, device: Device = None) -> N
     """Limits what all devices of this process together may reserve to a share of the host's memory.
 
     Raises:
-        ValueError: ``fraction`` is not above 0 and at most 1.
+        ValueError: ``fraction`` is not above 0 and at most 1, or the device is of another type.
+        RuntimeError: there is no such device.
     """
+    device_index(device)
     if not 0 < fraction <= 1:
         raise ValueError(f"the memory fraction must be above 0 and at most 1, not {fraction}")
     _C._device_set_memory_fraction(fraction)

@@ -168,6 +168,15 @@ def test_limit_is_obeyed_and_the_cache_of_other_devices_counts():
         torch.dev.set_per_process_memory_fraction(0)
 
 
+def test_a_limit_for_a_device_that_is_none_is_refused():
+    before = torch.dev.get_per_process_memory_fraction()
+    with pytest.raises(RuntimeError, match="invalid device index 9"):
+        torch.dev.set_per_process_memory_fraction(0.5, device=9)
+    with pytest.raises(ValueError, match="expected a dev device"):
+        torch.dev.set_per_process_memory_fraction(0.5, device="cpu")
+    assert torch.dev.get_per_process_memory_fraction() == before
+
+
 def test_memory_of_devices_is_apart():
     a, b = torch.ones(8, device="dev:0"), torch.zeros(8, device="dev:1")
     assert a.data_ptr() != b.data_ptr()
