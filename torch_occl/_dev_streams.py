@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
 import torch
 
-from torch_occl._dev_index import Device, device_index
+from torch_occl._dev_index import Device, current_index, device_index
 
 __all__ = [
     "Event",
@@ -98,9 +100,9 @@ class StreamContext:
     def __enter__(self) -> None:
         before: list[torch.Stream] = []
         if self.stream is not None:
-            before.append(current_stream())
+            before.append(_current_stream(current_index()))
             if self.stream.device_index != before[0].device_index:
-                before.append(current_stream(self.stream.device_index))
+                before.append(_current_stream(self.stream.device_index))
             torch.accelerator.set_stream(self.stream)
         self._before.append(before)
 
@@ -111,8 +113,14 @@ class StreamContext:
             torch.accelerator.set_stream(stream)
 
 
-def stream(stream: torch.Stream | None) -> StreamContext:
-    """``with torch.dev.stream(s):`` makes ``s`` the current stream of its device."""
+def stream(stream: torch.Stream | None) -> AbstractContextManager[Any]:
+    """``with torch.dev.stream(s):`` makes ``s`` the current stream of its device, and that device current."""
+    if torch.compiler.is_dynamo_compiling():
+        if stream is None:
+            return contextlib.nullcontext()
+        with stream:
+            current_index()  # breaks the graph if the stream is of another device
+        return stream
     return StreamContext(stream)
 
 
@@ -122,9 +130,20 @@ def set_stream(stream: torch.Stream | None) -> None:
         torch.accelerator.set_stream(stream)
 
 
+def _set_stream_by_id(stream_id: int, device_index: int, device_type: int) -> None:
+    set_stream(Stream(stream_id=stream_id, device_index=device_index, device_type=device_type))
+
+
+def _current_stream(index: int) -> Stream:
+    """Never compiled: asked for the stream of another device, dynamo answers with that of the current one."""
+    return Stream._of(torch.accelerator.current_stream(torch.device("dev", index)))
+
+
 def current_stream(device: Device = None) -> Stream:
     """The stream that is current in this thread on ``device``."""
-    return Stream._of(torch.accelerator.current_stream(torch.device("dev", device_index(device))))
+    if device is None and torch.compiler.is_dynamo_compiling():
+        return torch.accelerator.current_stream()  # type: ignore[return-value]
+    return _current_stream(device_index(device))
 
 
 def default_stream(device: Device = None) -> Stream:

@@ -16,11 +16,12 @@ from typing import Any, NamedTuple
 import torch
 
 from torch_occl import _C, _dev_interchange, _dev_memory, _dev_random, _dev_streams
-from torch_occl._dev_index import Device, device_index
+from torch_occl._dev_index import Device, current_index, device_index
 from torch_occl._dev_interchange import *  # noqa: F403
 from torch_occl._dev_memory import *  # noqa: F403
 from torch_occl._dev_random import *  # noqa: F403
 from torch_occl._dev_streams import *  # noqa: F403
+from torch_occl._dev_streams import _set_stream_by_id  # noqa: F401
 
 __all__ = [
     "DeviceProperties",
@@ -79,7 +80,7 @@ def _is_in_bad_fork() -> bool:
 
 def current_device() -> int:
     """The number of the device that is current in this thread."""
-    return _C._device_get()
+    return current_index()
 
 
 def set_device(device: Device) -> None:

@@ -137,6 +137,52 @@ def test_dynamo_knows_the_device():
     interface.synchronize()
 
 
+def test_questions_about_the_device_are_compiled_without_a_break():
+    side = [torch.dev.Stream(f"dev:{index}") for index in range(2)]
+
+    def f(x, side):
+        first = torch.dev.current_stream()
+        side.wait_stream(first)
+        with torch.dev.stream(side), torch.dev.stream(None):
+            y = x + torch.dev.current_device()
+        first.wait_stream(side)
+        torch.dev.synchronize()
+        return y + torch.dev.device_count()
+
+    compiled, x = torch.compile(f, backend="aot_eager", fullgraph=True), torch.ones(2, device="dev")
+    for index in (0, 1, 0):  # the answer is no constant
+        with torch.dev.device(index):
+            assert compiled(x, side[index]).tolist() == [1 + index + torch.dev.device_count()] * 2
+
+
+@pytest.mark.parametrize("enter", [torch.dev.stream, lambda _: torch.dev.device(1)], ids=["stream", "device"])
+def test_what_makes_another_device_current_breaks_the_graph(enter):
+    other = torch.dev.Stream("dev:1")
+
+    def f(x):
+        with enter(other):
+            return x + torch.dev.current_device(), torch.zeros(2, device="dev")
+
+    x = torch.ones(2, device="dev")
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        torch.compile(f, backend="aot_eager", fullgraph=True)(x)
+    torch._dynamo.reset()
+    compiled = torch.compile(f, backend="aot_eager")
+    for _ in range(2):
+        y, z = compiled(x)
+        assert y.tolist() == [2, 2] and z.device == torch.device("dev:1")
+        assert torch.dev.current_device() == 0 and torch.dev.current_stream(1).stream_id == 0
+
+
+def test_dynamo_sets_a_stream_by_its_number():
+    from torch._dynamo.device_interface import get_interface_for_device
+
+    stream = torch.dev.Stream()
+    get_interface_for_device("dev")._set_stream_by_id(stream.stream_id, 0, stream.device_type)
+    assert torch.dev.current_stream() == stream
+    torch.dev.set_stream(torch.dev.default_stream())
+
+
 def test_fake_tensors():
     from torch._subclasses import FakeTensorMode
 
