@@ -39,6 +39,11 @@ class Stream(torch.Stream):
             return super().__new__(cls, priority=priority, **kwargs)
         return super().__new__(cls, device=torch.device("dev", device_index(device)), priority=priority)
 
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        """(lowest, highest), as ``torch.cuda`` counts them; they are accepted, and without effect."""
+        return (0, -1)
+
     @classmethod
     def _of(cls, stream: torch.Stream) -> Stream:
         return cls(

@@ -23,8 +23,11 @@ from torch_occl._dev_random import *  # noqa: F403
 from torch_occl._dev_streams import *  # noqa: F403
 from torch_occl._dev_streams import _set_stream_by_id  # noqa: F401
 
+memory, random, streams = _dev_memory, _dev_random, _dev_streams
+
 __all__ = [
     "DeviceProperties",
+    "can_device_access_peer",
     "current_device",
     "default_generators",  # noqa: F405
     "device",
@@ -37,7 +40,9 @@ __all__ = [
     "init",
     "is_available",
     "is_bf16_supported",
+    "is_current_stream_capturing",
     "is_initialized",
+    "is_tf32_supported",
     "set_device",
     *_dev_interchange.__all__,
     *_dev_memory.__all__,
@@ -177,6 +182,22 @@ def get_device_capability(device: Device = None) -> tuple[int, int]:
 
 def is_bf16_supported(including_emulation: bool = True) -> bool:
     """bfloat16 works, as fast as the CPU does it."""
+    return True
+
+
+def is_tf32_supported() -> bool:
+    """float32 is never computed with fewer bits in the name of TF32."""
+    return False
+
+
+def is_current_stream_capturing() -> bool:
+    """There are no graphs of device work on ``dev``, so nothing is ever captured."""
+    return False
+
+
+def can_device_access_peer(device: Device, peer_device: Device) -> bool:
+    """Always true: the devices are one memory. Raises RuntimeError for a device that does not exist."""
+    device_index(device), device_index(peer_device)
     return True
 
 

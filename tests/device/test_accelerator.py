@@ -127,6 +127,22 @@ def test_properties():
         assert getattr(torch.dev, name).__doc__, name
 
 
+def test_parts_of_the_module_are_modules():
+    import torch.dev.random
+    from torch.dev.memory import memory_stats
+
+    assert memory_stats is torch.dev.memory.memory_stats is torch.dev.memory_stats
+    assert torch.dev.random.get_rng_state is torch.dev.get_rng_state
+    assert torch.dev.streams.Stream is torch.dev.Stream and torch.dev.Stream.priority_range() == (0, -1)
+
+
+def test_what_cuda_has_and_this_device_does_not():
+    assert not torch.dev.is_tf32_supported() and not torch.dev.is_current_stream_capturing()
+    assert torch.dev.can_device_access_peer(0, "dev:1")
+    with pytest.raises(RuntimeError, match="invalid device index 9"):
+        torch.dev.can_device_access_peer(0, 9)
+
+
 def test_device_of_a_pointer():
     x = torch.empty(10, device="dev:3")
     assert _C._device_of_pointer(x.data_ptr() + 4) == torch.device("dev:3")

@@ -134,7 +134,7 @@ def test_reserved_is_what_the_kernel_has_committed():
 
 def test_absurd_size_is_out_of_memory_and_nothing_breaks():
     for n in (1 << 62, 1 << 50, 1 << 40):
-        with pytest.raises(torch.OutOfMemoryError, match=r"Tried to allocate .* on dev:0"):
+        with pytest.raises(torch.dev.OutOfMemoryError, match=r"Tried to allocate .* on dev:0"):
             torch.empty(n, dtype=torch.uint8, device="dev")
     assert torch.ones(3, device="dev").sum().item() == 3
 
@@ -240,6 +240,8 @@ def test_statistics_add_up():
         stats["allocated_bytes.all.current"] + stats["inactive_split_bytes.all.current"]
         == torch.dev.memory_reserved()
     )
+    nested = torch.dev.memory_stats_as_nested_dict()
+    assert nested["allocated_bytes"]["all"]["current"] == stats["allocated_bytes.all.current"]
     runs = torch.dev.memory_snapshot()
     assert sum(r["total_size"] for r in runs) == torch.dev.memory_reserved()
     assert sum(r["active_size"] for r in runs) == torch.dev.memory_allocated()
