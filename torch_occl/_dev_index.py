@@ -12,6 +12,16 @@ Device = Union[torch.device, str, int, None]  # noqa: UP007
 """``torch.device("dev:1")``, ``"dev:1"``, ``1``; None is the current device."""
 
 
+def current_index() -> int:
+    """The number of the device that is current in this thread."""
+    if torch.compiler.is_dynamo_compiling():
+        index = torch.accelerator.current_device_index()  # dynamo knows this one, and guards on it
+        # Not in the context of a stream of another device: dynamo does not know that the device changes too.
+        if torch.accelerator.current_stream() == torch.accelerator.current_stream(torch.device("dev", index)):
+            return index
+    return _C._device_get()
+
+
 def device_index(device: Device) -> int:
     """The number of the device; that of the current one for None and -1.
 
@@ -20,10 +30,10 @@ def device_index(device: Device) -> int:
         RuntimeError: there is no such device.
     """
     if device is None:
-        return _C._device_get()
+        return current_index()
     if isinstance(device, int):
         return _C._device_resolve(device)
     device = torch.device(device)
     if device.type != "dev":
         raise ValueError(f"expected a dev device, got {device}")
-    return _C._device_get() if device.index is None else _C._device_resolve(device.index)
+    return current_index() if device.index is None else _C._device_resolve(device.index)

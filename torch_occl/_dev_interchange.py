@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from torch_occl import _C, _dev_inductor
+from torch_occl import _C, _dev_inductor, _dev_streams
 from torch_occl._dev_index import Device, device_index
 
 __all__ = ["as_cpu", "from_cpu"]
@@ -76,7 +76,9 @@ def _tensor_dlpack_device(self: torch.Tensor) -> Any:
 
 def _rebuild_storage(memory: torch.UntypedStorage, index: int) -> torch.UntypedStorage:
     bytes_ = torch.empty(0, dtype=torch.uint8).set_(memory)
-    return from_cpu(bytes_, index).untyped_storage()
+    storage = from_cpu(bytes_, index).untyped_storage()
+    storage._occl_shared = memory  # type: ignore[attr-defined]  # who passes it on shares it too
+    return storage
 
 
 def _reduce_storage(storage: torch.UntypedStorage) -> Any:
@@ -149,6 +151,7 @@ def _register_with_dynamo(module: Any) -> None:
         memory_allocated = staticmethod(torch.dev.memory_allocated)
         set_device = staticmethod(torch.dev.set_device)
         set_stream = staticmethod(torch.dev.set_stream)
+        _set_stream_by_id = staticmethod(torch.dev._set_stream_by_id)
         stream = staticmethod(torch.dev.stream)
         synchronize = staticmethod(torch.dev.synchronize)
 
@@ -165,6 +168,14 @@ def _register_with_dynamo(module: Any) -> None:
         module.register_interface_for_device(f"dev:{index}", DevInterface)
 
 
+def _tell_dynamo_about_functions(module: Any) -> None:
+    module.assume_constant_result(torch.dev.device_count)
+    module.skip(_dev_streams._current_stream)
+    context = torch.dev.StreamContext
+    for function in (torch.dev.set_stream, context.__enter__, context.__exit__):
+        module.skip(function)  # compiled, it would set the stream when the graph is made, not when it runs
+
+
 def install() -> None:
     """Once, when ``torch.dev`` exists."""
     torch.Tensor.__dlpack__ = _tensor_dlpack  # type: ignore[method-assign]
@@ -172,6 +183,7 @@ def install() -> None:
     ForkingPickler.register(torch.UntypedStorage, _reduce_storage)
     for name, then in (
         ("torch._dynamo.device_interface", _register_with_dynamo),
+        ("torch._dynamo.decorators", _tell_dynamo_about_functions),
         ("torch._inductor.compile_fx", _dev_inductor.register_with_inductor),
     ):
         if name in sys.modules:

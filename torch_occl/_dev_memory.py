@@ -10,6 +10,7 @@ from torch_occl import _C
 from torch_occl._dev_index import Device, device_index
 
 __all__ = [
+    "OutOfMemoryError",
     "empty_cache",
     "get_per_process_memory_fraction",
     "max_memory_allocated",
@@ -19,11 +20,14 @@ __all__ = [
     "memory_reserved",
     "memory_snapshot",
     "memory_stats",
+    "memory_stats_as_nested_dict",
     "memory_summary",
     "reset_accumulated_memory_stats",
     "reset_peak_memory_stats",
     "set_per_process_memory_fraction",
 ]
+
+OutOfMemoryError = torch.OutOfMemoryError
 
 
 def empty_cache() -> None:
@@ -34,6 +38,11 @@ def empty_cache() -> None:
 def memory_stats(device: Device = None) -> dict[str, Any]:
     """All counters, flat, named as :func:`torch.accelerator.memory_stats` names them."""
     return torch.accelerator.memory_stats(device_index(device))
+
+
+def memory_stats_as_nested_dict(device: Device = None) -> dict[str, Any]:
+    """The same counters, nested: ``["allocated_bytes"]["all"]["current"]``."""
+    return torch._C._accelerator_getDeviceStats(device_index(device))
 
 
 def memory_allocated(device: Device = None) -> int:
@@ -75,8 +84,10 @@ def set_per_process_memory_fraction(fraction: float, device: Device = None) -> N
     """Limits what all devices of this process together may reserve to a share of the host's memory.
 
     Raises:
-        ValueError: ``fraction`` is not above 0 and at most 1.
+        ValueError: ``fraction`` is not above 0 and at most 1, or the device is of another type.
+        RuntimeError: there is no such device.
     """
+    device_index(device)
     if not 0 < fraction <= 1:
         raise ValueError(f"the memory fraction must be above 0 and at most 1, not {fraction}")
     _C._device_set_memory_fraction(fraction)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
 import torch
 
-from torch_occl._dev_index import Device, device_index
+from torch_occl._dev_index import Device, current_index, device_index
 
 __all__ = [
     "Event",
@@ -36,6 +38,11 @@ class Stream(torch.Stream):
         if "stream_id" in kwargs:
             return super().__new__(cls, priority=priority, **kwargs)
         return super().__new__(cls, device=torch.device("dev", device_index(device)), priority=priority)
+
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        """(lowest, highest), as ``torch.cuda`` counts them; they are accepted, and without effect."""
+        return (0, -1)
 
     @classmethod
     def _of(cls, stream: torch.Stream) -> Stream:
@@ -93,27 +100,32 @@ class StreamContext:
 
     def __init__(self, stream: torch.Stream | None) -> None:
         self.stream = stream
-        self._before: list[torch.Stream] = []
-        self._device = -1
+        self._before: list[list[torch.Stream]] = []  # one entry for each time it was entered
 
     def __enter__(self) -> None:
-        if self.stream is None:
-            return
-        self._device = torch.accelerator.current_device_index()
-        self._before.append(current_stream(self._device))
-        if self.stream.device_index != self._device:
-            self._before.append(current_stream(self.stream.device_index))
-        torch.accelerator.set_stream(self.stream)
+        before: list[torch.Stream] = []
+        if self.stream is not None:
+            before.append(_current_stream(current_index()))
+            if self.stream.device_index != before[0].device_index:
+                before.append(_current_stream(self.stream.device_index))
+            torch.accelerator.set_stream(self.stream)
+        self._before.append(before)
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        while self._before:
-            torch.accelerator.set_stream(self._before.pop())
+        for stream in reversed(self._before.pop()):
+            torch.accelerator.set_stream(stream)
 
 
-def stream(stream: torch.Stream | None) -> StreamContext:
-    """``with torch.dev.stream(s):`` makes ``s`` the current stream of its device."""
+def stream(stream: torch.Stream | None) -> AbstractContextManager[Any]:
+    """``with torch.dev.stream(s):`` makes ``s`` the current stream of its device, and that device current."""
+    if torch.compiler.is_dynamo_compiling():
+        if stream is None:
+            return contextlib.nullcontext()
+        with stream:
+            current_index()  # breaks the graph if the stream is of another device
+        return stream
     return StreamContext(stream)
 
 
@@ -123,9 +135,20 @@ def set_stream(stream: torch.Stream | None) -> None:
         torch.accelerator.set_stream(stream)
 
 
+def _set_stream_by_id(stream_id: int, device_index: int, device_type: int) -> None:
+    set_stream(Stream(stream_id=stream_id, device_index=device_index, device_type=device_type))
+
+
+def _current_stream(index: int) -> Stream:
+    """Never compiled: asked for the stream of another device, dynamo answers with that of the current one."""
+    return Stream._of(torch.accelerator.current_stream(torch.device("dev", index)))
+
+
 def current_stream(device: Device = None) -> Stream:
     """The stream that is current in this thread on ``device``."""
-    return Stream._of(torch.accelerator.current_stream(torch.device("dev", device_index(device))))
+    if device is None and torch.compiler.is_dynamo_compiling():
+        return torch.accelerator.current_stream()  # type: ignore[return-value]
+    return _current_stream(device_index(device))
 
 
 def default_stream(device: Device = None) -> Stream:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import torch
 
@@ -38,6 +39,8 @@ def register() -> str | None:
     from torch_occl import dev
 
     torch._register_device_module(NAME, dev)
+    for part in ("memory", "random", "streams"):  # so that `import torch.dev.memory` works
+        sys.modules[f"torch.{NAME}.{part}"] = getattr(dev, part)
     torch.utils.generate_methods_for_privateuse1_backend(for_tensor=True, for_module=True, for_storage=True)
     from torch_occl import _dev_interchange
 

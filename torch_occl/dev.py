@@ -16,14 +16,18 @@ from typing import Any, NamedTuple
 import torch
 
 from torch_occl import _C, _dev_interchange, _dev_memory, _dev_random, _dev_streams
-from torch_occl._dev_index import Device, device_index
+from torch_occl._dev_index import Device, current_index, device_index
 from torch_occl._dev_interchange import *  # noqa: F403
 from torch_occl._dev_memory import *  # noqa: F403
 from torch_occl._dev_random import *  # noqa: F403
 from torch_occl._dev_streams import *  # noqa: F403
+from torch_occl._dev_streams import _set_stream_by_id  # noqa: F401
+
+memory, random, streams = _dev_memory, _dev_random, _dev_streams
 
 __all__ = [
     "DeviceProperties",
+    "can_device_access_peer",
     "current_device",
     "default_generators",  # noqa: F405
     "device",
@@ -36,7 +40,9 @@ __all__ = [
     "init",
     "is_available",
     "is_bf16_supported",
+    "is_current_stream_capturing",
     "is_initialized",
+    "is_tf32_supported",
     "set_device",
     *_dev_interchange.__all__,
     *_dev_memory.__all__,
@@ -79,7 +85,7 @@ def _is_in_bad_fork() -> bool:
 
 def current_device() -> int:
     """The number of the device that is current in this thread."""
-    return _C._device_get()
+    return current_index()
 
 
 def set_device(device: Device) -> None:
@@ -102,18 +108,20 @@ class device:
 
     def __init__(self, device: Device) -> None:
         self.idx = -1 if device is None else device if isinstance(device, int) else device_index(device)
-        self.prev_idx = -1
+        self._before: list[int] = []  # one entry for each time it was entered
 
     def __enter__(self) -> None:
+        before = current_device()
         if self.idx >= 0:
-            self.prev_idx = current_device()
             _C._device_set(self.idx)
+        self._before.append(before)
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.prev_idx >= 0:
-            _C._device_exchange(self.prev_idx)
+        before = self._before.pop()
+        if self.idx >= 0:
+            _C._device_exchange(before)
 
 
 class device_of(device):
@@ -174,6 +182,22 @@ def get_device_capability(device: Device = None) -> tuple[int, int]:
 
 def is_bf16_supported(including_emulation: bool = True) -> bool:
     """bfloat16 works, as fast as the CPU does it."""
+    return True
+
+
+def is_tf32_supported() -> bool:
+    """float32 is never computed with fewer bits in the name of TF32."""
+    return False
+
+
+def is_current_stream_capturing() -> bool:
+    """There are no graphs of device work on ``dev``, so nothing is ever captured."""
+    return False
+
+
+def can_device_access_peer(device: Device, peer_device: Device) -> bool:
+    """Always true: the devices are one memory. Raises RuntimeError for a device that does not exist."""
+    device_index(device), device_index(peer_device)
     return True
 
 

@@ -33,6 +33,12 @@ def test_device_index_functions():
         assert torch.dev.current_device() == 3
     with torch.dev.device("dev:4"), torch.dev.device(None):
         assert torch.dev.current_device() == 4
+    one = torch.dev.device(1)
+    with one, torch.dev.device(2):
+        with one:
+            assert torch.dev.current_device() == 1
+        assert torch.dev.current_device() == 2
+    assert torch.dev.current_device() == 0
     with torch.dev.device_of(torch.empty(1, device="dev:5")), torch.dev.device_of(torch.empty(1)):
         assert torch.dev.current_device() == 5
     with pytest.raises(RuntimeError, match="invalid device index 99"):
@@ -119,6 +125,22 @@ def test_properties():
         torch.dev.get_device_properties(99)
     for name in torch.dev.__all__:
         assert getattr(torch.dev, name).__doc__, name
+
+
+def test_parts_of_the_module_are_modules():
+    import torch.dev.random
+    from torch.dev.memory import memory_stats
+
+    assert memory_stats is torch.dev.memory.memory_stats is torch.dev.memory_stats
+    assert torch.dev.random.get_rng_state is torch.dev.get_rng_state
+    assert torch.dev.streams.Stream is torch.dev.Stream and torch.dev.Stream.priority_range() == (0, -1)
+
+
+def test_what_cuda_has_and_this_device_does_not():
+    assert not torch.dev.is_tf32_supported() and not torch.dev.is_current_stream_capturing()
+    assert torch.dev.can_device_access_peer(0, "dev:1")
+    with pytest.raises(RuntimeError, match="invalid device index 9"):
+        torch.dev.can_device_access_peer(0, 9)
 
 
 def test_device_of_a_pointer():

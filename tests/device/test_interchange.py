@@ -137,6 +137,52 @@ def test_dynamo_knows_the_device():
     interface.synchronize()
 
 
+def test_questions_about_the_device_are_compiled_without_a_break():
+    side = [torch.dev.Stream(f"dev:{index}") for index in range(2)]
+
+    def f(x, side):
+        first = torch.dev.current_stream()
+        side.wait_stream(first)
+        with torch.dev.stream(side), torch.dev.stream(None):
+            y = x + torch.dev.current_device()
+        first.wait_stream(side)
+        torch.dev.synchronize()
+        return y + torch.dev.device_count()
+
+    compiled, x = torch.compile(f, backend="aot_eager", fullgraph=True), torch.ones(2, device="dev")
+    for index in (0, 1, 0):  # the answer is no constant
+        with torch.dev.device(index):
+            assert compiled(x, side[index]).tolist() == [1 + index + torch.dev.device_count()] * 2
+
+
+@pytest.mark.parametrize("enter", [torch.dev.stream, lambda _: torch.dev.device(1)], ids=["stream", "device"])
+def test_what_makes_another_device_current_breaks_the_graph(enter):
+    other = torch.dev.Stream("dev:1")
+
+    def f(x):
+        with enter(other):
+            return x + torch.dev.current_device(), torch.zeros(2, device="dev")
+
+    x = torch.ones(2, device="dev")
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        torch.compile(f, backend="aot_eager", fullgraph=True)(x)
+    torch._dynamo.reset()
+    compiled = torch.compile(f, backend="aot_eager")
+    for _ in range(2):
+        y, z = compiled(x)
+        assert y.tolist() == [2, 2] and z.device == torch.device("dev:1")
+        assert torch.dev.current_device() == 0 and torch.dev.current_stream(1).stream_id == 0
+
+
+def test_dynamo_sets_a_stream_by_its_number():
+    from torch._dynamo.device_interface import get_interface_for_device
+
+    stream = torch.dev.Stream()
+    get_interface_for_device("dev")._set_stream_by_id(stream.stream_id, 0, stream.device_type)
+    assert torch.dev.current_stream() == stream
+    torch.dev.set_stream(torch.dev.default_stream())
+
+
 def test_fake_tensors():
     from torch._subclasses import FakeTensorMode
 
@@ -179,6 +225,9 @@ def work(queue, back, model):
     x.add_(1)
     assert view.tolist() == [2.0, 3.0]
     view.zero_()
+    back.put(x)  # passed on, it is still the same memory
+    queue.get()
+    assert x.tolist() == [11.0, 10.0, 10.0, 14.0]
     with torch.no_grad():
         model.weight.fill_(5)
     back.put(torch.full((2,), 7.0, device="dev"))
@@ -193,14 +242,17 @@ if __name__ == "__main__":
     process = context.Process(target=work, args=(queue, back, model))
     process.start()
     queue.put((x, x[1:3], torch.empty(0, device="dev")))
-    reply = back.get()
+    returned = back.get(timeout=30)
+    x.add_(10)
+    queue.put(None)
+    reply = back.get(timeout=30)
+    assert returned.device == x.device and returned.tolist() == x.tolist() == [11, 10, 10, 14]
     assert reply.device.type == "dev" and reply.tolist() == [7, 7]
-    assert x.tolist() == [1, 0, 0, 4], x
     assert model.weight.sum().item() == 20
     queue.put(None)
     process.join()
     assert process.exitcode == 0
-    assert x.sum().item() == 5
+    assert x.sum().item() == returned.sum().item() == 45
 """
     )
     run_python(

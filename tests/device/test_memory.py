@@ -135,7 +135,7 @@ def test_reserved_is_what_the_kernel_has_committed():
 def test_absurd_size_is_out_of_memory_and_nothing_breaks():
     before = torch.dev.memory_stats()["num_ooms"]
     for n in (1 << 62, 1 << 50, 1 << 40):
-        with pytest.raises(torch.OutOfMemoryError, match=r"Tried to allocate .* on dev:0"):
+        with pytest.raises(torch.dev.OutOfMemoryError, match=r"Tried to allocate .* on dev:0"):
             torch.empty(n, dtype=torch.uint8, device="dev")
     assert torch.dev.memory_stats()["num_ooms"] == before + 3
     assert torch.ones(3, device="dev").sum().item() == 3
@@ -170,6 +170,15 @@ def test_limit_is_obeyed_and_the_cache_of_other_devices_counts():
         torch.dev.set_per_process_memory_fraction(before)
     with pytest.raises(ValueError, match="above 0 and at most 1"):
         torch.dev.set_per_process_memory_fraction(0)
+
+
+def test_a_limit_for_a_device_that_is_none_is_refused():
+    before = torch.dev.get_per_process_memory_fraction()
+    with pytest.raises(RuntimeError, match="invalid device index 9"):
+        torch.dev.set_per_process_memory_fraction(0.5, device=9)
+    with pytest.raises(ValueError, match="expected a dev device"):
+        torch.dev.set_per_process_memory_fraction(0.5, device="cpu")
+    assert torch.dev.get_per_process_memory_fraction() == before
 
 
 def test_memory_of_devices_is_apart():
@@ -235,6 +244,8 @@ def test_statistics_add_up():
         stats["allocated_bytes.all.current"] + stats["inactive_split_bytes.all.current"]
         == torch.dev.memory_reserved()
     )
+    nested = torch.dev.memory_stats_as_nested_dict()
+    assert nested["allocated_bytes"]["all"]["current"] == stats["allocated_bytes.all.current"]
     runs = torch.dev.memory_snapshot()
     assert sum(r["total_size"] for r in runs) == torch.dev.memory_reserved()
     assert sum(r["active_size"] for r in runs) == torch.dev.memory_allocated()

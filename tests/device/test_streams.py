@@ -286,6 +286,15 @@ def test_contexts_nest_and_survive_exceptions():
         assert torch.dev.current_stream().stream_id != 0
 
 
+def test_a_context_can_be_entered_again():
+    outer = torch.dev.stream(torch.dev.Stream("dev:1"))
+    with outer, torch.dev.stream(torch.dev.Stream("dev:2")):
+        with outer:
+            assert torch.dev.current_stream() == outer.stream
+        assert torch.dev.current_device() == 2 and torch.dev.current_stream().stream_id != 0
+    assert all(torch.dev.current_stream(i).stream_id == 0 for i in range(3))
+
+
 def test_streams_are_distinct_and_accept_priorities():
     ids = {torch.dev.Stream(priority=p).stream_id for p in (-1, 0, -5, 3, 0, 0)}
     assert len(ids) == 6
