@@ -55,6 +55,16 @@ EXCEPTIONS = {
         "logging: looks for the number of a device, which the CPU does not have", devices=("cpu",)
     ),
 } | {
+    name: Excepted(
+        "after three steps, 11 of 3072 numbers differ by 4e-5, which the test does not allow: thirds are "
+        "rounded; it fails with Gloo in the same way",
+        world_sizes=(3,),
+    )
+    for name in (
+        "test_ddp_apply_optim_in_backward",
+        "test_ddp_apply_optim_in_backward_grad_as_bucket_view_false",
+    )
+} | {
     name: Excepted("DistributedDataParallel refuses SyncBatchNorm on the CPU", devices=("cpu",))
     for name in (
         "test_DistributedDataParallel_SyncBatchNorm",
