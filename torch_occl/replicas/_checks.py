@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 
@@ -13,6 +14,13 @@ OPS = ("sum", "mean")
 def check_op(call: str, op: str) -> None:
     if op not in OPS:
         raise ValueError(f"{call}: op must be one of {', '.join(OPS)}, not {op!r}")
+
+
+def check_list(call: str, elements: Any, what: str) -> list[Any]:
+    """The list, if it is one: the elements of a tensor are tensors, which would pass for a list of them."""
+    if isinstance(elements, torch.Tensor) or not isinstance(elements, Iterable):
+        raise TypeError(f"{call}: expected a list of {what}, got {type(elements).__name__}")
+    return list(elements)
 
 
 def check_tensors(call: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

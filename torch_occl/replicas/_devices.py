@@ -36,12 +36,14 @@ class _Worker:
         # These settings belong to a thread; the replicas compute with those of the thread that asks.
         grad, autocast = torch.is_grad_enabled(), torch.is_autocast_enabled("dev")
         dtype = torch.get_autocast_dtype("dev")
+        stream = self.stream
 
         def call() -> T:
-            with torch.set_grad_enabled(grad), torch.autocast("dev", dtype, enabled=autocast):
-                result = function(*arguments)
-            self.stream.synchronize()  # copies that are still queued; raises what one of them raised
-            return result
+            try:
+                with torch.set_grad_enabled(grad), torch.autocast("dev", dtype, enabled=autocast):
+                    return function(*arguments)
+            finally:
+                stream.synchronize()  # copies that are still queued; raises what one of them raised
 
         return self.thread.submit(call)
 
