@@ -279,17 +279,13 @@ def nodes(options: argparse.Namespace) -> None:
     def mean_in_node(flat: torch.Tensor) -> None:
         dist.all_reduce(flat, dist.ReduceOp.AVG, group=node)
 
-    # PyTorch 2.13 has new names for both, and warns about the old ones.
-    reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
-    all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-
     def mean_between_nodes(flat: torch.Tensor) -> None:
         half = flat.new_empty(len(flat) // PER_NODE)
-        reduce_scatter(half, flat, dist.ReduceOp.AVG, group=node)
+        dist.reduce_scatter_single(half, flat, dist.ReduceOp.AVG, group=node)
         on_host = torch.dev.as_cpu(half)  # the same memory
         dist.all_reduce(on_host, group=between)
         on_host.div_(RANKS // PER_NODE)
-        all_gather(flat, half, group=node)
+        dist.all_gather_single(flat, half, group=node)
 
     def mean_over_all(flat: torch.Tensor) -> None:
         dist.all_reduce(flat, dist.ReduceOp.AVG, group=spanning)

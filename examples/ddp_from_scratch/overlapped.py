@@ -120,7 +120,7 @@ class OverlappedDDP(nn.Module):
     def _begin(self) -> None:
         """The first sign of a backward pass. Autograd will call ``_finish`` at its very end.
 
-        ``queue_callback`` is private to PyTorch and may change; DDP and FSDP use it, and there is no public way.
+        ``queue_callback`` is private to PyTorch and may change; FSDP uses it, and there is no public way.
         """
         if self.averaging and not self.begun:
             self.begun = True
