@@ -157,6 +157,7 @@ def test_parameters_are_broadcast_to_groups_of_any_length():
     replicas.broadcast_params(source, [short, long], root=2)
     assert [values(g) for g in (source, short, long)] == [[9, 2], [9], [9, 2, 8]]
     replicas.broadcast_params(source, [])  # nobody to copy to
+    replicas.broadcast_params(source, [[*short, *long, "beyond"]])  # not looked at
 
 
 def test_bad_replicas():

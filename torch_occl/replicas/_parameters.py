@@ -183,6 +183,6 @@ def broadcast_params(
             if i != root:
                 check_writable(call, f"parameter {index} of replica {i}", target)
                 pairs.append((target, source))
-    settle([p for group in groups for p in group])
+    settle([p for pair in pairs for p in pair])
     for target, source in pairs:
         target.copy_(source)
