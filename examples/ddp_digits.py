@@ -39,12 +39,19 @@ from tqdm import tqdm
 TEST_SAMPLES = 360
 
 
+def positive(text: str) -> int:
+    """A number of at least 1, from the command line."""
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is below 1")
+    return int(text)
+
+
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train on handwritten digits, with several processes.")
     parser.add_argument("--backend", choices=["occl", "gloo"], default="occl")
     parser.add_argument("--device", choices=["dev", "cpu"], default="dev")
-    parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--batch-size", type=int, default=64, help="samples a step, over all ranks")
+    parser.add_argument("--epochs", type=positive, default=20)
+    parser.add_argument("--batch-size", type=positive, default=64, help="samples a step, over all ranks")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to FILE")
     arguments = parser.parse_args()

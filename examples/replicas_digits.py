@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 import torch
-from ddp_digits import load, make_network
+from ddp_digits import load, make_network, positive
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 from tqdm import tqdm
@@ -28,12 +28,20 @@ from torch_occl import replicas
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--devices", type=int, default=2)
-    parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--batch-size", type=int, default=64, help="samples a step, over all devices")
+    parser.add_argument("--devices", type=positive, default=2)
+    parser.add_argument("--epochs", type=positive, default=20)
+    parser.add_argument("--batch-size", type=positive, default=64, help="samples a step, over all devices")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to FILE")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.devices > torch.dev.device_count():
+        parser.error(f"there are {torch.dev.device_count()} devices; OCCL_DEVICE_COUNT sets how many")
+    samples = len(load()[0])
+    if min(arguments.batch_size, samples % arguments.batch_size or samples) < arguments.devices:
+        parser.error(
+            f"--batch-size {arguments.batch_size}: a batch of {samples} samples is too small to share"
+        )
+    return arguments
 
 
 def parameter_hash(parameters: list[nn.Parameter]) -> str:

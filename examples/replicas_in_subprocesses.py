@@ -33,6 +33,7 @@ import sys
 import threading
 import traceback
 from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import FrameType
@@ -40,7 +41,7 @@ from typing import Any
 
 import torch
 import torch.multiprocessing as mp
-from ddp_digits import load, make_network
+from ddp_digits import load, make_network, positive
 from torch import nn
 
 from torch_occl import replicas
@@ -108,6 +109,8 @@ def train(rank: int, flats: list[torch.Tensor], pipe: Connection, options: argpa
 
 
 def child(rank: int, flats: list[torch.Tensor], pipe: Connection, options: argparse.Namespace) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the parent has started it blocked
     torch.set_num_threads(1)
     try:
         network = train(rank, flats, pipe, options)
@@ -157,13 +160,14 @@ class Interrupt:
         self.seen.set()
 
 
-def start(options: argparse.Namespace) -> list[Child]:
+def start(children: list[Child], options: argparse.Namespace) -> None:
     context = mp.get_context("spawn")
     count = sum(p.numel() for p in make_network().parameters())
     flats = [torch.zeros(count, device=f"dev:{i}") for i in range(options.replicas)]
-    # Children inherit that SIGINT is ignored. (A Ctrl-C in these few milliseconds has no effect.)
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    children = []
+    # Children inherit that SIGINT is blocked, until they can ignore it. The parent gets it afterwards.
+    # (Starting Python's resource tracker unblocks it, so that is done before.)
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         for rank in range(options.replicas):
             ours, theirs = context.Pipe()
@@ -173,8 +177,7 @@ def start(options: argparse.Namespace) -> list[Child]:
             children.append(Child(rank, process, ours))
             print(f"replica {rank}: pid {process.pid} on {flats[rank].device}", flush=True)
     finally:
-        signal.signal(signal.SIGINT, before)
-    return children
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def serve(children: list[Child], interrupt: Interrupt) -> None:
@@ -229,9 +232,10 @@ def report(children: list[Child]) -> None:
 def run(options: argparse.Namespace) -> int:
     """The exit status."""
     interrupt = Interrupt()
-    children = start(options)
+    children: list[Child] = []
     before = signal.signal(signal.SIGINT, interrupt)
     try:
+        start(children, options)
         serve(children, interrupt)
     finally:
         signal.signal(signal.SIGINT, before)
@@ -260,14 +264,16 @@ def run(options: argparse.Namespace) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--replicas", type=int, default=2)
-    parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--batch-size", type=int, default=64, help="samples a step, over all replicas")
+    parser.add_argument("--replicas", type=positive, default=2)
+    parser.add_argument("--epochs", type=positive, default=20)
+    parser.add_argument("--batch-size", type=positive, default=64, help="samples a step, over all replicas")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to FILE")
     options = parser.parse_args()
     if options.replicas > torch.dev.device_count():
         parser.error(f"there are {torch.dev.device_count()} devices; OCCL_DEVICE_COUNT sets how many")
+    if options.batch_size > (samples := len(load()[0])):
+        parser.error(f"--batch-size {options.batch_size}: there are {samples} samples")
     if options.batch_size % options.replicas:
         parser.error(
             f"--batch-size {options.batch_size} does not divide into {options.replicas} equal shares"

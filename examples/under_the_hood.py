@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from ddp_digits import load, make_network
+from ddp_digits import load, make_network, positive
 from replicas_in_subprocesses import put_gradients_into
 from torch import nn
 
@@ -281,11 +281,11 @@ def nodes(options: argparse.Namespace) -> None:
 
     def mean_between_nodes(flat: torch.Tensor) -> None:
         half = flat.new_empty(len(flat) // PER_NODE)
-        dist.reduce_scatter_tensor(half, flat, dist.ReduceOp.AVG, group=node)
+        dist.reduce_scatter_single(half, flat, dist.ReduceOp.AVG, group=node)
         on_host = torch.dev.as_cpu(half)  # the same memory
         dist.all_reduce(on_host, group=between)
         on_host.div_(RANKS // PER_NODE)
-        dist.all_gather_into_tensor(flat, half, group=node)
+        dist.all_gather_single(flat, half, group=node)
 
     def mean_over_all(flat: torch.Tensor) -> None:
         dist.all_reduce(flat, dist.ReduceOp.AVG, group=spanning)
@@ -351,9 +351,11 @@ def run(rank: int, options: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--chapters", nargs="+", choices=CHAPTERS, default=list(CHAPTERS))
-    parser.add_argument("--epochs", type=int, default=5, help="of each training in the chapter 'nodes'")
-    parser.add_argument("--batch-size", type=int, default=64, help="samples a step, over all ranks")
+    parser.add_argument("--epochs", type=positive, default=5, help="of each training in the chapter 'nodes'")
+    parser.add_argument("--batch-size", type=positive, default=64, help="samples a step, over all ranks")
     options = parser.parse_args()
+    if options.batch_size > (samples := len(load()[0])):
+        parser.error(f"--batch-size {options.batch_size}: there are {samples} samples")
     if options.batch_size % RANKS:
         parser.error(f"--batch-size {options.batch_size} does not divide into {RANKS} equal shares")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # errors that this script provokes need no warnings

@@ -144,6 +144,42 @@ def test_ctrl_c_ends_the_step_and_then_everything(whom):
     assert "Traceback" not in example.output
 
 
+def test_ctrl_c_while_the_children_start_is_not_lost(tmp_path):
+    script = tmp_path / "interrupted.py"
+    script.write_text(
+        f"import os, signal, sys\nsys.path.insert(0, {str(EXAMPLES)!r})\n"
+        "import replicas_in_subprocesses as example\n"
+        "class Child(example.Child):\n"
+        "    def __init__(self, rank, *rest):\n"
+        "        super().__init__(rank, *rest)\n"
+        "        if rank == 0:\n"
+        "            os.killpg(0, signal.SIGINT)\n"
+        "if __name__ == '__main__':\n"
+        "    example.Child = Child\n"
+        "    example.main()\n"
+    )
+    with training(script, "--epochs", 1) as example:
+        assert example.finish() == 130, example.output
+    assert "2 replicas are the same after 0 steps" in example.output and "Traceback" not in example.output
+
+
+@pytest.mark.parametrize(
+    ("example", "options"),
+    [
+        ("replicas_in_subprocesses.py", "--replicas -1"),
+        ("replicas_in_subprocesses.py", "--batch-size 2000"),
+        ("replicas_digits.py", "--batch-size 1"),
+        ("ddp_from_scratch/table.py", "--rounds 0"),
+        ("ddp_from_scratch/table.py", "--batch-size 2000"),
+        ("under_the_hood.py", "--batch-size 2000"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(example, options):
+    command = [sys.executable, EXAMPLES / example, *options.split()]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
+    assert refused.returncode == 2 and "error: " in refused.stderr and "Traceback" not in refused.stderr
+
+
 def test_ctrl_c_twice_ends_at_once():
     with training(SUBPROCESSES, "--epochs", 100_000) as example:
         example.read_until("epoch 1: ")
@@ -233,5 +269,6 @@ def test_the_walk_under_the_hood_shows_every_chapter():
         r"(?m)^  4 +\d+\.\d+ +\d+ +\d+\.\d+%$",
     ]:
         assert re.search(expected, shown), (expected, shown)
+    assert "Warning" not in shown
     accuracies = re.findall(r"(?m)^  [124] .* (\d+\.\d+%)$", shown)
     assert len(set(accuracies)) == 1, shown

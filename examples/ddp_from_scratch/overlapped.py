@@ -85,6 +85,12 @@ class OverlappedDDP(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         averaging = self.averaging and torch.is_grad_enabled()
+        if averaging and self.begun:
+            # Ranks may have sent off different buckets, so nobody can take this up again.
+            raise RuntimeError(
+                "the last backward pass has not come to its end (did it raise an exception?), and its "
+                "gradients are averaged in part: make a new OverlappedDDP, on all ranks, in a new group"
+            )
         if averaging and self.shared_buffers:
             works = [
                 dist.broadcast(buffer, group=self.group, group_src=0, async_op=True)
@@ -112,7 +118,10 @@ class OverlappedDDP(nn.Module):
     # ---- backward ---------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """The first sign of a backward pass. Autograd will call ``_finish`` at its very end."""
+        """The first sign of a backward pass. Autograd will call ``_finish`` at its very end.
+
+        ``queue_callback`` is private to PyTorch and may change; FSDP uses it, and there is no public way.
+        """
         if self.averaging and not self.begun:
             self.begun = True
             Variable._execution_engine.queue_callback(self._finish)

@@ -11,6 +11,10 @@ ranks' k-th batches are one consecutive piece of it: the batch that a single ran
 What remains is the end of the order, if the number of samples is not a multiple of the number of ranks. A
 rank with one sample less would make one step less, and the others would wait for its gradients for ever. So
 either the order is shortened (``drop_last``), or it is made longer with samples from its beginning.
+
+What is not good about it: some samples count twice in an epoch, or not at all, and an accuracy that is
+measured on repeated samples is a little off. Every rank holds the order of the whole data set in memory. And
+whoever forgets ``set_epoch`` trains in the same order in every epoch, without a word.
 """
 
 from __future__ import annotations

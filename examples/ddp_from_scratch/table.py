@@ -33,7 +33,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bucketed import BucketedDDP
-from ddp_digits import load, make_network
+from ddp_digits import load, make_network, positive
 from naive import NaiveDDP
 from overlapped import OverlappedDDP
 from sampler import ShardedSampler
@@ -166,14 +166,19 @@ def run(rank: int, options: argparse.Namespace, store: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--ranks", type=positive, default=2)
     parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=list(BACKENDS))
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=22, help="of each contender in a round; 22 are an epoch")
-    parser.add_argument("--batch-size", type=int, default=64, help="samples a step, over all ranks")
+    parser.add_argument("--rounds", type=positive, default=20)
+    parser.add_argument(
+        "--steps", type=positive, default=22, help="of each contender in a round; 22 are an epoch"
+    )
+    parser.add_argument("--batch-size", type=positive, default=64, help="samples a step, over all ranks")
     parser.add_argument("--bucket-cap-mb", type=float, default=0.25, help="the gradients are 0.6 MB")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all rounds to FILE")
     options = parser.parse_args()
+    samples = len(load()[0]) // options.ranks * options.ranks
+    if options.batch_size > samples:
+        parser.error(f"--batch-size {options.batch_size}: there are {samples} samples")
     if options.batch_size % options.ranks:
         parser.error(f"--batch-size {options.batch_size} does not divide into {options.ranks} equal shares")
     with tempfile.TemporaryDirectory() as folder:

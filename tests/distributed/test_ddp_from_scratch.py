@@ -187,6 +187,26 @@ def test_a_missing_gradient_is_an_error_unless_it_is_expected(pool, device):
     pool.run(missing, 2, device)
 
 
+def interrupted(rank, n, device):
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).to(device)
+    wrapped = OverlappedDDP(net, bucket_cap_mb=0.0001)
+    handle = net[0].register_full_backward_hook(lambda *_: [][0])
+    with pytest.raises(IndexError):
+        wrapped(torch.ones(2, 4, device=device, requires_grad=True)).sum().backward()
+    handle.remove()
+    with pytest.raises(RuntimeError, match="the last backward pass has not come to its end"):
+        wrapped(torch.ones(2, 4, device=device))
+    for work in wrapped.sent:
+        work.wait()
+    with wrapped.no_sync(), torch.no_grad():
+        wrapped(torch.ones(2, 4, device=device))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_backward_pass_that_has_raised_is_not_passed_over(pool, device):
+    pool.run(interrupted, 2, device)
+
+
 def overlapping(rank, n, device):
     """Buckets are sent off, in their order, while the backward pass goes on."""
     net = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4))).to(device)

@@ -224,6 +224,9 @@ def test_scatter_cuts_like_numpy_and_gather_joins(rows, chunks):
 def test_scatter_to_chosen_devices():
     parts = replicas.scatter(torch.arange(4), 2, ["dev:5", 1])
     assert [part.device.index for part in parts] == [5, 1]
+    with torch.dev.device(3):
+        parts = replicas.scatter(torch.arange(4), 2, [None, 1])
+    assert [part.device for part in parts] == [torch.device("dev:3"), torch.device("dev:1")]
 
 
 def test_gradients_flow_through_scatter_and_gather():
@@ -274,6 +277,27 @@ def test_tensors_that_share_memory_are_refused(call):
     with pytest.raises(ValueError, match="tensors 0 and 2 share memory"):
         call([whole[:6], torch.ones(6, device="dev:1"), whole[4:]])
     call([whole[:5], whole[5:]])  # beside one another is fine
+    with pytest.raises(ValueError, match="tensors 0 and 1 share memory"):
+        call([whole[:8:2], whole[2::2]])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_tensors_that_take_turns_in_memory_are_apart(form):
+    whole = torch.arange(8.0, device="dev:0")
+    form([whole[::2], whole[1::2]])
+    assert whole.tolist() == [1, 1, 5, 5, 9, 9, 13, 13]
+
+
+@pytest.mark.parametrize("call", [*FORMS, replicas.broadcast])
+def test_expanded_tensors_are_refused_before_anything_is_written(call):
+    first, expanded = ones(3) * 2, ones(1, device="dev:1").expand(3)
+    with pytest.raises(ValueError, match="elements of tensor 2 share memory"):
+        call([first, ones(3), expanded])
+    assert first.tolist() == [2.0] * 3 and expanded.tolist() == [1.0] * 3
+
+
+def test_an_expanded_tensor_can_be_broadcast():
+    assert replicas.broadcast([ones(1).expand(3), ones(3, device="dev:1") * 2])[1].tolist() == [1.0] * 3
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -307,7 +331,7 @@ def test_bad_scatters_and_gathers():
         replicas.gather([])
     with pytest.raises(ValueError, match=r"tensor 1 is torch\.int64"):
         replicas.gather([torch.ones(2), torch.ones(2, dtype=torch.int64)])
-    with pytest.raises(ValueError, match=r"tensor 1 has shape \[0, 2\]"):
+    with pytest.raises(ValueError, match=r"tensor 1 has shape \[2, 2\], and tensor 0 \[2\]"):
         replicas.gather([torch.ones(2), torch.ones(2, 2)])
     with pytest.raises(ValueError, match="tensor 0 has no dimensions"):
         replicas.gather([torch.tensor(1.0)])

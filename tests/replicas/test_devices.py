@@ -72,6 +72,35 @@ def test_settings_of_the_calling_thread_hold_in_the_replicas():
             assert manager.run(settings) == [(False, True, torch.float16)] * 2
 
 
+def test_the_number_of_threads_is_that_of_the_calling_thread_every_time():
+    with DeviceManager([0, 1]) as manager:
+        for threads in (1, 2, 1):
+            torch.set_num_threads(threads)
+            assert manager.run(lambda i: torch.get_num_threads()) == [threads] * 2
+
+
+def test_a_replica_that_would_wait_for_itself_is_told_so():
+    with DeviceManager([0, 1]) as manager, DeviceManager([1, 2]) as other:
+        for nested in (manager.run, manager.subset([1, 0]).run):
+            with pytest.raises(ReplicaError, match=r"RuntimeError: .* this is one of its replicas"):
+                manager.run(lambda i: nested(lambda j: j))  # noqa: B023
+        with pytest.raises(ReplicaError, match="this is one of its replicas"):
+            manager.run(lambda i: other.run(lambda j: manager.run(lambda k: k)))
+        assert manager.run(lambda i: other.run(lambda j: j)) == [[0, 1]] * 2
+        assert manager.run(lambda i: i) == [0, 1]
+
+
+def test_threads_end_with_the_last_reference():
+    manager = DeviceManager([0, 1])
+    part, threads = manager.subset([1]), manager.run(lambda i: threading.current_thread())
+    del manager
+    assert part.run(lambda i: i) == [0] and threads[1].is_alive()
+    del part
+    for thread in threads:
+        thread.join(timeout=60)
+        assert not thread.is_alive()
+
+
 def test_the_first_error_is_raised_and_everybody_has_ended():
     ended = []
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 from distributed.references import assert_same_bits, contribution, reduced
 from torch import nn
 
-from torch_occl import replicas
+from torch_occl import _C, replicas
 
 DEVICES = ["dev:0", "dev:1", "dev:2"]
 
@@ -101,6 +103,46 @@ def test_tied_parameters_are_reduced_once():
     assert [parameters[0].grad.item() for parameters in made] == [2.0, 2.0]
 
 
+@pytest.mark.parametrize("tied", [0, 1])
+def test_parameters_that_are_tied_in_one_replica_only_are_refused(tied):
+    made = with_gradients([[torch.ones(1), torch.ones(1)], [torch.ones(1), torch.ones(1)]])
+    made[tied][1] = made[tied][0]
+    with pytest.raises(ValueError, match=f"parameter 1 of replica {tied} is its parameter 0 too"):
+        replicas.sync_grads(made, op="sum")
+    assert all(p.grad.item() == 1.0 for parameters in made for p in parameters)
+
+
+def test_frozen_parameters_miss_no_gradient():
+    made = with_gradients([[torch.ones(1), None], [torch.ones(1), torch.ones(1)]])
+    for parameters in made:
+        parameters[1].requires_grad_(False).grad = None
+    assert replicas.sync_grads(made) == []
+    assert made[0][1].grad is None
+
+
+COPIES = {
+    "replicate_params": lambda source, other: replicas.replicate_params([source], [1])[0][0],
+    "broadcast_params": lambda source, other: replicas.broadcast_params([source], [[other]]) or other,
+    "broadcast": lambda source, other: replicas.broadcast([source, other])[1],
+    "scatter": lambda source, other: replicas.scatter(source, 1, [1])[0],
+    "gather": lambda source, other: replicas.gather([source], 1),
+}
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_copies_wait_for_what_the_source_still_has_queued(name):
+    source, other = torch.ones(3, device="dev:0"), torch.ones(3, device="dev:1")
+    side = torch.dev.Stream("dev:0")
+
+    def write_late():
+        time.sleep(0.02)
+        source.fill_(5)
+
+    with torch.dev.stream(side):
+        _C._device_enqueue(side, write_late)
+        assert COPIES[name](source, other).tolist() == [5.0] * 3
+
+
 def test_parameters_are_broadcast_to_groups_of_any_length():
     def group(device, *values):
         return [nn.Parameter(torch.full((2,), value, device=device)) for value in values]
@@ -115,6 +157,7 @@ def test_parameters_are_broadcast_to_groups_of_any_length():
     replicas.broadcast_params(source, [short, long], root=2)
     assert [values(g) for g in (source, short, long)] == [[9, 2], [9], [9, 2, 8]]
     replicas.broadcast_params(source, [])  # nobody to copy to
+    replicas.broadcast_params(source, [[*short, *long, "beyond"]])  # not looked at
 
 
 def test_bad_replicas():
@@ -133,6 +176,12 @@ def test_bad_replicas():
         replicas.sync_grads([[1], [2]])
     with pytest.raises(ValueError, match="3 weights for 2 replicas"):
         replicas.sync_grads([[p], [p]], weights=[1, 2, 3])
+    with pytest.raises(TypeError, match="expected a list of weights, got Tensor"):
+        replicas.sync_grads([[p], [p]], weights=torch.ones(2))
+    with pytest.raises(TypeError, match="weight 1 is not a number but Tensor"):
+        replicas.sync_grads([[p], [p]], weights=[1, torch.ones(())])
+    with pytest.raises(TypeError, match="expected a list of parameters for each replica, got Parameter"):
+        replicas.sync_grads([p, q])
     with pytest.raises(ValueError, match="op must be one of"):
         replicas.sync_grads([[p]], op="max")
     with pytest.raises(ValueError, match="the list of devices is empty"):
@@ -149,6 +198,10 @@ def test_a_bad_gradient_leaves_all_gradients_as_they_were():
     with pytest.raises(ValueError, match="parameter 1 has a sparse gradient"):
         replicas.sync_grads(made, op="sum")
     assert made[0][0].grad.tolist() == [1.0, 1.0] and made[1][0].grad is None
+    made[1][1].grad = torch.ones(1, device="dev:1").expand(2)
+    with pytest.raises(ValueError, match="parameter 1: elements of tensor 1 share memory"):
+        replicas.sync_grads(made, op="sum")
+    assert made[0][0].grad.tolist() == [1.0, 1.0] and made[0][1].grad.tolist() == [1.0, 1.0]
     same = with_gradients([[torch.ones(2)], [torch.ones(2)]])
     same[1][0] = same[0][0]
     with pytest.raises(ValueError, match="parameter 0: tensors 0 and 1 share memory"):
@@ -157,8 +210,16 @@ def test_a_bad_gradient_leaves_all_gradients_as_they_were():
 
 def test_bad_broadcasts_copy_nothing():
     source, good = [torch.ones(2), torch.ones(3)], [torch.zeros(2), torch.zeros(3)]
-    with pytest.raises(ValueError, match=r"replica 2: parameter 1: .*shape \[4\]"):
+    with pytest.raises(ValueError, match=r"parameter 1: replica 2 has shape \[4\], and replica 0 \[3\]"):
         replicas.broadcast_params(source, [good, [torch.zeros(2), torch.zeros(4)]])
+    with pytest.raises(ValueError, match=r"parameter 1: replica 1 has shape \[3\], and replica 2 \[4\]"):
+        replicas.broadcast_params([torch.zeros(2)], [good, [torch.zeros(2), torch.zeros(4)]], root=2)
+    with pytest.raises(TypeError, match="parameter 1 of replica 1 is not a tensor but int"):
+        replicas.broadcast_params(source, [[good[0], 1]])
+    with pytest.raises(TypeError, match="expected a list of parameters for each replica, got Tensor"):
+        replicas.broadcast_params(source, good)
+    with pytest.raises(ValueError, match="elements of parameter 1 of replica 2 share memory"):
+        replicas.broadcast_params(source, [good, [torch.zeros(2), torch.zeros(1).expand(3)]])
     with pytest.raises(ValueError, match="replica 2 has no parameters"):
         replicas.broadcast_params(source, [good, []])
     with pytest.raises(ValueError, match="there is no root 2 among 2"):

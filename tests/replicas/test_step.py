@@ -198,6 +198,66 @@ def test_a_step_that_fails_leaves_parameters_and_optimizers_as_they_were(name, s
     assert not same(replicated.state(), before)
 
 
+@pytest.mark.parametrize("where", ["pre_shard_hook", "forward", "post_sync_hook", "post_step_hook", "shards"])
+def test_what_user_code_has_changed_before_a_step_fails_is_undone(where):
+    replicated = Replicated(2)
+    *_, batch = batches(1, 4)
+    replicated.step(batch)
+    before = replicated.state()
+    objects = [(o.state, o.param_groups, o.param_groups[0]) for o in replicated.optimizers]
+
+    def change(*_):
+        with torch.no_grad():
+            for parameters, optimizer in zip(replicated.parameters, replicated.optimizers, strict=True):
+                parameters[0].mul_(2)
+                parameters[1].data = torch.zeros(1, device=parameters[1].device)  # of another shape
+                optimizer.state[parameters[0]]["exp_avg"].zero_()
+                optimizer.state[parameters[1]] = {}
+                optimizer.param_groups[0]["lr"] = 7.0
+        return (batch[0][:1],) if where == "shards" else boom()
+
+    with pytest.raises(ValueError if where == "shards" else ReplicaError):
+        replicated.step(batch, **{"pre_shard_hook" if where == "shards" else where: change})
+    assert same(replicated.state(), before)
+    for optimizer, (state, groups, group) in zip(replicated.optimizers, objects, strict=True):
+        assert optimizer.state is state and optimizer.param_groups is groups and groups[0] is group
+        assert group["lr"] == 0.01
+
+
+class MasterCopies(torch.optim.Optimizer):
+    """Keeps float32 and int64 state for bfloat16 parameters."""
+
+    def __init__(self, params):
+        super().__init__(params, {})
+        for p in self.param_groups[0]["params"]:
+            self.state[p] = {"master": p.detach().float() + 1e-4, "steps": torch.tensor(3), "past": [(p, 1)]}
+
+    def step(self, closure=None):
+        for state in self.state.values():
+            state["master"] += 1
+            state["steps"] += 1
+
+
+def test_a_step_that_fails_leaves_optimizer_states_in_their_own_dtypes():
+    modules = replicas.prepare_replicas(network().bfloat16(), [0, 1])
+    parameters = [list(module.parameters()) for module in modules]
+    optimizers = [MasterCopies(p) for p in parameters]
+    kept = [state for optimizer in optimizers for state in optimizer.state.values()]
+    tensors = [(state["master"], state["master"].clone(), state["steps"]) for state in kept]
+    with pytest.raises(ReplicaError):
+        data_parallel_step(
+            lambda i, params, x: modules[i](x).square().mean(),
+            parameters,
+            optimizers,
+            torch.ones(2, 5, dtype=torch.bfloat16),
+            post_step_hook=boom,
+        )
+    assert all(a is b for a, b in zip([s for o in optimizers for s in o.state.values()], kept, strict=True))
+    for state, (master, value, steps) in zip(kept, tensors, strict=True):
+        assert state["master"] is master and master.dtype == torch.float32 and torch.equal(master, value)
+        assert state["steps"] is steps and steps.dtype == torch.int64 and steps == 3
+
+
 def test_ctrl_c_in_a_hook_undoes_the_step_and_stays_what_it_is():
     replicated = Replicated(2)
     before = replicated.state()
@@ -225,6 +285,8 @@ def test_bad_input_is_refused_before_anything_happens():
 
     refused("1 optimizers for 2 replicas", opts=optimizers[:1])
     refused("optimizer 0 holds parameters that are not those of replica 0", opts=optimizers[::-1])
+    refused("optimizer 1 is not an optimizer but int", error=TypeError, opts=[optimizers[0], 2])
+    refused("expected a list of optimizers, got NoneType", error=TypeError, opts=None)
     refused("there are no replicas", params=[], opts=[])
     refused("replica 1 has 3 parameters, and replica 0 4", params=[parameters[0], parameters[1][:3]])
     refused("the batch has 1 samples, which are too few for 2 chunks", data=(batch[0][:1],))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
+import math
+from collections.abc import Iterable, Sequence
+from itertools import combinations, pairwise
+from typing import Any
 
 import torch
 
@@ -13,6 +15,13 @@ OPS = ("sum", "mean")
 def check_op(call: str, op: str) -> None:
     if op not in OPS:
         raise ValueError(f"{call}: op must be one of {', '.join(OPS)}, not {op!r}")
+
+
+def check_list(call: str, elements: Any, what: str) -> list[Any]:
+    """The list, if it is one: the elements of a tensor are tensors, which would pass for a list of them."""
+    if isinstance(elements, torch.Tensor) or not isinstance(elements, Iterable):
+        raise TypeError(f"{call}: expected a list of {what}, got {type(elements).__name__}")
+    return list(elements)
 
 
 def check_tensors(call: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -30,31 +39,57 @@ def check_tensors(call: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tens
     return tensors
 
 
-def check_alike(call: str, tensors: Sequence[torch.Tensor], name: str = "tensor") -> None:
-    """Of one shape and dtype. The message names the first that differs from the first of all."""
-    first = tensors[0]
-    for i, tensor in enumerate(tensors):
-        if tensor.shape != first.shape:
+def check_alike(
+    call: str,
+    tensors: Sequence[torch.Tensor],
+    name: str = "tensor",
+    numbers: Sequence[int] | None = None,
+    dims_from: int = 0,
+) -> None:
+    """Of one dtype, and of one shape from dimension ``dims_from`` on. The message names the first that
+    differs from the first of all; by its number in ``numbers``, where that is not its place in the list."""
+    numbers = range(len(tensors)) if numbers is None else numbers
+    first, reference = tensors[0], f"{name} {numbers[0]}"
+    for i, tensor in zip(numbers, tensors, strict=True):
+        if tensor.shape[dims_from:] != first.shape[dims_from:]:
             raise ValueError(
-                f"{call}: {name} {i} has shape {list(tensor.shape)}, and {name} 0 {list(first.shape)}"
+                f"{call}: {name} {i} has shape {list(tensor.shape)}, and {reference} {list(first.shape)}"
             )
         if tensor.dtype != first.dtype:
-            raise ValueError(f"{call}: {name} {i} is {tensor.dtype}, and {name} 0 {first.dtype}")
+            raise ValueError(f"{call}: {name} {i} is {tensor.dtype}, and {reference} {first.dtype}")
 
 
-def check_apart(call: str, tensors: Sequence[torch.Tensor]) -> None:
-    """No two share memory: each is written while the others are still read."""
-    spans = []
+def check_writable(call: str, name: str, tensor: torch.Tensor) -> None:
+    """No two of its elements share memory, as those of an expanded tensor do."""
+    if torch._debug_has_internal_overlap(tensor) == 1:
+        raise ValueError(f"{call}: elements of {name} share memory (it is expanded): it cannot be written to")
+
+
+def check_apart(call: str, tensors: Sequence[torch.Tensor], root: int | None = None) -> None:
+    """Nothing that is written is in two places of the list: each is written while the others are still read.
+    The ``root`` is only read. Tensors that lie within one another count as sharing memory, but for those that
+    take turns like ``t[::2]`` and ``t[1::2]``."""
     for i, tensor in enumerate(tensors):
-        if tensor.numel():
-            extent = 1 + sum(
-                (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-            )
-            spans.append((tensor.data_ptr(), tensor.data_ptr() + extent * tensor.element_size(), i))
-    spans.sort()
-    for (_, end, i), (begin, _, j) in pairwise(spans):
-        if begin < end:
+        if i != root:
+            check_writable(call, f"tensor {i}", tensor)
+    spans = sorted((*_span(tensor), i) for i, tensor in enumerate(tensors) if tensor.numel())
+    if all(end <= begin for (_, end, _), (begin, _, _) in pairwise(spans)):
+        return
+    for (begin, end, i), (other, _, j) in combinations(spans, 2):
+        if other < end and not _take_turns(tensors[i], tensors[j], other - begin):
             raise ValueError(f"{call}: tensors {min(i, j)} and {max(i, j)} share memory")
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """The addresses of the first byte and of the one behind the last."""
+    extent = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + extent * tensor.element_size()
+
+
+def _take_turns(a: torch.Tensor, b: torch.Tensor, distance: int) -> bool:
+    steps = [step for t in (a, b) for n, step in zip(t.shape, t.stride(), strict=True) if n > 1]
+    size, period = a.element_size(), math.gcd(*steps) * a.element_size()
+    return period > 0 and size <= distance % period <= period - size
 
 
 def check_root(call: str, root: int, n: int) -> None:
@@ -64,7 +99,8 @@ def check_root(call: str, root: int, n: int) -> None:
 
 def check_replicas(call: str, param_replicas: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
     """The lists of parameters, if there is at least one and all are alike, parameter by parameter."""
-    replicas = [list(parameters) for parameters in param_replicas]
+    replicas = check_list(call, param_replicas, "lists of parameters")
+    replicas = [check_list(call, parameters, "parameters for each replica") for parameters in replicas]
     if not replicas:
         raise ValueError(f"{call}: there are no replicas")
     for i, parameters in enumerate(replicas):
@@ -79,4 +115,13 @@ def check_replicas(call: str, param_replicas: Sequence[Sequence[torch.Tensor]]) 
             if not isinstance(copy, torch.Tensor):
                 raise TypeError(f"{call}: parameter {index} is not a tensor but {type(copy).__name__}")
         check_alike(f"{call}: parameter {index}", copies, "replica")
+    tied: list[dict[int, int]] = [{} for _ in replicas]
+    for index, copies in enumerate(zip(*replicas, strict=True)):
+        firsts = [first.setdefault(id(p), index) for first, p in zip(tied, copies, strict=True)]
+        if len(set(firsts)) > 1:
+            i = firsts.index(min(firsts))
+            raise ValueError(
+                f"{call}: parameter {index} of replica {i} is its parameter {firsts[i]} too; "
+                "this is not so in all replicas"
+            )
     return replicas

@@ -64,8 +64,8 @@ def all_reduce(
 
     Raises:
         TypeError: something in the list is no tensor.
-        ValueError: the list is empty, tensors differ in shape or dtype or share memory, the operation has no
-            meaning for the dtype, or ``overlap`` is asked for where no tensor is on ``dev``.
+        ValueError: the list is empty, tensors differ in shape or dtype, share memory or are expanded, the
+            operation has no meaning for the dtype, or ``overlap`` is asked for where no tensor is on ``dev``.
     """
     return _all_reduce("all_reduce", tensors, op, overlap, direct=False)
 
@@ -95,13 +95,14 @@ def broadcast(tensors: Sequence[torch.Tensor], root: int = 0) -> list[torch.Tens
 
     Raises:
         TypeError: something in the list is no tensor.
-        ValueError: the list is empty, tensors differ in shape or dtype or share memory, or there is no such
-            root.
+        ValueError: the list is empty, tensors differ in shape or dtype or share memory, one to be written to
+            is expanded, or there is no such root.
     """
     tensors = check_tensors("broadcast", tensors)
     check_alike("broadcast", tensors)
-    check_apart("broadcast", tensors)
     check_root("broadcast", root, len(tensors))
+    check_apart("broadcast", tensors, root)
+    settle(tensors)
     for i, tensor in enumerate(tensors):
         if i != root:
             tensor.copy_(tensors[root])
@@ -116,7 +117,8 @@ def scatter(tensor: torch.Tensor, chunks: int, devices: Sequence[Device] | None 
     Args:
         tensor: of at least ``chunks`` rows.
         chunks: how many.
-        devices: where to, one for each chunk; ``dev:0``, ``dev:1``, ... by default.
+        devices: where to, one for each chunk; ``dev:0``, ``dev:1``, ... by default. None in the list is the
+            current ``dev`` device.
 
     Returns:
         The chunks; the first ``len(tensor) % chunks`` have one row more than the others.
@@ -132,8 +134,9 @@ def scatter(tensor: torch.Tensor, chunks: int, devices: Sequence[Device] | None 
     devices = list(range(torch.dev.device_count()) if devices is None else devices)
     if len(devices) < chunks:
         raise ValueError(f"scatter: {chunks} chunks, but {len(devices)} devices")
+    settle([tensor])
     return [
-        part.to(torch.device("dev", device) if isinstance(device, int) else device)
+        part.to(dev_device(device))
         for part, device in zip(tensor.tensor_split(chunks), devices, strict=False)
     ]
 
@@ -154,9 +157,9 @@ def gather(tensors: Sequence[torch.Tensor], device: Device = None) -> torch.Tens
     for i, tensor in enumerate(tensors):
         if tensor.dim() == 0:
             raise ValueError(f"gather: tensor {i} has no dimensions, so nothing to join along")
-    check_alike("gather (but for dimension 0)", [tensor[:0] for tensor in tensors])
-    where = tensors[0].device if device is None else device
-    where = torch.device("dev", where) if isinstance(where, int) else where
+    check_alike("gather (but for dimension 0)", tensors, dims_from=1)
+    where = tensors[0].device if device is None else dev_device(device)
+    settle(tensors)
     return torch.cat([tensor.to(where) for tensor in tensors])
 
 
@@ -177,6 +180,11 @@ def _dense(tensor: torch.Tensor) -> bool:
 def direct_form(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether :func:`reduce_direct` can combine these."""
     return all(reachable(tensor) and tensor.stride() == tensors[0].stride() for tensor in tensors)
+
+
+def dev_device(device: Device) -> torch.device:
+    """Numbers are those of ``dev`` devices, None is the current one."""
+    return torch.device("dev", device) if isinstance(device, int) else torch.device(device or "dev")
 
 
 def settle(tensors: Sequence[torch.Tensor]) -> None:

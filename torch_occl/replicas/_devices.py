@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import TracebackType
@@ -20,28 +21,44 @@ class ReplicaError(RuntimeError):
     """The code of a replica or a hook has raised; ``__cause__`` is what it raised."""
 
 
+_here = threading.local()
+
+
+def _busy() -> tuple[torch.dev.Stream, ...]:
+    """The streams of the replicas that wait for what the calling thread does, and its own."""
+    return getattr(_here, "busy", ())
+
+
+def _begin(device: torch.device, stream: torch.dev.Stream) -> None:
+    torch.dev.set_device(device)
+    torch.dev.set_stream(stream)
+
+
 class _Worker:
     """One device: a thread that computes on it, with a side stream of the device current."""
 
     def __init__(self, index: int) -> None:
         self.device = torch.device("dev", index)
         self.stream = torch.dev.Stream(index)
-        self.thread = ThreadPoolExecutor(1, f"dev:{index}", self._begin)
-
-    def _begin(self) -> None:
-        torch.dev.set_device(self.device)
-        torch.dev.set_stream(self.stream)
+        # What the thread holds must not hold the executor: a thread ends when its executor is forgotten.
+        self.thread = ThreadPoolExecutor(1, f"dev:{index}", _begin, (self.device, self.stream))
 
     def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
         # These settings belong to a thread; the replicas compute with those of the thread that asks.
         grad, autocast = torch.is_grad_enabled(), torch.is_autocast_enabled("dev")
         dtype = torch.get_autocast_dtype("dev")
+        threads = torch.get_num_threads()
+        stream, busy = self.stream, (*_busy(), self.stream)
 
         def call() -> T:
-            with torch.set_grad_enabled(grad), torch.autocast("dev", dtype, enabled=autocast):
-                result = function(*arguments)
-            self.stream.synchronize()  # copies that are still queued; raises what one of them raised
-            return result
+            _here.busy = busy
+            if torch.get_num_threads() != threads:
+                torch.set_num_threads(threads)
+            try:
+                with torch.set_grad_enabled(grad), torch.autocast("dev", dtype, enabled=autocast):
+                    return function(*arguments)
+            finally:
+                stream.synchronize()  # copies that are still queued; raises what one of them raised
 
         return self.thread.submit(call)
 
@@ -49,8 +66,9 @@ class _Worker:
 class DeviceManager:
     """Some ``dev`` devices, with a thread and a stream for each, on which replicas run side by side.
 
-    PyTorch lets each thread compute with as many threads as ``torch.set_num_threads`` says. With replicas on
-    all cores it is faster to set that to the number of cores divided by the number of devices.
+    Each replica computes with as many threads as the thread that calls :meth:`run`: ``torch.set_num_threads``
+    says how many. With replicas on all cores it is faster to set that to the number of cores divided by the
+    number of devices. The threads end with :meth:`close`, or when nothing refers to the manager any more.
 
     Args:
         devices: which; all devices of this process by default.
@@ -107,8 +125,11 @@ class DeviceManager:
         Raises:
             ValueError: an argument has not one element for each device.
             ReplicaError: a call raised; the first one in the order of the devices.
-            RuntimeError: the manager is closed.
+            RuntimeError: the manager is closed, or this is called in one of its replicas, which would wait
+                for itself.
         """
+        if any(worker.stream is stream for worker in self._workers for stream in _busy()):
+            raise RuntimeError(f"{self!r} runs already, and this is one of its replicas: it would never end")
         for i, argument in enumerate(arguments):
             if len(argument) != len(self):
                 raise ValueError(f"argument {i} has {len(argument)} elements for {len(self)} devices")

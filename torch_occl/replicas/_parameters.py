@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Sequence
+from numbers import Real
 from typing import NamedTuple
 
 import torch
@@ -11,8 +12,16 @@ from torch import nn
 
 from torch_occl import _C
 from torch_occl._dev_index import Device
-from torch_occl.replicas._checks import check_alike, check_apart, check_op, check_replicas, check_root
-from torch_occl.replicas._comm import Op, direct_form, reduce_staged, settle, staging_for
+from torch_occl.replicas._checks import (
+    check_alike,
+    check_apart,
+    check_list,
+    check_op,
+    check_replicas,
+    check_root,
+    check_writable,
+)
+from torch_occl.replicas._comm import Op, dev_device, direct_form, reduce_staged, settle, staging_for
 
 
 class MissingGradient(NamedTuple):
@@ -20,10 +29,6 @@ class MissingGradient(NamedTuple):
 
     replica: int
     parameter: int
-
-
-def _device(device: Device) -> torch.device:
-    return torch.device("dev", device) if isinstance(device, int) else torch.device(device or "dev")
 
 
 def replicate_params(params: Iterable[torch.Tensor], devices: Sequence[Device]) -> list[list[nn.Parameter]]:
@@ -40,11 +45,12 @@ def replicate_params(params: Iterable[torch.Tensor], devices: Sequence[Device]) 
         TypeError: something in the list is no tensor.
         ValueError: there are no parameters or no devices.
     """
-    (params,) = check_replicas("replicate_params", [list(params)])
+    (params,) = check_replicas("replicate_params", [params])
     if not len(devices):
         raise ValueError("replicate_params: the list of devices is empty")
+    settle(params)
     replicas = []
-    for device in map(_device, devices):
+    for device in map(dev_device, devices):
         made: dict[int, nn.Parameter] = {}
         for p in params:
             if id(p) not in made:
@@ -61,7 +67,8 @@ def prepare_replicas(module: nn.Module, devices: Sequence[Device]) -> list[nn.Mo
     """
     if not len(devices):
         raise ValueError("prepare_replicas: the list of devices is empty")
-    return [copy.deepcopy(module).to(_device(device)) for device in devices]
+    settle([*module.parameters(), *module.buffers()])
+    return [copy.deepcopy(module).to(dev_device(device)) for device in devices]
 
 
 def sync_grads(
@@ -80,18 +87,24 @@ def sync_grads(
 
     Returns:
         Which gradients were missing (``None``). They count as zero and get the result like the others; a
-        parameter that has no gradient in any replica is reported too, and stays without.
+        parameter that has no gradient in any replica is reported too, and stays without. From parameters that
+        do not require gradients none is missing.
 
     Raises:
-        TypeError: something in the lists is no tensor.
-        ValueError: there are no replicas, they differ in the number, shapes or dtypes of parameters, a
-            gradient is sparse, or there is not one weight for each replica.
+        TypeError: something in the lists is no tensor, or a weight is no number.
+        ValueError: there are no replicas, they differ in the number, shapes or dtypes of parameters or in
+            which are in the list twice, a gradient is sparse or expanded, or there is not one weight for each
+            replica.
     """
     call = "sync_grads"
     replicas = check_replicas(call, param_replicas)
     check_op(call, op)
-    if weights is not None and len(weights) != len(replicas):
-        raise ValueError(f"{call}: {len(weights)} weights for {len(replicas)} replicas")
+    factors = [] if weights is None else check_list(call, weights, "weights")
+    for i, factor in enumerate(factors):
+        if not isinstance(factor, Real):
+            raise TypeError(f"{call}: weight {i} is not a number but {type(factor).__name__}")
+    if weights is not None and len(factors) != len(replicas):
+        raise ValueError(f"{call}: {len(factors)} weights for {len(replicas)} replicas")
     missing: list[MissingGradient] = []
     gradients: list[list[torch.Tensor]] = []
     absent: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -101,7 +114,9 @@ def sync_grads(
             continue  # in the list twice, but one parameter
         seen.add(id(copies[0]))
         present = [p.grad for p in copies if p.grad is not None]
-        missing += [MissingGradient(i, index) for i, p in enumerate(copies) if p.grad is None]
+        missing += [
+            MissingGradient(i, index) for i, p in enumerate(copies) if p.grad is None and p.requires_grad
+        ]
         if not present:
             continue
         if any(g.layout != torch.strided for g in present):
@@ -114,7 +129,7 @@ def sync_grads(
             whole.append(absent[-1][1] if p.grad is None else p.grad)
         check_apart(f"{call}: parameter {index}", whole)
         gradients.append(whole)
-    reduce_all(gradients, op == "mean", weights or [])
+    reduce_all(gradients, op == "mean", factors)
     for p, gradient in absent:
         p.grad = gradient
     return missing
@@ -146,19 +161,28 @@ def broadcast_params(
 
     Raises:
         TypeError: something in the lists is no tensor.
-        ValueError: there is no such root, a list is empty, or parameters that correspond to one another
-            differ in shape or dtype. Nothing has been copied then.
+        ValueError: there is no such root, a list is empty, parameters that correspond to one another
+            differ in shape or dtype, or one to be written to is expanded. Nothing has been copied then.
     """
     call = "broadcast_params"
-    groups = [list(src_params), *(list(group) for group in dst_param_groups)]
+    groups = [src_params, *check_list(call, dst_param_groups, "lists of parameters")]
+    groups = [check_list(call, group, "parameters for each replica") for group in groups]
     check_root(call, root, len(groups))
     pairs = []
     for i, group in enumerate(groups):
         if not group:
             raise ValueError(f"{call}: replica {i} has no parameters")
         for index, (source, target) in enumerate(zip(groups[root], group, strict=False)):
-            check_replicas(f"{call}: replica {i}: parameter {index}", [[source], [target]])
+            for number, p in ((root, source), (i, target)):
+                if not isinstance(p, torch.Tensor):
+                    kind = type(p).__name__
+                    raise TypeError(
+                        f"{call}: parameter {index} of replica {number} is not a tensor but {kind}"
+                    )
+            check_alike(f"{call}: parameter {index}", [source, target], "replica", (root, i))
             if i != root:
+                check_writable(call, f"parameter {index} of replica {i}", target)
                 pairs.append((target, source))
+    settle([p for pair in pairs for p in pair])
     for target, source in pairs:
         target.copy_(source)

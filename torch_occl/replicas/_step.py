@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,8 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from torch_occl.replicas._batch import batch_size, shard_batch
-from torch_occl.replicas._checks import check_replicas
+from torch_occl.replicas._checks import check_list, check_replicas
+from torch_occl.replicas._comm import settle
 from torch_occl.replicas._devices import DeviceManager, ReplicaError, manager_of
 from torch_occl.replicas._parameters import MissingGradient, sync_grads
 
@@ -53,7 +55,7 @@ def data_parallel_step(
     the mean loss over the whole batch, whatever the sizes of the shards. The step happens to all replicas or
     to none: if anything raises, parameters and optimizers are as they were before (gradients are not, and
     neither are buffers that a forward pass has changed). For this, parameters and optimizer states are copied
-    before the optimizers begin, so a step needs memory for them twice.
+    at the beginning, so a step needs memory for them twice.
 
     Args:
         forward_fn: ``forward_fn(i, params, shard)`` computes the mean loss over the shard, a scalar, with
@@ -63,14 +65,14 @@ def data_parallel_step(
         optimizers: for each replica one that holds parameters of this replica. Gradients are set to None at
             the beginning of the step, and are there after it.
         batch: see :func:`shard_batch`.
-        pre_shard_hook: called with the batch before anything else. What it returns is used instead of the
+        pre_shard_hook: called with the batch before it is cut. What it returns is used instead of the
             batch, unless it is None.
         post_sync_hook: called with the replicas' parameters once all gradients are reduced, before the
             optimizers: to clip gradients, for instance. It has to treat all replicas alike.
         post_step_hook: called with the number of each replica in turn, after all optimizers.
 
     Raises:
-        TypeError: something in the lists is no tensor.
+        TypeError: something in the lists is no tensor, or no optimizer.
         ValueError: replicas differ, share a device or are not on ``dev``; there is not one optimizer for each
             replica, or it holds parameters of another; the batch has fewer samples than there are replicas.
         ReplicaError: ``forward_fn``, an optimizer or a hook raised, or the loss is not a scalar.
@@ -78,13 +80,7 @@ def data_parallel_step(
     call = "data_parallel_step"
     replicas = check_replicas(call, param_replicas)
     manager = _manager_for(call, replicas)
-    _check_optimizers(call, replicas, optimizers)
-    if pre_shard_hook is not None:
-        with _Named("pre_shard_hook"):
-            changed = pre_shard_hook(batch)
-        batch = batch if changed is None else changed
-    shards = shard_batch(batch, len(replicas))
-    sizes = [batch_size(call, shard) for shard in shards]
+    optimizers = _check_optimizers(call, replicas, optimizers)
 
     def backward(i: int, params: list[torch.Tensor], shard: Any) -> torch.Tensor:
         for p in params:
@@ -97,14 +93,21 @@ def data_parallel_step(
             loss.backward()
         return loss.detach()
 
-    losses = manager.run(backward, replicas, shards)
-    even = len(set(sizes)) == 1
-    missing = sync_grads(replicas, weights=None if even else [size / sum(sizes) for size in sizes])
-    if post_sync_hook is not None:
-        with _Named("post_sync_hook"):
-            post_sync_hook(replicas)
+    settle([p for params in replicas for p in params])
     before = manager.run(lambda i, params, optimizer: _Snapshot(params, optimizer), replicas, optimizers)
     try:
+        if pre_shard_hook is not None:
+            with _Named("pre_shard_hook"):
+                changed = pre_shard_hook(batch)
+            batch = batch if changed is None else changed
+        shards = shard_batch(batch, len(replicas))
+        sizes = [batch_size(call, shard) for shard in shards]
+        losses = manager.run(backward, replicas, shards)
+        even = len(set(sizes)) == 1
+        missing = sync_grads(replicas, weights=None if even else [size / sum(sizes) for size in sizes])
+        if post_sync_hook is not None:
+            with _Named("post_sync_hook"):
+                post_sync_hook(replicas)
         manager.run(lambda i, optimizer: optimizer.step(), optimizers)
         if post_step_hook is not None:
             for i in range(len(replicas)):
@@ -135,18 +138,53 @@ class _Named:
 
 
 class _Snapshot:
-    """Parameters and optimizer state of one replica, to go back to."""
+    """Parameters and optimizer state of one replica, to go back to: the same objects with the same values."""
 
     def __init__(self, params: Sequence[torch.Tensor], optimizer: torch.optim.Optimizer) -> None:
-        self.params, self.optimizer = params, optimizer
-        self.values = [p.detach().clone() for p in params]
-        self.state = copy.deepcopy(optimizer.state_dict())
+        self.seen: dict[int, Callable[[], Any]] = {}
+        self.optimizer = optimizer
+        self.params = self._keep(list(params))
+        self.state, self.groups = self._keep(optimizer.state), self._keep(optimizer.param_groups)
 
-    @torch.no_grad()
     def restore(self) -> None:
-        for p, value in zip(self.params, self.values, strict=True):
-            p.copy_(value)
-        self.optimizer.load_state_dict(self.state)
+        self.params()
+        # load_state_dict would cast the state to the dtype of the parameters, and make new groups.
+        self.optimizer.state, self.optimizer.param_groups = self.state(), self.groups()
+
+    def _keep(self, value: Any) -> Callable[[], Any]:
+        """What gives the value back as it is now: the same object, where it is of a kind that is known."""
+        if id(value) not in self.seen:
+            self.seen[id(value)] = self._keep_new(value)
+        return self.seen[id(value)]
+
+    def _keep_new(self, value: Any) -> Callable[[], Any]:
+        if isinstance(value, torch.Tensor):
+            return functools.partial(_put_back, value, value.detach(), value.detach().clone())
+        if isinstance(value, dict):
+            entries = {key: self._keep(entry) for key, entry in value.items()}
+            return lambda: _refill(value, ((key, back()) for key, back in entries.items()))
+        if isinstance(value, list):
+            elements = [self._keep(element) for element in value]
+            return lambda: _refill(value, [back() for back in elements])
+        if isinstance(value, tuple):
+            elements = [self._keep(element) for element in value]
+            return lambda: (value, *(back() for back in elements))[0]
+        copied = copy.deepcopy(value)
+        return lambda: copied
+
+
+@torch.no_grad()
+def _put_back(tensor: torch.Tensor, memory: torch.Tensor, content: torch.Tensor) -> torch.Tensor:
+    tensor.data = memory  # somebody may have given it other memory
+    memory.copy_(content)
+    return tensor
+
+
+def _refill(container: Any, content: Any) -> Any:
+    content = list(content)
+    container.clear()
+    (container.update if isinstance(container, dict) else container.extend)(content)
+    return container
 
 
 def _manager_for(call: str, replicas: Replicas) -> DeviceManager:
@@ -167,11 +205,17 @@ def _manager_for(call: str, replicas: Replicas) -> DeviceManager:
     return manager_of(devices)
 
 
-def _check_optimizers(call: str, replicas: Replicas, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+def _check_optimizers(
+    call: str, replicas: Replicas, optimizers: Sequence[torch.optim.Optimizer]
+) -> list[torch.optim.Optimizer]:
+    optimizers = check_list(call, optimizers, "optimizers")
     if len(optimizers) != len(replicas):
         raise ValueError(f"{call}: {len(optimizers)} optimizers for {len(replicas)} replicas")
     for i, (params, optimizer) in enumerate(zip(replicas, optimizers, strict=True)):
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(f"{call}: optimizer {i} is not an optimizer but {type(optimizer).__name__}")
         own = {id(p) for p in params}
         for group in optimizer.param_groups:
             if not own.issuperset(map(id, group["params"])):
                 raise ValueError(f"{call}: optimizer {i} holds parameters that are not those of replica {i}")
+    return optimizers
