@@ -23,6 +23,8 @@ __all__ = ["as_cpu", "from_cpu"]
 def as_cpu(tensor: torch.Tensor) -> torch.Tensor:
     """A CPU tensor over the memory of a ``dev`` tensor, not a copy. It takes no part in autograd.
 
+    Neither may be resized, or moved with ``share_memory_``, while the other is in use.
+
     Raises:
         ValueError: the tensor is not on ``dev``.
         RuntimeError: the tensor is not dense.
@@ -37,7 +39,7 @@ def from_cpu(tensor: torch.Tensor, device: Device = None) -> torch.Tensor:
     """A ``dev`` tensor over the memory of a CPU tensor, not a copy. It takes no part in autograd.
 
     Its memory lies outside the regions that peers map: collectives on it copy it once, as they do for CPU
-    tensors.
+    tensors. Neither may be resized, or moved with ``share_memory_``, while the other is in use.
 
     Raises:
         ValueError: the tensor is not on the CPU.
