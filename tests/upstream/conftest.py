@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 
 import pytest
 
-from . import survey
+from . import exceptions, survey
 
 ENDINGS = pytest.StashKey[dict]()
 KINDS = ("passed", "excepted", "skipped", "failed")
@@ -46,7 +46,12 @@ def ranks(_upstream_pool):
 @pytest.fixture
 def upstream(_upstream_pool, request):
     """``upstream(name, device, world_size)`` runs one of PyTorch's tests: `survey.Ending`."""
-    return lambda name, device, world_size: survey.run(_upstream_pool, name, device, world_size)
+
+    def run(name: str, device: str, world_size: int) -> survey.Ending:
+        limit = 8 * survey.LIMIT if name in exceptions.LONG else survey.LIMIT
+        return survey.run(_upstream_pool, name, device, world_size, limit=limit)
+
+    return run
 
 
 @pytest.fixture
