@@ -214,8 +214,8 @@ def test_groups_made_and_destroyed_leave_nothing(pool, groups, device):
         results = team.run(
             groups_again_and_again, device, folder=team.zygote.new_file(), groups=groups, limit=1800.0
         )
-    # 512 bytes of each group are kept for ever: its header, which peers may look at whenever they like. A rank
-    # has mapped its own and its peer's. And the 400 KB of a group may lie on pages not touched before.
+    # 512 bytes of each group are kept for ever: its header, which peers may look at whenever they like. A
+    # rank has mapped its own and its peer's. And the 400 KB of a group may lie on pages not touched before.
     assert_flat(results, kib=1024 + groups // 2, shared_kib=1024 + groups // 2 + groups // 16)
 
 
