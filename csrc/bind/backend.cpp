@@ -1,6 +1,8 @@
 #include <pybind11/chrono.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <atomic>
+#include <chrono>
 #include <thread>
 
 #include "bind/bind.h"
@@ -12,12 +14,35 @@
 namespace occl::bind {
 namespace {
 
+bool ending() {
+#if PY_VERSION_HEX >= 0x030d0000
+  return Py_IsFinalizing();
+#else
+  return _Py_IsFinalizing();
+#endif
+}
+
 /// Ctrl-C reaches Python's main thread only when it asks for it.
 void install_interrupt_check() {
   pg::set_interrupt_check([main = std::this_thread::get_id()] {
     if (std::this_thread::get_id() != main) return;
     py::gil_scoped_acquire gil;
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+  });
+}
+
+/// Before 3.14 Python ends threads that ask for the GIL once the interpreter has begun to end, and unwinding
+/// them through C++ ends the process with SIGABRT. Such a thread stays here, and ends with the process.
+void install_return_check() {
+  // relaxed: Python's atexit functions and threads that return from a wait have no other business
+  static std::atomic<bool> exiting{false};
+  py::module_::import("atexit").attr("register")(
+      py::cpp_function([] { exiting.store(true, std::memory_order_relaxed); }));
+  pg::set_return_check([main = std::this_thread::get_id()] {
+    if (!exiting.load(std::memory_order_relaxed) || std::this_thread::get_id() == main) return;
+    // Functions of atexit that are still to come may wait for this thread, so not for ever.
+    for (int ms = 0; ms < 200 && !ending(); ++ms) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    while (ending()) std::this_thread::sleep_for(std::chrono::hours(1));
   });
 }
 
@@ -28,6 +53,7 @@ void bind_backend(py::module_& module) {
   // PyTorch has bound the base classes, but only once torch.distributed is loaded.
   py::module_::import("torch.distributed");
   install_interrupt_check();
+  install_return_check();
   py::module_::import("atexit").attr("register")(
       py::cpp_function(&pg::stop_background, py::call_guard<py::gil_scoped_release>()));
 

@@ -19,6 +19,7 @@ std::atomic<coll::Engine*> the_engine = nullptr;
 std::atomic<int> generation = 0;
 std::mutex engine_mutex;
 std::function<void()> the_interrupt_check;
+std::function<void()> the_return_check;
 
 void forget_parent() {
   generation.fetch_add(1, std::memory_order_relaxed);  // one thread only: this is a child just forked
@@ -58,6 +59,9 @@ int fork_generation() { return generation.load(std::memory_order_relaxed); }  //
 
 void set_interrupt_check(std::function<void()> check) { the_interrupt_check = std::move(check); }
 const std::function<void()>& interrupt_check() { return the_interrupt_check; }
+
+void set_return_check(std::function<void()> check) { the_return_check = std::move(check); }
+const std::function<void()>& return_check() { return the_return_check; }
 
 Tuning tuning_from_environment() {
   Tuning tuning;

@@ -25,6 +25,10 @@ int fork_generation();
 void set_interrupt_check(std::function<void()> check);
 const std::function<void()>& interrupt_check();
 
+/// What a thread does when it is about to return from Work.wait, whether that succeeded or not.
+void set_return_check(std::function<void()> check);
+const std::function<void()>& return_check();
+
 /// Defaults, changed by OCCL_TUNING. Throws Error(invalid_argument) for a name or number it does not know.
 Tuning tuning_from_environment();
 

@@ -200,6 +200,11 @@ bool WorkOCCL::wait(std::chrono::milliseconds timeout) {
       device::enqueue(*stream, [self = std::move(self)] { self->wait_on_host(kNoTimeout); });
       return true;
     }
+  struct Returning {
+    ~Returning() {
+      if (return_check()) return_check()();
+    }
+  } returning;
   return wait_on_host(timeout);
 }
 

@@ -47,6 +47,17 @@ def in_flight(device: str) -> list[dist.Work]:
 _kept: list = []
 
 
+class Late:
+    """Ends what is in flight when the interpreter is half gone, and gives other threads the time to see it."""
+
+    def __init__(self, device: str) -> None:
+        self.abort, self.sleep = backend(device).abort, time.sleep
+
+    def __del__(self) -> None:
+        self.abort()
+        self.sleep(0.1)
+
+
 def end(rank, n, device, *, how):
     """Rank 0's interpreter ends; rank 1 waits for it in a collective."""
     assert_works(device)
@@ -63,8 +74,10 @@ def end(rank, n, device, *, how):
     if how == "with callbacks":
         for work in _kept:
             work.get_future().then(lambda future: print("a callback ran", future))
-    if how == "with a waiting thread":
+    if "waiting thread" in how:
         threading.Thread(target=_kept[0].wait, daemon=True).start()
+    if how == "with a waiting thread whose wait ends late":
+        _kept.append(Late(device))
     if how == "destroyed":
         dist.destroy_process_group()
     tell("ends")
@@ -72,7 +85,17 @@ def end(rank, n, device, *, how):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("how", ["idle", "in flight", "with callbacks", "with a waiting thread", "destroyed"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "idle",
+        "in flight",
+        "with callbacks",
+        "with a waiting thread",
+        "with a waiting thread whose wait ends late",
+        "destroyed",
+    ],
+)
 def test_an_interpreter_ends_with_its_own_status_whatever_is_in_flight(pool, took, how, device):
     with pool.fresh(2) as team:
         team.join(timeout=60.0).start(end, device, how=how)
