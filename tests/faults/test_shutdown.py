@@ -48,7 +48,7 @@ _kept: list = []
 
 
 class Late:
-    """Ends what is in flight when the interpreter is half gone, and gives other threads the time to see it."""
+    """Ends what is in flight when the interpreter is half gone, and lets other threads see it."""
 
     def __init__(self, device: str) -> None:
         self.abort, self.sleep = backend(device).abort, time.sleep
