@@ -24,6 +24,11 @@ def check_list(call: str, elements: Any, what: str) -> list[Any]:
     return list(elements)
 
 
+def check_kind(call: str, name: str, value: Any, kind: type, what: str) -> None:
+    if not isinstance(value, kind):
+        raise TypeError(f"{call}: {name} is not {what} but {type(value).__name__}")
+
+
 def check_tensors(call: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The list, if it holds dense tensors and at least one."""
     if isinstance(tensors, torch.Tensor):
@@ -32,8 +37,7 @@ def check_tensors(call: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tens
     if not tensors:
         raise ValueError(f"{call}: the list of tensors is empty")
     for i, tensor in enumerate(tensors):
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{call}: element {i} is not a tensor but {type(tensor).__name__}")
+        check_kind(call, f"element {i}", tensor, torch.Tensor, "a tensor")
         if tensor.layout != torch.strided:
             raise ValueError(f"{call}: tensor {i} is {tensor.layout}; only dense tensors are combined")
     return tensors
@@ -112,8 +116,7 @@ def check_replicas(call: str, param_replicas: Sequence[Sequence[torch.Tensor]]) 
         raise ValueError(f"{call}: the replicas have no parameters")
     for index, copies in enumerate(zip(*replicas, strict=True)):
         for copy in copies:
-            if not isinstance(copy, torch.Tensor):
-                raise TypeError(f"{call}: parameter {index} is not a tensor but {type(copy).__name__}")
+            check_kind(call, f"parameter {index}", copy, torch.Tensor, "a tensor")
         check_alike(f"{call}: parameter {index}", copies, "replica")
     tied: list[dict[int, int]] = [{} for _ in replicas]
     for index, copies in enumerate(zip(*replicas, strict=True)):

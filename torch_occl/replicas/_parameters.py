@@ -15,6 +15,7 @@ from torch_occl._dev_index import Device
 from torch_occl.replicas._checks import (
     check_alike,
     check_apart,
+    check_kind,
     check_list,
     check_op,
     check_replicas,
@@ -101,8 +102,7 @@ def sync_grads(
     check_op(call, op)
     factors = [] if weights is None else check_list(call, weights, "weights")
     for i, factor in enumerate(factors):
-        if not isinstance(factor, Real):
-            raise TypeError(f"{call}: weight {i} is not a number but {type(factor).__name__}")
+        check_kind(call, f"weight {i}", factor, Real, "a number")
     if weights is not None and len(factors) != len(replicas):
         raise ValueError(f"{call}: {len(factors)} weights for {len(replicas)} replicas")
     missing: list[MissingGradient] = []
@@ -174,11 +174,7 @@ def broadcast_params(
             raise ValueError(f"{call}: replica {i} has no parameters")
         for index, (source, target) in enumerate(zip(groups[root], group, strict=False)):
             for number, p in ((root, source), (i, target)):
-                if not isinstance(p, torch.Tensor):
-                    kind = type(p).__name__
-                    raise TypeError(
-                        f"{call}: parameter {index} of replica {number} is not a tensor but {kind}"
-                    )
+                check_kind(call, f"parameter {index} of replica {number}", p, torch.Tensor, "a tensor")
             check_alike(f"{call}: parameter {index}", [source, target], "replica", (root, i))
             if i != root:
                 check_writable(call, f"parameter {index} of replica {i}", target)

@@ -12,7 +12,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from torch_occl.replicas._batch import batch_size, shard_batch
-from torch_occl.replicas._checks import check_list, check_replicas
+from torch_occl.replicas._checks import check_kind, check_list, check_replicas
 from torch_occl.replicas._comm import settle
 from torch_occl.replicas._devices import DeviceManager, ReplicaError, manager_of
 from torch_occl.replicas._parameters import MissingGradient, sync_grads
@@ -212,8 +212,7 @@ def _check_optimizers(
     if len(optimizers) != len(replicas):
         raise ValueError(f"{call}: {len(optimizers)} optimizers for {len(replicas)} replicas")
     for i, (params, optimizer) in enumerate(zip(replicas, optimizers, strict=True)):
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise TypeError(f"{call}: optimizer {i} is not an optimizer but {type(optimizer).__name__}")
+        check_kind(call, f"optimizer {i}", optimizer, torch.optim.Optimizer, "an optimizer")
         own = {id(p) for p in params}
         for group in optimizer.param_groups:
             if not own.issuperset(map(id, group["params"])):
