@@ -255,13 +255,12 @@ void Group::check_message_refusals() {
     if (i == mesh_->rank()) continue;
     const Refusal& refusal = mesh_->member(i).block.message_refusal();
     const auto q = refusal.sequence.load(std::memory_order_acquire);  // pairs with refuse_message
-    for (const bool send : {true, false}) {
-      if (!q || !Refusal::same_kind(q, Refusal::of_message(0, mesh_->rank(), send))) continue;
-      const Operation* op = messenger_.waiting(i, !send);
-      if (!op) continue;
-      if (q != std::exchange(refused_message_, q)) message_second_thoughts_.reset();
-      return check_refusal(i, refusal, *op, message_second_thoughts_);
-    }
+    const bool send = Refusal::sends(q);
+    if (!q || !Refusal::same_kind(q, Refusal::of_message(0, mesh_->rank(), send))) continue;
+    const Operation* op = messenger_.waiting(i, !send);
+    if (!op) continue;
+    if (q != std::exchange(refused_message_, q)) message_second_thoughts_.reset();
+    return check_refusal(i, refusal, *op, message_second_thoughts_);
   }
   refused_message_ = 0;
 }

@@ -68,6 +68,7 @@ struct alignas(kLine) Refusal {
   static std::uint64_t of_message(std::uint64_t number, int peer, bool send) {
     return number << 32 | static_cast<std::uint64_t>(peer + 1) << 1 | (send ? 1 : 0);
   }
+  static bool sends(std::uint64_t message) { return message & 1; }
   static bool same_kind(std::uint64_t a, std::uint64_t b) {
     return static_cast<std::uint32_t>(a) == static_cast<std::uint32_t>(b);
   }
