@@ -17,7 +17,6 @@ CORE = ("base", "kernels", "shm", "coll")
 DEVICE = ("heap.cpp", "heap_grow.cpp", "memory_limit.cpp", "queue.cpp")
 """The part of the device's layer that knows nothing of PyTorch: built here, it must stay so."""
 FLAGS = "-std=c++20 -ffp-contract=off -Wall -Wextra -pthread -Icsrc -Itests -Itests/cpp"
-USUAL_MODES = ("plain", "asan", "tsan")
 MODES = {
     "plain": "-O2",
     "asan": "-O2 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all",

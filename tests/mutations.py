@@ -104,6 +104,7 @@ MUTATIONS = [
     Mutation("offsets in control regions are not checked", "shm/peer.cpp", "if (offset > control_size_ || bytes > control_size_ - offset)", "if (false)", BROKEN),
     Mutation("offsets in regions are not checked", "shm/peer.cpp", "if (ref.offset > size || bytes > size - ref.offset)", "if (false)", BROKEN),
     Mutation("records may be longer than what was written", "coll/messenger.cpp", "record_bytes(e.bytes) > readable)", "false)", BROKEN),
+    Mutation("beginnings may be longer than the message", "coll/messenger.cpp", ": e.bytes < bytes_of(t);", ": true;", BROKEN),
     Mutation("text of peers is printed as it is", "base/error.h", "if (!fine) out[i] = '?';", "", HOSTILE),
     Mutation("slots may be smaller than a line for each rank", "coll/mesh.cpp", "size_ * kLine)", "kLine)", ("plain/test_group:64 ranks",)),
     # Who gets in.
@@ -123,7 +124,7 @@ MUTATIONS = [
 
 NOT_CAUGHT = {
     "coll/engine.cpp: a thread that polls wakes nobody": "the explorer has not met it in a few hundred runs; the model "
-    "does: tests/models/hand_over.pml with NO_RING_ON_SUBMIT",
+    "does: tests/models/hand_over.pml with NO_RING_ON_HAND_OVER",
     "shm/bell.h: the word is read, or changed, with less than seq_cst": "it is only changed by atomic additions, "
     "whose newest value the kernel compares: no order with other atomics hangs on it that sleepers does not give",
     "coll/executor.cpp: ticks are read with acquire": "a sleeper's look at ticks comes after its atomic addition; the "

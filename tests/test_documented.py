@@ -13,7 +13,7 @@ BACKEND = Path(torch.__file__).parent / "include/torch/csrc/distributed/c10d/Bac
 
 def test_every_virtual_method_of_a_backend_is_in_the_table_with_what_we_do():
     virtuals = set(re.findall(r"\bvirtual\s+[^;{]*?(\w+)\s*\(", BACKEND.read_text())) - {"Backend"}
-    ours = (ROOT / "csrc/pg/process_group.h").read_text()
+    ours = "".join((ROOT / "csrc/pg" / name).read_text() for name in ("capabilities.h", "process_group.h"))
     overridden = {
         name for name in virtuals if re.search(rf"\b{name}\s*\([^;{{]*\)\s*(const\s*)?override", ours)
     }

@@ -18,7 +18,7 @@ BROKEN = {
     "ring": ["PUBLISH_FIRST", "RELEASE_FIRST", "TOO_MUCH_ROOM", "NO_BELL"],
     "hand_over": [
         "NO_HAND_OVER",
-        "NO_RING_ON_SUBMIT",
+        "NO_RING_ON_HAND_OVER",
         "LOOK_BEFORE_SUBMIT",
         "PARK_BLINDLY",
         "NO_RING_ON_LEAVE",

@@ -34,9 +34,9 @@ constexpr int kLongSpin = 2000, kShortSpin = 32, kYields = 2;
 constexpr std::chrono::microseconds kLongSpinTime{60};
 
 // A receive is often waited for at once, and then waking the background for it was in vain. So for a while
-// after it has been wanted it looks by itself, this often; after so many looks in vain it sleeps until it is
-// woken.
-constexpr std::chrono::microseconds kDoze{200};
+// after it has been wanted it looks by itself, this often, and less often while it finds that all who wanted
+// it wait themselves; after so many looks at which nobody had wanted it, it sleeps until it is woken.
+constexpr std::chrono::microseconds kDoze{200}, kLongestDoze{1600};
 constexpr int kDozes = 5;
 
 /// What this thread is to the engine.
@@ -101,15 +101,17 @@ void Engine::add(const std::shared_ptr<Group>& group) {
   groups_.push_back(group);
 }
 
-bool Engine::drive_all(bool patient) {
+std::vector<std::shared_ptr<Group>> Engine::busy_groups() {
   std::vector<std::shared_ptr<Group>> groups;
-  {
-    std::lock_guard lock(groups_mutex_);
-    for (const auto& known : groups_)
-      if (auto group = known.lock(); group && group->busy()) groups.push_back(std::move(group));
-  }
+  std::lock_guard lock(groups_mutex_);
+  for (const auto& known : groups_)
+    if (auto group = known.lock(); group && group->busy()) groups.push_back(std::move(group));
+  return groups;
+}
+
+bool Engine::drive_all(bool patient) {
   bool moved = false;
-  for (const auto& group : groups) moved |= group->drive(patient);
+  for (const auto& group : busy_groups()) moved |= group->drive(patient);
   return moved;
 }
 
@@ -120,23 +122,19 @@ void Engine::poll(Group& group) {
 
 void Engine::release(Group& group, Operation& op) {
   op.ready_.store(true, std::memory_order_seq_cst);  // pairs with Operation::ready
-  begin(group, op);
+  begin(group);
 }
 
 void Engine::submit(Group& group, Operation& op) {
   group.submit(op);
-  begin(group, op);
+  begin(group);
 }
 
-/// A first attempt; what is left over is for others.
-void Engine::begin(Group& group, const Operation& op) {
-  poll(group);
-  if (op.finished() || waiters_.load(std::memory_order_seq_cst) > 0) return;
-  try {
-    start_background();
-  } catch (const Error& error) {
-    group.abort(error.what());  // the operation is under way: this ends it, here and at the other ranks
-  }
+/// A first attempt; what is left over is for others. Meanwhile the thread counts as one that waits, or the
+/// background would come to drive the same group.
+void Engine::begin(Group& group) {
+  const Waiting waiting(*this);
+  group.drive(false);
 }
 
 /// Where other programs take the cores, looking keeps the very rank away that is waited for. It shows:
@@ -214,10 +212,15 @@ bool Engine::wait_until(const std::function<bool()>& reached, Deadline deadline,
 }
 
 /// This thread stops driving: somebody else must, if there is anything.
-void Engine::hand_over() {
+void Engine::hand_over() noexcept {
   if (pending_.load(std::memory_order_seq_cst) == 0) return;
   ring();  // another waiter may have found a group being driven by this thread, and gone to sleep
-  if (waiters_.load(std::memory_order_seq_cst) == 0) start_background();
+  if (waiters_.load(std::memory_order_seq_cst) > 0) return;
+  try {
+    start_background();
+  } catch (const Error& error) {  // nobody would ever drive: this ends what is in flight, here and elsewhere
+    for (const auto& group : busy_groups()) group->abort(error.what());
+  }
 }
 
 void Engine::start_background() {
@@ -243,9 +246,13 @@ bool Engine::background_needed() const {
 void Engine::doze() {
   dozing_.fetch_add(1, std::memory_order_seq_cst);  // pairs with start_background, as does the other
   unsigned asked = asked_.load(std::memory_order_relaxed);
+  auto nap = kDoze;
   for (int i = 0; i < kDozes && !background_needed(); ++i) {
-    std::this_thread::sleep_for(kDoze);
-    if (const unsigned now = asked_.load(std::memory_order_relaxed); now != asked) asked = now, i = 0;
+    std::this_thread::sleep_for(nap);
+    const unsigned now = asked_.load(std::memory_order_relaxed);
+    if (now == asked) continue;
+    asked = now, i = 0;
+    nap = std::min(2 * nap, kLongestDoze);  // who asked went on to wait: so will the next
   }
   dozing_.fetch_sub(1, std::memory_order_seq_cst);
 }

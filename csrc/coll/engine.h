@@ -89,9 +89,10 @@ class Engine {
     Atomic<unsigned> waits_ = 0;
   };
 
-  void begin(Group& group, const Operation& op);
+  void begin(Group& group);
+  std::vector<std::shared_ptr<Group>> busy_groups();
   bool drive_all(bool patient);
-  void hand_over();
+  void hand_over() noexcept;
   void start_background();
   void run_background();
   bool background_needed() const;

@@ -10,7 +10,7 @@
 namespace occl::coll {
 namespace {
 
-constexpr std::size_t kDataBytes = kRingBytes / 4;  // payload of one data record
+constexpr std::size_t kDataBytes = kRingBytes / 8;  // payload of one data record
 
 std::size_t record_bytes(std::size_t payload) {
   return sizeof(Envelope) + (payload + kLine - 1) / kLine * kLine;
@@ -41,7 +41,7 @@ void Messenger::match(int rank, Operation& op, const Envelope& e, CopyPayload&& 
                       OperationList& done) {
   const Transfer& t = op.transfer();
   op.source_ = rank;
-  const bool whole = e.record != Record::eager || e.bytes == bytes_of(t);
+  const bool whole = e.record == Record::eager ? e.bytes == bytes_of(t) : e.bytes < bytes_of(t);
   if (!fits(t, e) || !whole) {
     if (e.record != Record::eager) note(rank, Record::nack, e.id);
     return end(
@@ -55,8 +55,11 @@ void Messenger::match(int rank, Operation& op, const Envelope& e, CopyPayload&& 
     return end(op, done);
   }
   OCCL_FAULT_POINT("message.matched");
-  channel(rank).receiving.push_back({&op, e});
-  if (e.record == Record::stream) note(rank, Record::grant, e.id);
+  channel(rank).receiving.push_back({&op, e, e.bytes});
+  if (e.record != Record::stream) return;
+  note(rank, Record::grant, e.id);
+  push_notes(rank);  // before the copy: the sender goes on meanwhile
+  copy_payload(t.buffer.data);
 }
 
 void Messenger::post(Operation& op, OperationList& done) {
@@ -118,6 +121,7 @@ bool Messenger::push_sends(int rank, OperationList& done) {
       e.ref = ref->pack();
     } else {
       e.record = Record::stream;
+      e.bytes = mesh_.tuning().eager_bytes;
     }
     if (!write(rank, e, t.buffer.data)) break;
     ++ch.next_id;
@@ -127,7 +131,7 @@ bool Messenger::push_sends(int rank, OperationList& done) {
     if (eager)
       end(op, done);
     else
-      ch.sending.push_back({&op, e.id});
+      ch.sending.push_back({&op, e.id, e.bytes});
   }
   return moved;
 }

@@ -3,13 +3,14 @@
 // Each ordered pair of ranks has one ring (shm/ring.h) of records: a 64-byte Envelope, then its payload.
 //
 //     small                       large, mapped                  large, not mapped
-//     eager + payload ──▶         direct + address ──▶           stream ──▶
+//     eager + payload ──▶         direct + address ──▶           stream + beginning ──▶
 //                                 (receiver copies from          ◀── grant
 //                                  the sender's memory)          data + payload ──▶ ...
 //                                 ◀── ack
 //
 // A send completes when its bytes have been taken over: at once for eager. A receiver always empties its
-// rings; an eager message that nobody waits for yet moves to the heap. So no message waits for another one.
+// rings; what has arrived of a message that nobody waits for yet moves to the heap. So no message waits for
+// another one.
 #pragma once
 
 #include <cstdint>

@@ -5,6 +5,8 @@
 namespace occl::coll {
 namespace {
 
+constexpr std::size_t kSmallWindow = 16 << 10;  // smaller ones cost more synchronisation than they save
+
 /// Elements [lo, hi) of [0, n) that fall to `part` of `parts`.
 struct Range {
   std::size_t lo, hi;
@@ -18,6 +20,10 @@ Range part_of(std::size_t n, int part, int parts, std::size_t element_size) {
 
 bool has_in(const Shape& s, int rank) { return !traits(s.kind).in_root_only || rank == s.root; }
 bool has_out(const Shape& s, int rank) { return !traits(s.kind).out_root_only || rank == s.root; }
+/// Does any other rank read this one's input?
+bool shows_in(const Shape& s, int rank) {
+  return has_in(s, rank) && s.size > 1 && !(traits(s.kind).out_root_only && rank == s.root);
+}
 
 /// Blocks that a rank stages for others, and blocks that it receives.
 std::uint32_t staged_blocks(const Shape& s) { return traits(s.kind).in_per_rank ? s.size - 1 : 1; }
@@ -96,7 +102,7 @@ void fill(const Plan& plan, const Shape& s, int rank, std::uint32_t index, Move&
 /// How many moves `rank` makes in a stage of the pipeline.
 std::uint32_t moves_in(const Plan& plan, const Shape& s, int rank, int stage) {
   const bool ranged = plan.split == Split::range;
-  if (stage == 0) return s.size == 1 || !has_in(s, rank) ? 0 : ranged ? 2 : staged_blocks(s);
+  if (stage == 0) return !shows_in(s, rank) ? 0 : ranged ? 2 : staged_blocks(s);
   if (stage == 2) return s.size - 1;
   return ranged ? 1 : outputs(s, rank);
 }
@@ -130,7 +136,10 @@ Plan make_plan(const Shape& s, const Tuning& tuning, bool mapped) {
   // One output at the root alone gains nothing from a second hop.
   plan.split = same_output && t.reduces && !t.out_root_only && s.size > 1 ? Split::range : Split::pull;
   const std::size_t unit = std::max<std::size_t>(kLine / s.element_size, 1);
-  plan.window = std::max(tuning.slot_bytes / staged_blocks(s) / s.element_size / unit * unit, unit);
+  const std::size_t room = tuning.slot_bytes / staged_blocks(s);
+  // Where some only fill and others only read, they do so at the same time: in small windows from the start.
+  const std::size_t bytes = rooted(s.kind) ? std::max(room / 4, std::min(room, kSmallWindow)) : room;
+  plan.window = std::max(bytes / s.element_size / unit * unit, unit);
   plan.windows = (s.largest + plan.window - 1) / plan.window;
   plan.steps = plan.windows + (plan.split == Split::range ? 2 : 1);
   return plan;

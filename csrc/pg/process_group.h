@@ -1,9 +1,8 @@
 // The backend: every override says what is asked for (normalize.h) and launches it (work.h).
 #pragma once
 
-#include <torch/csrc/distributed/c10d/Backend.hpp>
-
 #include "coll/group.h"
+#include "pg/capabilities.h"
 #include "pg/completion_hook.h"
 #include "pg/normalize.h"
 #include "pg/work.h"
@@ -14,7 +13,7 @@ namespace occl::pg {
 /// ours.
 at::Tensor empty_shared(at::IntArrayRef size, at::ScalarType type);
 
-class ProcessGroupOCCL final : public c10d::Backend {
+class ProcessGroupOCCL final : public CapableBackend {
  public:
   struct Options final : c10d::Backend::Options {
     explicit Options(std::chrono::milliseconds timeout = kBackendDefaultTimeout)
@@ -68,12 +67,10 @@ class ProcessGroupOCCL final : public c10d::Backend {
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
 
   /// Between these two, operations join one Work (of the calling thread's making: one thread coalesces).
-  bool supportsCoalescing() const override { return true; }
   void startCoalescing() override;
   WorkPtr endCoalescing() override;
 
   /// A new group of some of this group's ranks; null on the others.
-  bool supportsSplitting() const override { return true; }
   c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store>& store,
                                           const std::vector<int>& ranks,
                                           const c10::intrusive_ptr<c10d::Backend::Options>& opts) override;
@@ -84,7 +81,6 @@ class ProcessGroupOCCL final : public c10d::Backend {
                                           const int& rank, const int& size) override;
   /// A new group of all ranks but these, which need not be alive; needs no store (coll/shrink.h). With the
   /// flag SHRINK_ABORT what is in flight ends first.
-  bool supportsShrinking() const override { return true; }
   c10::intrusive_ptr<c10d::Backend> shrink(const std::vector<int64_t>& ranks_to_exclude, int shrink_flags,
                                            const c10::intrusive_ptr<c10d::Backend::Options>& opts) override;
 
@@ -106,7 +102,6 @@ class ProcessGroupOCCL final : public c10d::Backend {
 
   /// Between these two, operations are not carried out: their durations are added up, from a model of this
   /// machine (coll/cost.h). Microseconds.
-  bool supportsTimeEstimation() const override { return true; }
   void startTimeEstimate();
   float endTimeEstimate();
 

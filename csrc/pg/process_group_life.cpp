@@ -13,14 +13,14 @@ namespace occl::pg {
 
 ProcessGroupOCCL::ProcessGroupOCCL(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                    c10::intrusive_ptr<Options> options)
-    : Backend(rank, size), options_(std::move(options)), fork_generation_(fork_generation()) {
+    : CapableBackend(rank, size), options_(std::move(options)), fork_generation_(fork_generation()) {
   const std::string name = options_->group_name.empty() ? "?" : options_->group_name;
   group_ = translated([&] { return rendezvous(*store, name, rank, size, options_->timeout); });
   init();
 }
 
 ProcessGroupOCCL::ProcessGroupOCCL(std::shared_ptr<coll::Group> group, c10::intrusive_ptr<Options> options)
-    : Backend(group->mesh().rank(), group->mesh().size()),
+    : CapableBackend(group->mesh().rank(), group->mesh().size()),
       options_(std::move(options)),
       fork_generation_(fork_generation()),
       group_(std::move(group)) {

@@ -89,7 +89,7 @@ UniqueFd pidfd_of(int fd) {
   socklen_t length = sizeof(credentials);
   if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0 || credentials.pid <= 0) return {};
   UniqueFd pidfd(static_cast<int>(syscall(SYS_pidfd_open, credentials.pid, 0)));
-  if (!pidfd && errno == ESRCH) fail(Errc::peer_exited, "the process ", credentials.pid, " has exited");
+  if (!pidfd && errno == ESRCH) fail(Errc::peer_exited, "the process (pid ", credentials.pid, ") has exited");
   return pidfd;
 }
 

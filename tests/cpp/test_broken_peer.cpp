@@ -172,6 +172,31 @@ TEST("message rings and records that make no sense are an error") {
   CHECK(contains(with([](Game&, SendLine&, Envelope& e) { e.record = Record::data; }), "makes no sense"));
 }
 
+TEST("a message is not more than what was written of it, and its beginning not more than the whole") {
+  const auto received = [](Record record, std::size_t written) -> std::string {
+    Game game;
+    constexpr std::size_t kBytes = 80;
+    game.victim.submit(Transfer{false, 1, 0, DType::u8, {game.victim.memory(kBytes, false), kBytes}});
+    SendLine& line = game.block().send(0);
+    Envelope e;
+    e.record = record;
+    e.count = kBytes;
+    e.bytes = record == Record::eager ? kBytes : written;
+    const std::uint64_t ring = game.peer().extra();
+    std::memcpy(game.peer().control + ring, &e, sizeof(e));
+    line.head.store(sizeof(e) + (written + 63) / 64 * 64);
+    line.ring.store(ring);
+    game.victim.group->drive(true);
+    const coll::Operation& receive = game.victim.calls[0]->operation;
+    return !receive.finished() ? "waits" : receive.error() ? receive.error()->what() : "ended";
+  };
+  CHECK(received(Record::eager, 80) == "ended");
+  CHECK(contains(received(Record::eager, 64), "broken message record"));
+  CHECK(received(Record::stream, 79) == "waits");
+  for (const std::size_t written : {80, 81, 4096})
+    CHECK(contains(received(Record::stream, written), "sent uint8[80]"), written);
+}
+
 TEST("positions of a reader that are nonsense harm nobody but it") {
   for (const std::uint64_t tail : {std::uint64_t{1} << 40, ~std::uint64_t{0}}) {
     Game game;

@@ -247,6 +247,30 @@ TEST("threads of one rank that wait for different operations of one group") {
             100);
 }
 
+TEST("threads that wait for what another one of their rank ends") {
+  check_all(
+      sample(
+          [] {
+            Cluster cluster(2, small());
+            std::int64_t values[2] = {1, 1};
+            std::byte out{7}, in{0};
+            Call ours(all_reduce(&values[0], 1), kPatience), theirs(all_reduce(&values[1], 1), kPatience);
+            Call send(message(&out, 1, true, 1), kPatience), receive(message(&in, 1, false, 0), kPatience);
+            Thread waits([&] {
+              cluster[0].submit(ours);
+              cluster[0].wait(ours);
+              CHECK(values[0] == 2);
+            });
+            cluster[1].submit(theirs);
+            cluster[0].submit(send);  // drives whatever there is, and goes away
+            waits.join();
+            cluster[1].submit(receive);
+            cluster[1].wait(theirs), cluster[1].wait(receive), cluster[0].wait(send);
+          },
+          1500 * kFactor, kSeed),
+      1500);
+}
+
 TEST("messages of every kind in both directions") {
   check_all(sample(
                 [] {
@@ -265,6 +289,21 @@ TEST("messages of every kind in both directions") {
                 },
                 100 * kFactor, kSeed),
             100);
+}
+
+TEST("one message, larger than the ring it goes through") {
+  check_all(sample(
+                [] {
+                  Cluster cluster(2, small());
+                  cluster.each([](Rank& rank) {
+                    std::vector<std::byte> bytes(2 * kRingBytes, std::byte(rank.rank));
+                    Call call(message(bytes.data(), bytes.size(), rank.rank == 0, 1 - rank.rank), kPatience);
+                    rank.submit(call), rank.wait(call);
+                    for (const auto byte : bytes) CHECK(byte == std::byte{0});
+                  });
+                },
+                60 * kFactor, kSeed),
+            60);
 }
 
 TEST("a single message, every way to miss it") {
@@ -289,25 +328,25 @@ TEST("a single message, every way to miss it") {
 
 TEST("a rank that leaves or aborts ends the wait of the others") {
   for (const bool aborts : {false, true})
-    check_all(sample(
-                  [aborts] {
-                    Cluster cluster(3, small());
-                    cluster.each([aborts](Rank& rank) {
-                      std::int64_t value = 1;
-                      Atomic<int> look = 0;
-                      // Late enough for the others to be asleep.
-                      for (int i = 0; i < 1500 && rank.rank == 1; ++i) look.load();
-                      if (rank.rank == 1) return aborts ? rank.group->abort("enough") : rank.group->close();
-                      rank.calls.push_back(std::make_unique<Call>(all_reduce(&value, 1), kPatience));
-                      rank.submit(*rank.calls.back());
-                      try {
-                        rank.wait(*rank.calls.back());
-                      } catch (const Error& error) {
-                        return;
-                      }
-                      CHECK(false, "there was no error");
-                    });
-                  },
-                  60 * kFactor, kSeed),
-              60);
+    for (const int late : {0, 300, 600, 1500})  // loads; then the others look, doze off, or are asleep
+      check_all(sample(
+                    [aborts, late] {
+                      Cluster cluster(3, small());
+                      cluster.each([aborts, late](Rank& rank) {
+                        std::int64_t value = 1;
+                        Atomic<int> look = 0;
+                        for (int i = 0; i < late && rank.rank == 1; ++i) look.load();
+                        if (rank.rank == 1) return aborts ? rank.group->abort("enough") : rank.group->close();
+                        rank.calls.push_back(std::make_unique<Call>(all_reduce(&value, 1), kPatience));
+                        rank.submit(*rank.calls.back());
+                        try {
+                          rank.wait(*rank.calls.back());
+                        } catch (const Error& error) {
+                          return;
+                        }
+                        CHECK(false, "there was no error");
+                      });
+                    },
+                    60 * kFactor, kSeed),
+                60);
 }

@@ -3,7 +3,7 @@
  * drives, waits, or is asleep: a thread that waits for ever for A or B is an invalid end state.
  *
  * Broken variants that must be caught: -DNO_HAND_OVER (who stops waiting leaves the rest to nobody),
- * -DNO_RING_ON_SUBMIT (who sleeps is not told that there is more to drive, or that nobody drives any more),
+ * -DNO_RING_ON_HAND_OVER (who sleeps is not told that there is more to drive, or that nobody drives any more),
  * -DLOOK_BEFORE_SUBMIT (a submitter looks for a driver before it has added its operation), -DPARK_BLINDLY (a driver
  * that leaves does not look once more), -DNO_RING_ON_LEAVE (a driver that leaves does not wake those who found it
  * driving), -DPARK_FROM_DOZE (a thread that dozed does not look once more before it parks).
@@ -75,21 +75,18 @@ inline start_background() {
   fi
 }
 
-inline submit(op) {
-#ifdef LOOK_BEFORE_SUBMIT
-  looked = drivers;
-#endif
-  atomic { submitted[op] = 1; pending++ };
-  drive(moved);
-#ifndef NO_RING_ON_SUBMIT
-  ring();
-#endif
+/* ~Waiting: the thread counts as one that waits no more. */
+inline leave() {
+  atomic { waiters-- };
+#ifndef NO_HAND_OVER
   if
-  :: ended[op]
+  :: pending == 0
   :: else ->
+#ifndef NO_RING_ON_HAND_OVER
+    ring();
+#endif
     if
-    :: waiters > 0
-    :: else ->
+    :: waiters == 0 ->
 #ifdef LOOK_BEFORE_SUBMIT
       if
       :: looked > 0
@@ -98,8 +95,20 @@ inline submit(op) {
 #else
       start_background()
 #endif
+    :: else
     fi
   fi
+#endif
+}
+
+inline submit(op) {
+#ifdef LOOK_BEFORE_SUBMIT
+  looked = drivers;
+#endif
+  atomic { submitted[op] = 1; pending++ };
+  atomic { waiters++ };
+  drive(moved);
+  leave()
 }
 
 /* Looks by itself, until it finds something to do or has looked in vain for long enough. */
@@ -163,18 +172,7 @@ active proctype waits() {
         fi
       fi
     od;
-    atomic { waiters-- };
-#ifndef NO_HAND_OVER
-    if
-    :: pending == 0
-    :: else ->
-      ring();
-      if
-      :: waiters == 0 -> start_background()
-      :: else
-      fi
-    fi
-#endif
+    leave()
   fi
 }
 

@@ -1,0 +1,30 @@
+// What a backend says of itself when PyTorch asks what it can do.
+//
+// Up to 2.13 PyTorch asks by one virtual method for each capability. Later versions have one for all of them,
+// capabilities(), and the old names are no longer virtual. (Their other new names, such as all_gather_single,
+// forward to those that are overridden in process_group.h.)
+#pragma once
+
+#include <torch/headeronly/version.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+namespace occl::pg {
+
+class CapableBackend : public c10d::Backend {
+ public:
+  using c10d::Backend::Backend;
+
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR > 13
+  c10d::BackendCapabilities capabilities() const override {
+    using enum c10d::BackendCapability;
+    return {SPLITTING, COALESCING, TIME_ESTIMATION, SHRINKING};
+  }
+#else
+  bool supportsSplitting() const override { return true; }
+  bool supportsCoalescing() const override { return true; }
+  bool supportsTimeEstimation() const override { return true; }
+  bool supportsShrinking() const override { return true; }
+#endif
+};
+
+}  // namespace occl::pg
