@@ -54,7 +54,11 @@ DType dtype_of(const at::Tensor& tensor) {
 }
 
 std::size_t count_of(const at::Tensor& t) {
-  return dtype_of(t) == DType::bytes ? t.nbytes() : static_cast<std::size_t>(t.numel());
+  const auto elements = static_cast<std::size_t>(t.numel());
+  // Of these two, several elements share a byte, which nbytes() does not know.
+  if (t.scalar_type() == at::kQUInt4x2) return (elements + 1) / 2;
+  if (t.scalar_type() == at::kQUInt2x4) return (elements + 3) / 4;
+  return dtype_of(t) == DType::bytes ? t.nbytes() : elements;
 }
 
 coll::Block block_of(const at::Tensor& t) { return {static_cast<std::byte*>(t.data_ptr()), count_of(t)}; }

@@ -225,6 +225,7 @@ Request all_to_all_single(Asker who, at::Tensor& output, at::Tensor& input,
     const coll::Block all = block_of(t);
     const int64_t rows = t.dim() ? t.size(0) : 1;
     const std::size_t row = rows ? all.count / rows : 0;
+    if (row * rows != all.count) invalid(call, "rows of the ", side, " share bytes, and cannot be split");
     std::vector<int64_t> splits = given;
     if (splits.empty()) {
       if (rows % who.size != 0)

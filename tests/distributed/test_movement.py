@@ -184,6 +184,49 @@ def in_place(rank, n, device):
         assert_same_bits(mine.cpu(), torch.stack(parts).sum(0, dtype=torch.int32))
 
 
+def bytes_of(t):
+    return torch.empty(0, dtype=torch.uint8, device=t.device).set_(t.untyped_storage())
+
+
+def first_half(dtype, elements, device, value):
+    """The first half of a tensor of any type, all of whose bytes are alike."""
+    if str(dtype).startswith(("torch.qint", "torch.quint")):
+        t = torch._empty_affine_quantized([2 * elements], scale=1.0, zero_point=0, dtype=dtype, device=device)
+    else:
+        t = torch.empty(2 * elements, dtype=dtype, device=device)
+    bytes_of(t).fill_(value)
+    return t[:elements]
+
+
+def every_dtype(rank, n, device):
+    """Those of which several elements share a byte, and those that nobody can compute with, too."""
+    calls = {
+        "broadcast": lambda: dist.broadcast(own if rank == 1 else out, 1),
+        "all_gather": lambda: dist.all_gather([out if r == 1 else other for r in range(n)], own),
+        "all_gather_into_tensor": lambda: dist.all_gather_into_tensor(whole, own),
+        "gather": lambda: dist.gather(own, [other, out] if rank == 0 else None),
+        "scatter": lambda: dist.scatter(out, [own] * n if rank == 1 else None, 1),
+        "all_to_all": lambda: dist.all_to_all([other, out], [own] * n),
+        "all_to_all_single": lambda: dist.all_to_all_single(whole, zeros),
+        "send": lambda: dist.recv(out, 1) if rank == 0 else dist.send(own, 0),
+    }
+    receives = {"broadcast": [0], "gather": [0], "send": [0]}
+    for dtype in sorted({d for d in vars(torch).values() if isinstance(d, torch.dtype)}, key=str):
+        for elements in (40, 100_000):
+            for name, call in calls.items():
+                own, out, other = (first_half(dtype, elements, device, v) for v in (rank + 1, 0, 0))
+                whole, zeros = (first_half(dtype, elements * n, device, 0) for _ in range(2))
+                call()
+                case = name, dtype, elements
+                half = bytes_of(out).numel() // 2
+                assert bytes_of(out)[half:].eq(0).all() and bytes_of(whole)[half * n :].eq(0).all(), case
+                if name == "all_gather_into_tensor":
+                    for r in range(n):
+                        assert bytes_of(whole)[half * r : half * (r + 1)].eq(r + 1).all(), case
+                elif name != "all_to_all_single" and rank in receives.get(name, range(n)):
+                    assert bytes_of(out)[:half].eq(2).all(), case
+
+
 def barriers(rank, n, device, *, times):
     log = []
     for _ in range(times):
@@ -210,6 +253,11 @@ def test_data_arrives_as_it_was_in_every_combination(pool, count, kind, world_si
     cases = matrix.movements(kind, world_size, full=True)
     pool.run(run_cases, world_size, device, limit=600, kind=kind, cases=cases)
     count(f"{kind} on {device}", len(cases))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_every_type_there_is_is_moved_to_the_byte(pool, device):
+    pool.run(every_dtype, 2, device)
 
 
 @pytest.mark.parametrize("device", DEVICES)
