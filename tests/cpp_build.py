@@ -30,6 +30,12 @@ MODES = {
 }
 USUAL_MODES = ("plain", "asan", "tsan")
 """The others are for tests that name them."""
+KERNEL_MODES = {
+    "asan": "-O1 -g -fno-omit-frame-pointer -fsanitize=address",
+    "fuzz": "-O1",
+}
+"""Other flags for csrc/kernels, where a mode's own would take minutes: its vectors are most of what there is
+to compile, and their lanes say little to UBSan and to a fuzzer."""
 
 RULES = """\
 ninja_required_version = 1.5
@@ -83,6 +89,8 @@ def ninja_file(mode: str, core: list[Path], tests: list[Path], out: Path, compil
 
     def compile_(source: Path) -> str:
         lines.append(f"build {out / source}.o: compile {source}")
+        if mode in KERNEL_MODES and source.is_relative_to("csrc/kernels"):
+            lines.append(f"  flags = {KERNEL_MODES[mode]} {FLAGS}")
         return f"{out / source}.o"
 
     archive = out / "core.a"

@@ -7,6 +7,7 @@ of the caches: an untimed call of one element brings it back before each timed s
 turns, in rotating order, so that a slow moment of the machine hits all alike.
 """
 
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -27,6 +28,9 @@ BUFFERS_BYTES = 4 << 20
 """Bytes of all buffers of small calls together: they stay in the caches, where fresh gradients are too."""
 LONG_ENOUGH = 1e-3
 """Seconds of a timed section beyond which more calls make it no more exact."""
+CROWDED = 50
+"""How many times longer a section is with more ranks than cores: those leave the gate some time slices of the
+scheduler apart, which is to be little beside it."""
 FEWEST_ROUNDS, MOST_ROUNDS = 3, 300
 MOST_ROUNDS_WITH_PEERS = 100
 """Where many contenders take turns: the large sizes need the time more."""
@@ -189,6 +193,7 @@ def measure(
     """
     ranks, item = dist.get_world_size(), operation.dtype.itemsize
     whole = -(-max(size // item, 1) // ranks) * ranks
+    long_enough = LONG_ENOUGH * (CROWDED if ranks > len(os.sched_getaffinity(0)) else 1)
     most = min(max(BUFFERS_BYTES // (whole * item), 1), MOST_CALLS)
     data = Data(whole // ranks if operation.input_is_part else whole, most, operation.dtype, ranks)
     made = [make_arena(operation, name, contestant, whole, most) for name, contestant in contestants.items()]
@@ -211,7 +216,7 @@ def measure(
         *times, elapsed = slowest([*(took[name] for name in samples), time.perf_counter() - started])
         for sample, seconds in zip(samples.values(), times, strict=True):
             if number == 0:  # only warms up, and tells how many calls are enough
-                sample.calls = min(max(int(LONG_ENOUGH / operation.steps / seconds), 1), most)
+                sample.calls = min(max(int(long_enough / operation.steps / seconds), 1), most)
             else:
                 sample.seconds.append(seconds)
         if number >= FEWEST_ROUNDS and elapsed > budget:
