@@ -193,10 +193,11 @@ class Trial {
         break;
       case Strike::stop: {
         // Who gave the victim up in one group leaves the other, and that is what its members see there. Who
-        // waits for its memory cannot come to the next operation. And a message knows only the rank that it
-        // waits for, which may itself wait for the victim.
+        // waits for its memory cannot come to the next operation. And a message, or the making of a group,
+        // knows only the rank that it waits for, which may itself wait for the victim.
+        const bool next_in_line = has("it waits for rank") || has("did not come");
         const bool indirectly = has("left the group") || has("has not arrived");
-        if (!names_victim(error) && !has("it waits for rank") && !(indirectly && anybody_names_victim()))
+        if (!names_victim(error) && !next_in_line && !(indirectly && anybody_names_victim()))
           wrong(" has not the reason");
         break;
       }

@@ -28,9 +28,9 @@ BUFFERS_BYTES = 4 << 20
 """Bytes of all buffers of small calls together: they stay in the caches, where fresh gradients are too."""
 LONG_ENOUGH = 1e-3
 """Seconds of a timed section beyond which more calls make it no more exact."""
-CROWDED = 50
-"""How many times longer a section is with more ranks than cores: those leave the gate some time slices of the
-scheduler apart, which is to be little beside it."""
+CROWDED_BUFFERS, CROWDED_SECONDS = 8, 50
+"""So many times as much with more ranks than cores: those leave the gate some time slices of the scheduler
+apart, which is to be little beside the section."""
 FEWEST_ROUNDS, MOST_ROUNDS = 3, 300
 MOST_ROUNDS_WITH_PEERS = 100
 """Where many contenders take turns: the large sizes need the time more."""
@@ -193,8 +193,10 @@ def measure(
     """
     ranks, item = dist.get_world_size(), operation.dtype.itemsize
     whole = -(-max(size // item, 1) // ranks) * ranks
-    long_enough = LONG_ENOUGH * (CROWDED if ranks > len(os.sched_getaffinity(0)) else 1)
-    most = min(max(BUFFERS_BYTES // (whole * item), 1), MOST_CALLS)
+    buffers, long_enough = BUFFERS_BYTES, LONG_ENOUGH
+    if ranks > len(os.sched_getaffinity(0)):
+        buffers, long_enough = buffers * CROWDED_BUFFERS, long_enough * CROWDED_SECONDS
+    most = min(max(buffers // (whole * item), 1), MOST_CALLS)
     data = Data(whole // ranks if operation.input_is_part else whole, most, operation.dtype, ranks)
     made = [make_arena(operation, name, contestant, whole, most) for name, contestant in contestants.items()]
     arenas = [arena for arena in made if arena]
