@@ -14,18 +14,17 @@ All contenders live in the same processes and take turns. Every time is that of 
 import argparse
 import json
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
-from torch_occl.bench import machine
-from torch_occl.bench.gate import Gate, make_counters
-from torch_occl.bench.noise import Watch, judge, verdict
+from torch_occl.bench.gate import Gate
+from torch_occl.bench.launch import run_ranks
+from torch_occl.bench.measure import slowest
+from torch_occl.bench.noise import judge, verdict
 
 CONTENDERS = {"occl-dev": ("occl", "dev"), "occl-cpu": ("occl", "cpu"), "gloo": ("gloo", "cpu")}
 ELEMENTS = 16 << 20
@@ -33,17 +32,11 @@ COMPUTE_SECONDS = 0.020
 QUIET_SECONDS = 2.0
 
 
-def slowest(value: float) -> float:
-    tensor = torch.tensor([value], dtype=torch.float64)
-    dist.all_reduce(tensor, dist.ReduceOp.MAX)
-    return tensor.item()
-
-
 def timed(gate: Gate, action: Callable[[], object]) -> float:
     gate.wait()
     started = time.perf_counter()
     action()
-    return slowest(time.perf_counter() - started)
+    return slowest([time.perf_counter() - started])[0]
 
 
 def used(action: Callable[[], object]) -> float:
@@ -100,12 +93,12 @@ def work(rank: int, options: argparse.Namespace, folder: str, counters) -> None:
             "hidden": (alone + computed - together) / min(alone, computed),
         }
     for name in CONTENDERS:
-        results[name]["idle"] = slowest(used(lambda: time.sleep(QUIET_SECONDS)))
+        results[name]["idle"] = slowest([used(lambda: time.sleep(QUIET_SECONDS))])[0]
         gate.wait()
         if rank:
             time.sleep(QUIET_SECONDS)
         waiting = used(lambda name=name: communicate(name).wait())
-        results[name]["waiting"] = slowest(0.0 if rank else waiting)
+        results[name]["waiting"] = slowest([0.0 if rank else waiting])[0]
     if rank == 0:
         Path(folder, "results").write_text(json.dumps(results))
     dist.destroy_process_group()
@@ -119,15 +112,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write machine and results to FILE")
     options = parser.parse_args()
-    about = machine.describe()
-    for name, value in about.items():
-        print(f"{name + ':':<13}{value}")
-    print(f"{'ranks:':<13}{options.ranks}, one thread of computation each\n", flush=True)
-    watch = Watch()
-    with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(work, (options, folder, make_counters(options.ranks)), nprocs=options.ranks)
-        results = json.loads(Path(folder, "results").read_text())
-    noise = judge([], *watch.shares())
+    about, written, shares = run_ranks(work, options, "one thread of computation each")
+    results = json.loads(written)
+    noise = judge([], *shares)
     columns = list(next(iter(results.values())))
     print(f"{'':<10}" + "".join(f"{column:>15}" for column in columns))
     for name, row in results.items():

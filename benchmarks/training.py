@@ -20,7 +20,6 @@ import json
 import math
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,16 +27,15 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from torch_occl.bench import machine
-from torch_occl.bench.gate import Gate, make_counters
-from torch_occl.bench.noise import Watch, judge, verdict
+from torch_occl.bench.gate import Gate
+from torch_occl.bench.launch import run_ranks
+from torch_occl.bench.noise import judge, verdict
 
 sys.path.append(str(Path(__file__).parents[1] / "examples"))
 
@@ -294,15 +292,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write machine and results to FILE")
     options = parser.parse_args()
     options.seconds = options.seconds or (20.0 if options.quick else 240.0)
-    about = machine.describe()
-    for name, value in about.items():
-        print(f"{name + ':':<13}{value}")
-    print(f"{'ranks:':<13}{options.ranks}, float32, one thread each\n", flush=True)
-    watch = Watch()
-    with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(work, (options, folder, make_counters(options.ranks)), nprocs=options.ranks)
-        results = json.loads(Path(folder, "results").read_text())
-    noise = judge([], *watch.shares())
+    about, written, shares = run_ranks(work, options, "float32, one thread each")
+    results = json.loads(written)
+    noise = judge([], *shares)
     print(
         "\nstep: median until the slowest rank is done. communication: the share of it that the same step\n"
         "without communication leaves over; negative where that is within the noise.\n" + verdict(noise)

@@ -12,15 +12,14 @@ import json
 import pickle
 import re
 import sys
-import tempfile
 from pathlib import Path
 
 import torch.multiprocessing as mp
 
-from torch_occl.bench import machine, peers
+from torch_occl.bench import peers
 from torch_occl.bench.contenders import CONTENDERS, check_available
-from torch_occl.bench.gate import make_counters
-from torch_occl.bench.noise import Watch, judge, verdict
+from torch_occl.bench.launch import run_ranks
+from torch_occl.bench.noise import judge, verdict
 from torch_occl.bench.operations import OPERATIONS
 from torch_occl.bench.peers import PROGRAMS
 from torch_occl.bench.report import Result, footnotes, summary
@@ -90,17 +89,10 @@ def main(arguments: list[str] | None = None) -> None:
         import matplotlib  # noqa: F401  (missing: better now than after minutes)
     check_available(name for name in options.contenders if name in CONTENDERS)
     missing = drop_missing(options)
-    about = machine.describe()
-    for name, value in about.items():
-        print(f"{name + ':':<13}{value}")
-    print(f"{'ranks:':<13}{options.ranks}, float32, one thread each\n", flush=True)
-
-    watch = Watch()
-    with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(work, (options, folder, make_counters(options.ranks)), nprocs=options.ranks)
-        measured: list[Result]
-        measured, versions = pickle.loads(Path(folder, "results").read_bytes())
-    noise = judge(measured, *watch.shares())
+    about, written, shares = run_ranks(work, options, "float32, one thread each")
+    measured: list[Result]
+    measured, versions = pickle.loads(written)
+    noise = judge(measured, *shares)
     lines = [*footnotes(measured), verdict(noise)]
     if versions:
         lines += ["", *summary(measured), "", *(f"{name}: {version}" for name, version in versions.items())]
