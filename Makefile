@@ -15,12 +15,13 @@ export PATH := $(CURDIR)/.venv/bin:$(if $(CCACHE),$(CCACHE):)$(PATH)
 # Two terminals may both find something to do: the second waits, and then looks again.
 LOCK := $(if $(shell command -v flock),flock Makefile)
 
-.PHONY: help demo test test-all soak mutations bench lint setup clean distclean
+.PHONY: help demo test test-all sanitize soak mutations bench lint setup clean distclean
 
 help:
 	@echo 'make demo        train on handwritten digits with occl and with Gloo, and compare'
 	@echo 'make test        every test but the long matrices;  ARGS="-k packaging" is handed to pytest'
 	@echo 'make test-all    every test'
+	@echo 'make sanitize    the distributed tests with ASan and UBSan, then TSan, in the whole extension'
 	@echo 'make soak        fuzzing, random schedules, faults;  ARGS="--minutes 30 --seed 7" (needs clang)'
 	@echo 'make mutations   put known defects in, one by one, and see a test fail for each'
 	@echo 'make bench       time collectives beside Gloo;      ARGS="--quick" is handed to the benchmark,'
@@ -40,6 +41,10 @@ test: setup
 
 test-all: setup
 	@$(VENV_PYTHON) -m pytest -m '' $(ARGS)
+
+sanitize: setup
+	@$(VENV_PYTHON) tests/sanitize.py asan $(ARGS)
+	@$(VENV_PYTHON) tests/sanitize.py tsan $(ARGS)
 
 soak: setup
 	@$(VENV_PYTHON) tests/soak.py $(ARGS)

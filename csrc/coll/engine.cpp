@@ -115,24 +115,18 @@ bool Engine::drive_all(bool patient) {
   return moved;
 }
 
-void Engine::poll(Group& group) {
-  group.drive(false);
-  ring();  // who sleeps found this thread driving, or does not know that there is more to drive
-}
-
 void Engine::release(Group& group, Operation& op) {
   op.ready_.store(true, std::memory_order_seq_cst);  // pairs with Operation::ready
-  begin(group);
+  poll(group);
 }
 
 void Engine::submit(Group& group, Operation& op) {
   group.submit(op);
-  begin(group);
+  poll(group);
 }
 
-/// A first attempt; what is left over is for others. Meanwhile the thread counts as one that waits, or the
-/// background would come to drive the same group.
-void Engine::begin(Group& group) {
+/// Meanwhile the thread counts as one that waits, or the background would come to drive the same group.
+void Engine::poll(Group& group) {
   const Waiting waiting(*this);
   group.drive(false);
 }

@@ -40,7 +40,7 @@ class Engine {
   /// Lets an operation begin that was submitted on hold.
   void release(Group& group, Operation& op);
 
-  /// One attempt to get on, by a thread that goes away afterwards.
+  /// One attempt to get on, by a thread that goes away afterwards: what is left is for others.
   void poll(Group& group);
 
   /// Drives until `op` has ended (true) or `deadline` has passed (false). `interrupted` is called now and
@@ -89,7 +89,6 @@ class Engine {
     Atomic<unsigned> waits_ = 0;
   };
 
-  void begin(Group& group);
   std::vector<std::shared_ptr<Group>> busy_groups();
   bool drive_all(bool patient);
   void hand_over() noexcept;

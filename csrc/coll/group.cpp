@@ -1,7 +1,6 @@
 #include "coll/group.h"
 
 #include <algorithm>
-#include <cstring>
 #include <string_view>
 #include <utility>
 
@@ -62,17 +61,14 @@ void Group::refuse(const std::string& text) {
   const std::uint64_t q = sequence_.load(std::memory_order_relaxed) + 1;  // under the lock
   Refusal& refusal = mesh_->own().refusal(q);
   if (ended_ || refusal.sequence.load(std::memory_order_relaxed) == q) return;  // we alone write it
-  std::strncpy(refusal.text.data(), text.c_str(), refusal.text.size() - 1);
-  refusal.sequence.store(q, std::memory_order_release);  // pairs with check_refusals, which looks by itself
+  refusal.tell(q, text);
 }
 
 void Group::refuse_message(int peer, bool send, const std::string& text) {
   std::lock_guard lock(submit_mutex_);
   Refusal& refusal = mesh_->own().message_refusal();
   if (ended_ || refusal.sequence.load(std::memory_order_relaxed) != 0) return;  // the first one is the cause
-  std::strncpy(refusal.text.data(), text.c_str(), refusal.text.size() - 1);
-  // release: pairs with check_message_refusals
-  refusal.sequence.store(Refusal::of_message(transfers_ + 1, peer, send), std::memory_order_release);
+  refusal.tell(Refusal::of_message(transfers_ + 1, peer, send), text);
 }
 
 /// The good call that makes up for the refused one.
@@ -238,7 +234,7 @@ void Group::check_refusals() {
   if (collectives_.empty() || !started_) return;
   const Operation& op = collectives_.front();
   const std::uint64_t q = op.sequence();
-  // acquire: pairs with refuse
+  // acquire: pairs with Refusal::tell
   const auto refused = [q](const SharedBlock& block) {
     return block.refusal(q).sequence.load(std::memory_order_acquire) == q;
   };
@@ -254,7 +250,7 @@ void Group::check_message_refusals() {
   for (int i = 0; i < mesh_->size(); ++i) {
     if (i == mesh_->rank()) continue;
     const Refusal& refusal = mesh_->member(i).block.message_refusal();
-    const auto q = refusal.sequence.load(std::memory_order_acquire);  // pairs with refuse_message
+    const auto q = refusal.sequence.load(std::memory_order_acquire);  // pairs with Refusal::tell
     const bool send = Refusal::sends(q);
     if (!q || !Refusal::same_kind(q, Refusal::of_message(0, mesh_->rank(), send))) continue;
     const Operation* op = messenger_.waiting(i, !send);

@@ -60,9 +60,13 @@ struct alignas(kLine) RollCall {
 /// Why this rank did not post operation `sequence` yet. The argument for two posts holds for two of these. A
 /// third one is for messages: while a call is refused, `sequence` says which one, else it is 0.
 struct alignas(kLine) Refusal {
-  Atomic<std::uint64_t> sequence = 0;  // release, after the text: pairs with Group::check_refusals
+  Atomic<std::uint64_t> sequence = 0;  // release, after the text: pairs with Group's checks
   std::array<char, 4 * kLine - 8> text{};
 
+  void tell(std::uint64_t which, const std::string& why) {
+    std::strncpy(text.data(), why.c_str(), text.size() - 1);
+    sequence.store(which, std::memory_order_release);
+  }
   std::string why() const { return {text.data(), strnlen(text.data(), text.size())}; }
 
   static std::uint64_t of_message(std::uint64_t number, int peer, bool send) {

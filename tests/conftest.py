@@ -1,0 +1,24 @@
+"""Compiles the C++ tests while the tests before them wait for one another."""
+
+import os
+import signal
+
+import cpp_build
+import pytest
+
+BUILD = pytest.StashKey()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if (
+        not session.config.option.collectonly
+        and sum(item.path.name == "test_cpp.py" for item in session.items) > 9
+    ):
+        session.config.stash[BUILD] = cpp_build.build_all_in_background()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if build := config.stash.get(BUILD, None):
+        if build.poll() is None:
+            os.killpg(build.pid, signal.SIGTERM)
+        build.wait()

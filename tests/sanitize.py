@@ -1,0 +1,81 @@
+"""Runs Python's tests with a sanitizer in the whole extension: ``tests/sanitize.py asan [ARGUMENT...]``.
+
+The arguments are pytest's. Python and PyTorch are as ever, and the sanitizer's runtime is loaded before them.
+A process that it finds something in writes a report and ends; any report fails the run, whatever tests say.
+"""
+
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import cpp_build
+
+OPTIONS = {
+    # Python and PyTorch leave memory behind on purpose. Allocations that cannot be, and ranks that end
+    # themselves by SIGSEGV, are tested too.
+    "asan": {
+        "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1:handle_segv=0:quarantine_size_mb=8",
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+    },
+    # What PyTorch does between its own threads cannot be seen, so nothing that it calls is judged. Ranks are
+    # forked from a process with threads.
+    "tsan": {"TSAN_OPTIONS": "ignore_noninstrumented_modules=1:die_after_fork=0:halt_on_error=1"},
+}
+TESTS = [
+    *("tests/distributed", "tests/faults/test_faults.py", "tests/faults/test_shutdown.py"),
+    "--ignore=tests/distributed/test_many_ranks.py",  # 64 processes do not fit into memory
+    # What these look at is in the kernels, whose tests have sanitizers of their own.
+    *("--ignore=tests/distributed/test_reductions.py", "--ignore=tests/distributed/test_same_bits.py"),
+]
+"""Unless others are given."""
+
+RUNTIMES = {"asan": ("libasan.so", "libstdc++.so.6"), "tsan": ("libtsan.so",)}
+
+
+def tree(mode: str) -> Path:
+    """A second checkout made of links, but with the extension that has the sanitizer."""
+    built = cpp_build.build_extension(mode)
+    root = cpp_build.ROOT / "build" / f"sanitize-{mode}"
+    shutil.rmtree(root, ignore_errors=True)
+    package = root / "torch_occl"
+    package.mkdir(parents=True)
+    for entry in cpp_build.ROOT.iterdir():
+        if entry.name not in ("build", "torch_occl") and not entry.name.startswith("."):
+            (root / entry.name).symlink_to(entry)
+    for entry in (cpp_build.ROOT / "torch_occl").iterdir():
+        if not entry.name.endswith(".so"):
+            (package / entry.name).symlink_to(entry)
+    (package / "_C.so").symlink_to(built)
+    return root
+
+
+def runtime(name: str) -> str:
+    """The path of a library as the compiler would link it."""
+    command = [*shlex.split(cpp_build.compiler()), f"-print-file-name={name}"]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def main() -> None:
+    if len(sys.argv) < 2 or sys.argv[1] not in OPTIONS:
+        sys.exit(f"{__doc__}\nOne of {', '.join(OPTIONS)} must come first.")
+    mode, arguments = sys.argv[1], sys.argv[2:] or TESTS
+    root = tree(mode)
+    reports = root / "reports"
+    reports.mkdir()
+    settings = {name: f"{value}:log_path={reports}/report" for name, value in OPTIONS[mode].items()}
+    settings["LD_PRELOAD"] = ":".join(runtime(name) for name in RUNTIMES[mode])
+    settings["PYTHONPATH"] = str(root)
+    prefix = ["env", *(f"{name}={value}" for name, value in settings.items())]
+    command = [*prefix, sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
+    failed = subprocess.run(command, cwd=root).returncode
+    found = sorted(reports.iterdir())
+    for path in found:
+        print(f"{path.name}:\n{path.read_text(errors='replace')}")
+    print(f"{len(found)} reports of the sanitizer")
+    sys.exit(failed or bool(found))
+
+
+if __name__ == "__main__":
+    main()
