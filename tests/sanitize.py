@@ -24,7 +24,7 @@ OPTIONS = {
     "tsan": {"TSAN_OPTIONS": "ignore_noninstrumented_modules=1:die_after_fork=0:halt_on_error=1"},
 }
 TESTS = [
-    *("tests/distributed", "tests/faults/test_faults.py", "tests/faults/test_shutdown.py"),
+    *("tests/device", "tests/distributed", "tests/faults/test_faults.py", "tests/faults/test_shutdown.py"),
     "--ignore=tests/distributed/test_many_ranks.py",  # 64 processes do not fit into memory
     # What these look at is in the kernels, whose tests have sanitizers of their own.
     *("--ignore=tests/distributed/test_reductions.py", "--ignore=tests/distributed/test_same_bits.py"),

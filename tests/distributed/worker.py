@@ -71,7 +71,14 @@ class Zygote:
         self.control = control
         self.workers: set[int] = set()
         _prctl(PR_SET_CHILD_SUBREAPER, 1)  # what a killed rank leaves behind becomes a child of ours
-        for name in ("pytest", "torch.distributed.tensor", "torch.nn.parallel", "torch_occl._C"):
+        # The last one is what DistributedDataParallel imports when the first one is made.
+        for name in (
+            "pytest",
+            "torch.distributed.tensor",
+            "torch.nn.parallel",
+            "torch_occl._C",
+            "torch._dynamo",
+        ):
             importlib.import_module(name)
 
     def serve(self) -> None:

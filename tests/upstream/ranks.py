@@ -25,9 +25,13 @@ def code(device: str, backend: str) -> types.CodeType:
 
 
 def warm_up() -> None:
-    """Called in the zygote: does what all ranks would have to do."""
+    """Called in the zygote: what all ranks would have to do, above all import what the module imports."""
+    before = dict(os.environ)
+    os.environ.update(environment("nowhere", "occl", 1))
     for device in ("cpu", "dev"):
-        code(device, "occl")
+        load(device, "occl", 1)
+    os.environ.clear()
+    os.environ.update(before)
 
 
 def load(device: str, backend: str, world_size: int, *, barrier: bool = True) -> types.ModuleType:
