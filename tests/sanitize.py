@@ -19,10 +19,17 @@ OPTIONS = {
         "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1:handle_segv=0:quarantine_size_mb=8",
         "UBSAN_OPTIONS": "print_stacktrace=1",
     },
-    # What PyTorch does between its own threads cannot be seen, so nothing that it calls is judged. Ranks are
-    # forked from a process with threads.
-    "tsan": {"TSAN_OPTIONS": "ignore_noninstrumented_modules=1:die_after_fork=0:halt_on_error=1"},
+    # What PyTorch does between its own threads cannot be seen, so nothing that it calls is judged.
+    "tsan": {
+        "TSAN_OPTIONS": "ignore_noninstrumented_modules=1:die_after_fork=0:handle_segv=0:halt_on_error=1:"
+        "suppressions='{root}/suppressions'"
+    },
 }
+SUPPRESSIONS = """\
+# Two threads may use the same memory of a peer in turns that only the peer knows of. The C++ tests, where
+# ranks are threads, judge the kernels.
+race:occl::kernels::
+"""
 TESTS = [
     *("tests/device", "tests/distributed", "tests/faults/test_faults.py", "tests/faults/test_shutdown.py"),
     "--ignore=tests/distributed/test_many_ranks.py",  # 64 processes do not fit into memory
@@ -30,6 +37,8 @@ TESTS = [
     *("--ignore=tests/distributed/test_reductions.py", "--ignore=tests/distributed/test_same_bits.py"),
 ]
 """Unless others are given."""
+NOT_HERE = {"asan": [], "tsan": ["-k", "not data_loader"]}
+"""TSan does not survive that a process with threads forks one that makes threads."""
 
 RUNTIMES = {"asan": ("libasan.so", "libstdc++.so.6"), "tsan": ("libtsan.so",)}
 
@@ -60,11 +69,15 @@ def runtime(name: str) -> str:
 def main() -> None:
     if len(sys.argv) < 2 or sys.argv[1] not in OPTIONS:
         sys.exit(f"{__doc__}\nOne of {', '.join(OPTIONS)} must come first.")
-    mode, arguments = sys.argv[1], sys.argv[2:] or TESTS
+    mode, arguments = sys.argv[1], sys.argv[2:] or TESTS + NOT_HERE[sys.argv[1]]
     root = tree(mode)
     reports = root / "reports"
     reports.mkdir()
-    settings = {name: f"{value}:log_path={reports}/report" for name, value in OPTIONS[mode].items()}
+    (root / "suppressions").write_text(SUPPRESSIONS)
+    settings = {
+        name: f"{value.format(root=root)}:log_path='{reports}/report'"
+        for name, value in OPTIONS[mode].items()
+    }
     settings["LD_PRELOAD"] = ":".join(runtime(name) for name in RUNTIMES[mode])
     settings["PYTHONPATH"] = str(root)
     prefix = ["env", *(f"{name}={value}" for name, value in settings.items())]
