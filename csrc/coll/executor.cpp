@@ -48,14 +48,14 @@ void Executor::post() {
   out_[me] = c_.out.base;
   mapped_ = false;
   if (!one_shot) {
-    const bool same_output = !traits(c_.kind).in_per_rank && !traits(c_.kind).out_per_rank;
+    const bool shows_out = direct_split(c_.kind) != Split::pull;
     post.in = own_ref(c_.in);
-    post.out = same_output ? own_ref(c_.out) : kUnmapped;
-    mapped_ = post.in != kUnmapped && (!same_output || post.out != kUnmapped);
+    post.out = shows_out ? own_ref(c_.out) : kUnmapped;
+    mapped_ = post.in != kUnmapped && (!shows_out || post.out != kUnmapped);
     exposed_ = mapped_;
     post.largest = c_.largest;
     post.mapped = mapped_;
-    post.in_listed = c_.in.list != nullptr;
+    post.listed = c_.in.list || (shows_out && c_.out.list);
   }
   // What is certain to be staged is staged now, so that meeting is the first synchronisation already.
   agreed_ = same_view && (one_shot || !mapped_);
@@ -242,15 +242,18 @@ void Executor::locate_tensors() {
     if (i == mesh_.rank()) continue;
     const Member& member = mesh_.member(i);
     const Post& post = member.block.post(q_);
-    // Of a peer's input blocks this rank reads one: its own. (See the rule in collective.h.)
-    if (!t.in_root_only || i == c_.root) {
+    // Of a peer's blocks this rank reads or writes one: its own. (See the rule in collective.h.)
+    const auto mine = [&](std::uint64_t blocks, bool per_rank) {
+      auto ref = shm::Ref::unpack(post.listed ? member.block.listed(q_)[me].ref : blocks);
+      if (per_rank && !post.listed) ref.offset += me * block_bytes;
+      return ref;
+    };
+    if (plan_.split != Split::push && (!t.in_root_only || i == c_.root)) {
       const std::size_t bytes = c_.out.n ? c_.out.at(t.out_per_rank ? i : 0, size).count * size : block_bytes;
-      auto ref = shm::Ref::unpack(post.in_listed ? member.block.listed(q_)[me].ref : post.in);
-      if (t.in_per_rank && !post.in_listed) ref.offset += me * block_bytes;
-      in_[i] = reach(i, ref, bytes);
+      in_[i] = reach(i, mine(post.in, t.in_per_rank), bytes);
     }
-    const bool has_out = plan_.split == Split::range && (!t.out_root_only || i == c_.root);
-    if (has_out) out_[i] = reach(i, shm::Ref::unpack(post.out), block_bytes);
+    if (plan_.split != Split::pull && (!t.out_root_only || i == c_.root))
+      out_[i] = reach(i, mine(post.out, t.out_per_rank), block_bytes);
   }
 }
 

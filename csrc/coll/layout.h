@@ -7,7 +7,7 @@
 //     RollCall         how many monitored barriers it has come to, and rank 0's verdict on them
 //     Refusal[2]       the call that should have been operation q, but had wrong arguments
 //     Post[2]          operation q posts into Post[q % 2]: stamp, signature, small payload, addresses
-//     listed[2][N]     addresses and sizes of input blocks that do not lie back to back
+//     listed[2][N]     addresses and sizes of blocks that do not lie back to back
 //     SendLine[N]      point-to-point to rank j: where the ring is, how much is written
 //     RecvLine[N]      point-to-point from rank j: how much is read
 //     payload[2]       one-shot contributions that do not fit into Post
@@ -84,12 +84,12 @@ struct alignas(kLine) Post {
   double factor = 1;  // PREMUL_SUM
   std::array<std::byte, kInlineBytes> payload{};
   // A second line, read only by operations that need more than one step.
-  std::uint64_t in = kUnmapped;  // Ref of the first input block, or kUnmapped
-  std::uint64_t out = kUnmapped;
+  std::uint64_t in = kUnmapped;       // Ref of the first input block, or kUnmapped
+  std::uint64_t out = kUnmapped;      // the same of outputs that others write
   std::uint64_t staging = kUnmapped;  // Ref of the four slots, kUnmapped: none yet
   std::uint64_t largest = 0;
-  std::uint32_t mapped = 0;     // peers can reach all that `direct` needs
-  std::uint32_t in_listed = 0;  // input addresses are in listed[], not back to back
+  std::uint32_t mapped = 0;  // peers can reach all that `direct` needs
+  std::uint32_t listed = 0;  // addresses of its blocks are in listed[], not back to back
   std::array<std::byte, 24> reserved{};
 };
 static_assert(sizeof(Post) == 2 * kLine && offsetof(Post, in) == kLine);

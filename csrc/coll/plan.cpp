@@ -76,6 +76,12 @@ void range_direct(const Shape& s, int rank, Move& m) {
   m.dst = receivers(s);
 }
 
+/// The rank's input, straight into the root's tensor.
+void push_direct(const Shape& s, int rank, Move& m) {
+  m.src.first = rank;
+  m.dst = {Where::tensor, 0, s.root, 1, -1, static_cast<std::uint32_t>(rank)};
+}
+
 /// Narrows a move over a whole window to the part of it that `rank` produces.
 void narrow_to_part(const Shape& s, int rank, Move& m) {
   const Range part = part_of(m.hi - m.lo, rank, s.size, s.element_size);
@@ -101,6 +107,7 @@ void fill(const Plan& plan, const Shape& s, int rank, std::uint32_t index, Move&
 
 /// How many moves `rank` makes in a stage of the pipeline.
 std::uint32_t moves_in(const Plan& plan, const Shape& s, int rank, int stage) {
+  if (plan.split == Split::push) return 1;
   const bool ranged = plan.split == Split::range;
   if (stage == 0) return !shows_in(s, rank) ? 0 : ranged ? 2 : staged_blocks(s);
   if (stage == 2) return s.size - 1;
@@ -108,6 +115,12 @@ std::uint32_t moves_in(const Plan& plan, const Shape& s, int rank, int stage) {
 }
 
 }  // namespace
+
+Split direct_split(Kind kind) {
+  const Traits& t = traits(kind);
+  if (!t.in_per_rank && !t.out_per_rank) return Split::range;
+  return t.out_root_only ? Split::push : Split::pull;
+}
 
 std::size_t staged_bytes(const Shape& s) {
   return s.size == 1 ? 0 : s.largest * s.element_size * staged_blocks(s);
@@ -126,15 +139,14 @@ Plan make_plan(const Shape& s, const Tuning& tuning, bool mapped) {
     plan.steps = 2;
     return plan;
   }
-  const bool same_output = !t.in_per_rank && !t.out_per_rank;
+  plan.split = direct_split(s.kind);
   if (mapped) {
     plan.path = Path::direct;
-    plan.split = same_output ? Split::range : Split::pull;
     return plan;
   }
   plan.path = Path::staged;
   // One output at the root alone gains nothing from a second hop.
-  plan.split = same_output && t.reduces && !t.out_root_only && s.size > 1 ? Split::range : Split::pull;
+  if (!t.reduces || t.out_root_only || s.size == 1) plan.split = Split::pull;
   const std::size_t unit = std::max<std::size_t>(kLine / s.element_size, 1);
   const std::size_t room = tuning.slot_bytes / staged_blocks(s);
   // Where some only fill and others only read, they do so at the same time: in small windows from the start.
@@ -151,7 +163,12 @@ bool move_at(const Plan& plan, const Shape& s, int rank, std::uint64_t step, std
   if (plan.path == Path::direct) {
     m.hi = s.largest;
     if (index >= moves_in(plan, s, rank, 1)) return false;
-    ranged ? range_direct(s, rank, m) : pull(s, rank, Where::tensor, 0, index, m);
+    if (ranged)
+      range_direct(s, rank, m);
+    else if (plan.split == Split::push)
+      push_direct(s, rank, m);
+    else
+      pull(s, rank, Where::tensor, 0, index, m);
     return true;
   }
   // Stage k of the pipeline handles window `step` - k. The moves of the stages follow each other.

@@ -13,8 +13,9 @@
 //
 // `one_shot` is `staged` with a single window, and both are `direct` with a detour through shared slots.
 //
-// The work is divided in one of two ways: `pull`, every rank produces its own outputs; or `range`, where all
-// outputs are the same (or there is one): rank i produces the i-th part of it for everybody.
+// The work is divided in one of three ways: `pull`, every rank produces its own outputs; `range`, where all
+// outputs are the same (or there is one): rank i produces the i-th part of it for everybody; or `push`, where
+// only the root has outputs, one of each rank: rank i produces the i-th.
 //
 // Sources: staging with alternating slots and range partition follow Rabenseifner's reduce-scatter/all-gather
 // decomposition on shared memory (Li, Hoefler et al., "Improved MPI collectives for MPI processes in shared
@@ -29,7 +30,7 @@
 namespace occl::coll {
 
 enum class Path : std::uint8_t { one_shot, staged, direct };
-enum class Split : std::uint8_t { pull, range };
+enum class Split : std::uint8_t { pull, range, push };
 
 /// What a plan depends on; the same on every rank.
 struct Shape {
@@ -47,6 +48,9 @@ struct Plan {
   std::uint64_t windows = 1;
   std::uint64_t steps = 1;
 };
+
+/// How `direct` divides the work. But for `pull`, outputs are written by other ranks.
+Split direct_split(Kind kind);
 
 /// Bytes that one rank shows to the others if everything is staged at once.
 std::size_t staged_bytes(const Shape& shape);

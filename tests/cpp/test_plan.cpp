@@ -201,7 +201,8 @@ TEST("plans of thousands of random collectives produce what the rule says, witho
     CHECK(seen[std::make_pair(path, Split::pull)] > 100, "path ", static_cast<int>(path),
           " was hardly tried");
   CHECK((seen[std::make_pair(Path::staged, Split::range)] > 20 &&
-         seen[std::make_pair(Path::direct, Split::range)] > 100));
+         seen[std::make_pair(Path::direct, Split::range)] > 100 &&
+         seen[std::make_pair(Path::direct, Split::push)] > 20));
 }
 
 TEST("plans hold around the one-shot and slot thresholds") {

@@ -73,7 +73,7 @@ void one(Input& in) {
             post.staging = in.below(2) ? shm::Ref{0, 4096}.pack() : in.number();
             post.largest = in.below(2) ? c.largest : in.number();
             post.mapped = in.byte();
-            post.in_listed = in.below(2);
+            post.listed = in.below(2);
             post.signature = in.below(8) ? Signature::of(c).word : in.take<std::uint64_t>();
             post.factor = in.take<double>();
             for (int i = 0; i < size; ++i)
