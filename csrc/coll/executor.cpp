@@ -252,8 +252,10 @@ void Executor::locate_tensors() {
       const std::size_t bytes = c_.out.n ? c_.out.at(t.out_per_rank ? i : 0, size).count * size : block_bytes;
       in_[i] = reach(i, mine(post.in, t.in_per_rank), bytes);
     }
-    if (plan_.split != Split::pull && (!t.out_root_only || i == c_.root))
-      out_[i] = reach(i, mine(post.out, t.out_per_rank), block_bytes);
+    if (plan_.split != Split::pull && (!t.out_root_only || i == c_.root)) {
+      const std::size_t bytes = t.out_per_rank ? c_.in.at(0, size).count * size : block_bytes;
+      out_[i] = reach(i, mine(post.out, t.out_per_rank), bytes);
+    }
   }
 }
 
@@ -304,7 +306,7 @@ bool Executor::moves_done() {
     const bool own_dst =
         move.dst.where == Where::tensor && move.dst.ranks() == 1 && move.dst.first == mesh_.rank();
     const Blocks& own = own_dst ? c_.out : c_.in;
-    if (own_dst || move.dst.where == Where::slot)
+    if (own_dst || move.dst.where == Where::slot || plan_.split == Split::push)
       move.hi =
           std::min(move.hi, own.at(own_dst ? move.dst.block : move.src.block, shape_.element_size).count);
     const std::size_t lo = move.lo + done_;

@@ -44,8 +44,7 @@ Side sources(const Shape& s, int d, std::uint32_t b) {
   return side;
 }
 
-/// The ranks that receive the one output of a kind without blocks for each rank. A root that already has
-/// what it would receive is left out.
+/// The ranks that receive a block. A root that already has what it would receive is left out.
 Side receivers(const Shape& s) {
   const Traits& t = traits(s.kind);
   Side side;
@@ -76,10 +75,12 @@ void range_direct(const Shape& s, int rank, Move& m) {
   m.dst = receivers(s);
 }
 
-/// The rank's input, straight into the root's tensor.
+/// The rank's input, straight into its place in the tensors of all who receive it.
 void push_direct(const Shape& s, int rank, Move& m) {
+  m.hi = s.largest;
   m.src.first = rank;
-  m.dst = {Where::tensor, 0, s.root, 1, -1, static_cast<std::uint32_t>(rank)};
+  m.dst = receivers(s);
+  m.dst.block = static_cast<std::uint32_t>(rank);
 }
 
 /// Narrows a move over a whole window to the part of it that `rank` produces.
@@ -119,7 +120,7 @@ std::uint32_t moves_in(const Plan& plan, const Shape& s, int rank, int stage) {
 Split direct_split(Kind kind) {
   const Traits& t = traits(kind);
   if (!t.in_per_rank && !t.out_per_rank) return Split::range;
-  return t.out_root_only ? Split::push : Split::pull;
+  return t.in_per_rank ? Split::pull : Split::push;
 }
 
 std::size_t staged_bytes(const Shape& s) {

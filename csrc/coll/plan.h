@@ -15,7 +15,7 @@
 //
 // The work is divided in one of three ways: `pull`, every rank produces its own outputs; `range`, where all
 // outputs are the same (or there is one): rank i produces the i-th part of it for everybody; or `push`, where
-// only the root has outputs, one of each rank: rank i produces the i-th.
+// there is an output for the input of each rank: rank i produces the i-th for everybody.
 //
 // Sources: staging with alternating slots and range partition follow Rabenseifner's reduce-scatter/all-gather
 // decomposition on shared memory (Li, Hoefler et al., "Improved MPI collectives for MPI processes in shared

@@ -109,7 +109,8 @@ struct Simulation {
   void execute(int rank, Move m, std::map<Place, int>& written, std::map<Place, int>& read) {
     const bool own_dst = m.dst.where == Where::tensor && m.dst.ranks() == 1 && m.dst.first == rank;
     if (own_dst) m.hi = std::min(m.hi, ranks[rank].out[m.dst.block].size());
-    if (m.dst.where == Where::slot) m.hi = std::min(m.hi, ranks[rank].in[m.src.block].size());
+    if (m.dst.where == Where::slot || plan.split == Split::push)
+      m.hi = std::min(m.hi, ranks[rank].in[m.src.block].size());
     for (std::size_t i = m.lo; i < m.hi; ++i) {
       std::uint64_t sum = 0;
       Place place;
