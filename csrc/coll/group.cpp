@@ -172,7 +172,7 @@ void Group::finish(OperationList& done) {
 void Group::check_aborts() {
   for (int i = 0; i < mesh_->size(); ++i) {
     const auto& header = mesh_->member(i).block.header();
-    if (header.presence.load(std::memory_order_seq_cst) & kAborted)  // pairs with end_all; `reason` is there
+    if (header.presence.load(std::memory_order_seq_cst) & kAborted)  // pairs with give_up; `reason` is there
       fail(Errc::aborted, mesh_->describe(i), " ended group ", mesh_->name(), ": ",
            printable(header.reason.data(), header.reason.size()));
   }
@@ -313,13 +313,7 @@ void Group::end_all(const Error& error, OperationList& done) {
     }
   messenger_.fail(Transfer::kAnyRank, error, done);
   set_restless(false);
-  auto& header = mesh_->own().header();
-  if (header.presence.load(std::memory_order_relaxed) == 0) {  // we alone write it, under the lock
-    std::strncpy(header.reason.data(), error.what(), header.reason.size() - 1);
-    OCCL_FAULT_POINT("group.reason");
-    header.presence.store(kAborted, std::memory_order_seq_cst);  // pairs with check_aborts, and with sleepers
-    mesh_->ring_all();
-  }
+  mesh_->give_up(error.what());
 }
 
 void Group::abort(const std::string& reason) {

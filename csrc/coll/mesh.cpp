@@ -26,6 +26,16 @@ Mesh::Mesh(std::shared_ptr<shm::Endpoint> endpoint, std::string name, int rank, 
   OCCL_FAULT_POINT("mesh.made");
 }
 
+/// Under the lock of the group, once there is one.
+void Mesh::give_up(const char* reason) {
+  auto& header = own_.header();
+  if (header.presence.load(std::memory_order_relaxed) != 0) return;  // we alone write it
+  std::strncpy(header.reason.data(), reason, header.reason.size() - 1);
+  OCCL_FAULT_POINT("group.reason");
+  header.presence.store(kAborted, std::memory_order_seq_cst);  // pairs with check_aborts, and with sleepers
+  if (!members_.empty()) ring_all();
+}
+
 void Mesh::leave() {
   OCCL_FAULT_POINT("mesh.leave");
   own_.header().presence.fetch_or(kLeft,
@@ -61,6 +71,16 @@ Invitation Mesh::invitation() const {
 }
 
 void Mesh::join(const std::vector<Invitation>& invitations, Deadline deadline) {
+  try {
+    join(invitations, connect(invitations, deadline));
+  } catch (const Error& error) {
+    give_up(error.what());  // others may have joined, and wait for this rank
+    throw;
+  }
+}
+
+std::vector<std::shared_ptr<shm::Peer>> Mesh::connect(const std::vector<Invitation>& invitations,
+                                                      Deadline deadline) {
   std::vector<std::shared_ptr<shm::Peer>> peers;
   for (int i = 0; i < size_; ++i) {
     const Invitation& it = invitations[i];
@@ -81,7 +101,7 @@ void Mesh::join(const std::vector<Invitation>& invitations, Deadline deadline) {
                                        i, ": ", error.what()));
     }
   }
-  join(invitations, std::move(peers));
+  return peers;
 }
 
 void Mesh::join(const std::vector<Invitation>& invitations, std::vector<std::shared_ptr<shm::Peer>> peers) {

@@ -49,7 +49,7 @@ class Mesh {
   Invitation invitation() const;
 
   /// Connects to all ranks, in the order of `invitations`. Rank 0's tuning becomes everybody's.
-  /// Throws what Peer::connect throws, with the rank in the text.
+  /// Throws what Peer::connect throws, with the rank in the text; ranks that did connect are told.
   void join(const std::vector<Invitation>& invitations, Deadline deadline);
   /// For tests with ranks in one process: the peers are given.
   void join(const std::vector<Invitation>& invitations, std::vector<std::shared_ptr<shm::Peer>> peers);
@@ -61,6 +61,9 @@ class Mesh {
   shm::Endpoint& endpoint() const { return *endpoint_; }
   const SharedBlock& own() const { return own_; }
   const Member& member(int rank) const { return members_[rank]; }
+
+  /// Tells the others that the group is over, and why. The first reason counts.
+  void give_up(const char* reason);
 
   /// Tells the others that this rank takes part no more. Idempotent.
   void leave();
@@ -91,6 +94,9 @@ class Mesh {
   std::string describe(int rank) const;
 
  private:
+  std::vector<std::shared_ptr<shm::Peer>> connect(const std::vector<Invitation>& invitations,
+                                                  Deadline deadline);
+
   std::shared_ptr<shm::Endpoint> endpoint_;
   std::string name_;
   int rank_, size_;

@@ -82,20 +82,27 @@ struct Widened {
   }
 };
 
-/// bfloat16 is the upper half of a float; rounding to nearest even adds to the lower half first.
+/// The same for both parts of an accumulator: one test, of which the hardware expects that it fails.
+template <class Test, class Acc>
+Acc canonical_parts(const Acc& acc) {
+  if (Test::any_nan(acc.part[0], acc.part[1])) [[unlikely]]
+    return {canonical(acc.part[0]), canonical(acc.part[1])};
+  return acc;
+}
+
+/// bfloat16 is the upper half of a float; the lower half says whether it rounds up, to nearest even.
 template <class Isa>
 struct BFloat16Format {
   using Floats = Vector<Isa, float>;
+  using Halves = Vector<Isa, std::uint16_t>;
   using Acc = Accumulators<Floats, 2>;
   static Acc decode(Raw<Isa> raw) { return {(Floats)(raw << 16), (Floats)(raw & 0xffff0000u)}; }
   static Raw<Isa> encode(const Acc& acc) {
-    return rounded(acc.part[0]) >> 16 | (rounded(acc.part[1]) & 0xffff0000u);
-  }
-
- private:
-  static Raw<Isa> rounded(Floats v) {
-    const auto bits = (Raw<Isa>)canonical(v);
-    return bits + 0x7fffu + (bits >> 16 & 1u);
+    const Acc parts = canonical_parts<Isa>(acc);
+    const auto even = (Raw<Isa>)parts.part[0], odd = (Raw<Isa>)parts.part[1];
+    const auto upper = (Halves)(even >> 16 | (odd & 0xffff0000u));
+    const auto lower = (Halves)((even & 0xffffu) | odd << 16);
+    return (Raw<Isa>)(upper - (Halves)(lower > 0x8000 - (upper & 1)));  // true is -1
   }
 };
 

@@ -24,6 +24,13 @@
 namespace occl::kernels {
 namespace {
 
+struct NanTest {
+  using Floats = VectorOf<float, 32>::type;
+  static bool any_nan(Floats a, Floats b) {
+    return _mm256_movemask_ps(_mm256_cmp_ps((__m256)a, (__m256)b, _CMP_UNORD_Q)) != 0;
+  }
+};
+
 /// The hardware's conversions are those of the baseline, denormals included.
 struct HardwareFloat16 {
   using Floats = VectorOf<float, 32>::type;
@@ -36,15 +43,16 @@ struct HardwareFloat16 {
             floats(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + 16)))};
   }
   static VectorOf<std::uint32_t, 32>::type encode(const Acc& acc) {
-    return (VectorOf<std::uint32_t, 32>::type)_mm256_set_m128i(halves(acc.part[1]), halves(acc.part[0]));
+    const Acc parts = canonical_parts<NanTest>(acc);
+    return (VectorOf<std::uint32_t, 32>::type)_mm256_set_m128i(halves(parts.part[1]), halves(parts.part[0]));
   }
 
  private:
   static Floats floats(__m128i v) { return (Floats)_mm256_cvtph_ps(v); }
-  static __m128i halves(Floats v) { return _mm256_cvtps_ph((__m256)canonical(v), _MM_FROUND_TO_NEAREST_INT); }
+  static __m128i halves(Floats v) { return _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT); }
 };
 
-struct Avx2 {
+struct Avx2 : NanTest {
   static constexpr std::size_t kWidth = 32;
 
   template <class Element>

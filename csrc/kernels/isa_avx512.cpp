@@ -25,6 +25,13 @@
 namespace occl::kernels {
 namespace {
 
+struct NanTest {
+  using Floats = VectorOf<float, 64>::type;
+  static bool any_nan(Floats a, Floats b) {
+    return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_UNORD_Q) != 0;
+  }
+};
+
 /// The hardware's conversions are those of the baseline, denormals included. The forms with a mask of all
 /// ones are the plain ones, but GCC does not warn about an uninitialised variable in its own header.
 struct HardwareFloat16 {
@@ -39,18 +46,19 @@ struct HardwareFloat16 {
             floats(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + 32)))};
   }
   static VectorOf<std::uint32_t, 64>::type encode(const Acc& acc) {
-    const __m512i low = _mm512_castsi256_si512(halves(acc.part[0]));
-    return (VectorOf<std::uint32_t, 64>::type)_mm512_maskz_inserti64x4(0xff, low, halves(acc.part[1]), 1);
+    const Acc parts = canonical_parts<NanTest>(acc);
+    const __m512i low = _mm512_castsi256_si512(halves(parts.part[0]));
+    return (VectorOf<std::uint32_t, 64>::type)_mm512_maskz_inserti64x4(0xff, low, halves(parts.part[1]), 1);
   }
 
  private:
   static Floats floats(__m256i v) { return (Floats)_mm512_maskz_cvtph_ps(0xffff, v); }
   static __m256i halves(Floats v) {
-    return _mm512_maskz_cvtps_ph(0xffff, (__m512)canonical(v), _MM_FROUND_TO_NEAREST_INT);
+    return _mm512_maskz_cvtps_ph(0xffff, (__m512)v, _MM_FROUND_TO_NEAREST_INT);
   }
 };
 
-struct Avx512 {
+struct Avx512 : NanTest {
   static constexpr std::size_t kWidth = 64;
 
   template <class Element>

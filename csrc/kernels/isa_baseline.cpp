@@ -41,12 +41,20 @@ struct Baseline {
   }
   static void store_some(std::byte* to, Raw<Baseline> raw, std::size_t n) { store_pieces(to, raw, n); }
 
+  using Floats = VectorOf<float, 16>::type;
 #if defined(__x86_64__)
+  static bool any_nan(Floats a, Floats b) {
+    return _mm_movemask_ps(_mm_cmpunord_ps((__m128)a, (__m128)b)) != 0;
+  }
   static void stream(std::byte* to, Raw<Baseline> raw) {
     _mm_stream_si128(reinterpret_cast<__m128i*>(to), (__m128i)raw);
   }
   static void fence() { _mm_sfence(); }
 #else
+  static bool any_nan(Floats a, Floats b) {
+    const auto lanes = (VectorOf<std::uint64_t, 16>::type)((a != a) | (b != b));
+    return (lanes[0] | lanes[1]) != 0;
+  }
   static void stream(std::byte* to, Raw<Baseline> raw) { store(to, raw); }
   static void fence() {}
 #endif

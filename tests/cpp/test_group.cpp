@@ -174,6 +174,28 @@ TEST("abort ends the operations of all ranks with its reason") {
   });
 }
 
+TEST("a rank that cannot join tells those who could why") {
+  Cluster cluster(2);
+  std::vector<std::unique_ptr<coll::Mesh>> meshes;
+  std::vector<coll::Invitation> invitations;
+  std::vector<std::shared_ptr<shm::Peer>> peers;
+  for (int i = 0; i < 2; ++i) {
+    meshes.push_back(std::make_unique<coll::Mesh>(cluster[i].endpoint, "later", i, 2, Tuning{}));
+    invitations.push_back(meshes.back()->invitation());
+    peers.push_back(cluster[i].endpoint->as_local_peer());
+  }
+  meshes[0]->join(invitations, std::move(peers));
+  ++invitations[0].address.version;
+  const auto deadline = Deadline::after(std::chrono::seconds(60));
+  CHECK(contains(error_of([&] { meshes[1]->join(invitations, deadline); }), "speaks protocol version"));
+  cluster[0].group->close();
+  cluster[0].group = std::make_shared<coll::Group>(*cluster[0].engine, std::move(meshes[0]));
+  cluster[0].engine->add(cluster[0].group);
+  std::int64_t value = 1;
+  const Error error = error_of([&] { cluster[0].run(all_reduce(&value, 1)); });
+  CHECK(contains(error, "ended group later: rank 0 of group later speaks protocol version"), error.what());
+}
+
 TEST("after close an operation ends at once") {
   Cluster cluster(1);
   cluster[0].group->close();
