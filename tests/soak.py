@@ -62,7 +62,10 @@ def faults(seconds: float, seed: int) -> str:
     """Ranks that are killed, stopped, slowed and refused memory, in Python and at the core's named steps."""
     run = [sys.executable, "-m", "tests.faults", "--seed", str(seed), "--minutes", str(seconds / 120)]
     root = Path(__file__).parents[1]
-    return subprocess.run(run, cwd=root, check=True, stdout=subprocess.PIPE, text=True).stdout
+    done = subprocess.run(run, cwd=root, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{done.stdout}ended with {done.returncode}")
+    return done.stdout
 
 
 def main() -> None:

@@ -91,6 +91,18 @@ LONG = {
 }
 
 
+WAITING = {
+    "test_barrier_timeout_arg",
+    "test_barrier_timeout_group",
+    "test_ddp_apply_optim_in_backward",
+    "test_ddp_has_finalized",
+    "test_ddp_model_diff_shape_across_ranks",
+    "test_monitored_barrier_allreduce_hang",
+    "test_monitored_barrier_allreduce_hang_wait_all_ranks",
+}
+"""Those that wait for timeouts of 5 or 10 seconds, mostly: by default they run with four ranks only."""
+
+
 def reason(name: str, device: str, world_size: int) -> str:
     """Why the test is expected to fail in this configuration; "" if it is not."""
     exception = EXCEPTIONS.get(name)
