@@ -238,8 +238,13 @@ def test_plans_move_what_they_must(model):
     assert plans["all_reduce", "dev", size].busiest == 2 * size  # half of two inputs, half of two outputs
     assert plans["broadcast", "dev", size].busiest == size  # half of the root's, into the other's
     assert plans["all_reduce", "cpu", size].path == "staged"
-    far = model.plans(4, 2, [size])["all_gather", "dev", size]
-    assert (far.read_near, far.read_far, far.write_near, far.write_far) == (size // 2, size // 2, size, 0)
+    far = model.plans(4, 2, [size])["all_gather", "dev", size]  # a quarter, into the tensors of two and two
+    assert (far.read_near, far.read_far, far.write_near, far.write_far) == (
+        size // 4,
+        0,
+        size // 2,
+        size // 2,
+    )
 
 
 def test_tables_go_between_their_marks_only(model):

@@ -1,3 +1,4 @@
+// modes: plain asan
 #include <sys/wait.h>
 #include <unistd.h>
 
