@@ -1,8 +1,8 @@
 """Runs Python's tests with a sanitizer in the whole extension: ``tests/sanitize.py asan [ARGUMENT...]``.
 
-The arguments are pytest's, or ``--all``. Python and PyTorch are as ever, and the sanitizer's runtime is loaded
-before them. A process that it finds something in writes a report and ends; any report fails the run, whatever
-the tests say.
+The arguments are pytest's, or ``--all``. Python and PyTorch are as ever, and the sanitizer's runtime is
+loaded before them. A process that it finds something in writes a report and ends; any report fails the run,
+whatever the tests say.
 """
 
 import shlex
