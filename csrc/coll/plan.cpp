@@ -77,7 +77,6 @@ void range_direct(const Shape& s, int rank, Move& m) {
 
 /// The rank's input, straight into its place in the tensors of all who receive it.
 void push_direct(const Shape& s, int rank, Move& m) {
-  m.hi = s.largest;
   m.src.first = rank;
   m.dst = receivers(s);
   m.dst.block = static_cast<std::uint32_t>(rank);

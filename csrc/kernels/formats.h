@@ -32,6 +32,14 @@ V canonical(V v) {
   return v == v ? v : broadcast<V>(std::numeric_limits<T>::quiet_NaN());
 }
 
+/// The same for both parts of an accumulator: one test, of which the hardware expects that it fails.
+template <class Test, class Acc>
+Acc canonical_parts(const Acc& acc) {
+  if (Test::any_nan(acc.part[0], acc.part[1])) [[unlikely]]
+    return {canonical(acc.part[0]), canonical(acc.part[1])};
+  return acc;
+}
+
 /// One element to a lane, as it is: integers, float, double, and the components of complex numbers.
 template <class Isa, class T>
 struct Plain {
@@ -81,14 +89,6 @@ struct Widened {
     return (Raw<Isa>)lanes;
   }
 };
-
-/// The same for both parts of an accumulator: one test, of which the hardware expects that it fails.
-template <class Test, class Acc>
-Acc canonical_parts(const Acc& acc) {
-  if (Test::any_nan(acc.part[0], acc.part[1])) [[unlikely]]
-    return {canonical(acc.part[0]), canonical(acc.part[1])};
-  return acc;
-}
 
 /// bfloat16 is the upper half of a float; the lower half says whether it rounds up, to nearest even.
 template <class Isa>
