@@ -145,8 +145,12 @@ def apply(mutation: Mutation, root: Path) -> str:
     return text
 
 
-def fails(test: str, root: Path) -> bool:
-    """Does a test fail (or crash, or hang) with the sources below ``root``?"""
+LIMIT = 240
+"""Seconds for one test."""
+
+
+def failure(test: str, root: Path) -> str | None:
+    """How a test fails (or crashes, or hangs) with the sources below ``root``, or None."""
     where, _, part = test.partition(":")
     mode, program = where.split("/")
     fuzz = root / "tests" / "fuzz" / f"{program}.cpp"
@@ -158,11 +162,17 @@ def fails(test: str, root: Path) -> bool:
     prefix = ["setarch", "--addr-no-randomize"] if mode == "tsan" else []
     try:
         done = subprocess.run(
-            [*prefix, str(built), *arguments], env=quiet | os.environ, capture_output=True, timeout=240
+            [*prefix, str(built), *arguments],
+            env=quiet | os.environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=LIMIT,
         )
     except subprocess.TimeoutExpired:
-        return True
-    return done.returncode != 0
+        return f"it took more than {LIMIT} seconds"
+    return (
+        done.stdout.decode(errors="replace") + f"exit status {done.returncode}" if done.returncode else None
+    )
 
 
 def copy_tree(root: Path, built: bool = True) -> None:
@@ -179,7 +189,7 @@ def caught_by(mutation: Mutation, root: Path) -> str | None:
     """The first test that fails with the mutation, or None. The sources are as before afterwards."""
     before = apply(mutation, root)
     try:
-        return next((test for test in mutation.tests if fails(test, root)), None)
+        return next((test for test in mutation.tests if failure(test, root)), None)
     finally:
         (root / "csrc" / mutation.file).write_text(before)
 
@@ -200,8 +210,8 @@ def main() -> None:
         root = Path(folder)
         copy_tree(root)
         for test in sorted({test for mutation in chosen for test in mutation.tests}):
-            if fails(test, root):
-                sys.exit(f"{test} fails without any mutation")
+            if how := failure(test, root):
+                sys.exit(f"{test} fails without any mutation: {how}")
         for mutation in chosen:
             test = caught_by(mutation, root)
             print(

@@ -8,17 +8,19 @@
  * that leaves does not look once more), -DNO_RING_ON_LEAVE (a driver that leaves does not wake those who found it
  * driving), -DPARK_FROM_DOZE (a thread that dozed does not look once more before it parks).
  */
-byte pending, waiters, drivers, dozing, parked, bell;
+byte pending, waiters, drivers, dozing, parked;
 bit answered[2], taken[2], ended[2], submitted[2];
 bit driving;       /* Group's drive_mutex_ */
 bit mutex;         /* background_mutex_ */
 bit started, notified;
-bit asleep[3];     /* on the bell: 0 the submitter (never), 1 the waiter, 2 the background */
+/* On the bell, 0 the waiter, 1 the background: is it asleep, and has the bell been rung since it last looked? (Futex:
+ * who looked at the bell's number falls asleep only if it is the same.) */
+bit asleep[2], rung[2];
 
 #define NEEDED (pending > 0 && waiters == 0)
 
 inline ring() {
-  atomic { bell++; asleep[1] = 0; asleep[2] = 0 }
+  atomic { rung[0] = 1; rung[1] = 1; asleep[0] = 0; asleep[1] = 0 }
 }
 
 /* Group::drive by whoever it is: goes away if another thread drives. */
@@ -33,10 +35,12 @@ inline drive(moved) {
   if
   :: held ->
     /* What ends is taken out of the list under the lock. */
-    ends[0] = submitted[0] && answered[0] && !taken[0];
-    ends[1] = submitted[1] && answered[1] && !taken[1];
-    taken[0] = taken[0] || ends[0];
-    taken[1] = taken[1] || ends[1];
+    atomic {
+      ends[0] = submitted[0] && answered[0] && !taken[0];
+      ends[1] = submitted[1] && answered[1] && !taken[1];
+      taken[0] = taken[0] || ends[0];
+      taken[1] = taken[1] || ends[1]
+    };
     driving = 0;
     /* finish: outside of the lock */
     if
@@ -142,7 +146,7 @@ active proctype goes_away() {
 
 active proctype waits() {
   bit moved, held, ends[2];
-  byte looked, seen;
+  byte looked;
   submit(1);
   if
   :: ended[1]
@@ -157,18 +161,18 @@ active proctype waits() {
       if
       :: moved
       :: else ->
-        seen = bell;
+        rung[0] = 0;
         drive(moved);
         if
         :: moved || ended[1]
         :: else ->
           atomic {
             if
-            :: bell == seen -> asleep[1] = 1
+            :: !rung[0] -> asleep[0] = 1
             :: else
             fi
           };
-          !asleep[1]
+          !asleep[0]
         fi
       fi
     od;
@@ -178,7 +182,6 @@ active proctype waits() {
 
 active proctype background() {
   bit moved, held, ends[2];
-  byte seen;
 end_not_started:
   started;
   do
@@ -220,7 +223,7 @@ end_from_doze:
       if
       :: moved
       :: else ->
-        seen = bell;
+        rung[1] = 0;
         if
         :: !NEEDED
         :: else ->
@@ -230,12 +233,12 @@ end_from_doze:
           :: else ->
             atomic {
               if
-              :: bell == seen -> asleep[2] = 1
+              :: !rung[1] -> asleep[1] = 1
               :: else
               fi
             };
 end_asleep:
-            !asleep[2]
+            !asleep[1]
           fi
         fi
       fi
