@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 
 import pytest
 
-from . import exceptions, survey
+from . import survey
 
 ENDINGS = pytest.StashKey[dict]()
 KINDS = ("passed", "excepted", "skipped", "failed")
@@ -48,8 +48,7 @@ def upstream(_upstream_pool, request):
     """``upstream(name, device, world_size)`` runs one of PyTorch's tests: `survey.Ending`."""
 
     def run(name: str, device: str, world_size: int) -> survey.Ending:
-        limit = 8 * survey.LIMIT if name in exceptions.LONG else survey.LIMIT
-        return survey.run(_upstream_pool, name, device, world_size, limit=limit)
+        return survey.run(_upstream_pool, name, device, world_size)
 
     return run
 

@@ -18,7 +18,7 @@ from distributed.harness import Pool, RanksFailed
 
 from . import ranks, rewriting
 
-LIMIT = 120.0
+LIMIT = 240.0
 """Seconds that a test may take on a busy machine; then its ranks show their stacks and are killed."""
 
 

@@ -49,6 +49,13 @@ def test_no_assertion_is_lost(device):
 
 
 @pytest.mark.parametrize("device", ["cpu", "dev"])
+def test_the_images_of_one_test_are_smaller(device):
+    before, after = (ast.unparse(tree) for tree in (rewriting.parse(), rewriting.rewrite(device, "occl")))
+    assert before.count(rewriting.IMAGES) == 1 and rewriting.IMAGES not in after
+    assert after.count("torch.ones(batch, batch, 50, 50, ") == 1
+
+
+@pytest.mark.parametrize("device", ["cpu", "dev"])
 def test_no_gate_is_left_but_the_world_size(device):
     gates = Counter()
     for method in rewriting.base_class(rewriting.rewrite(device, "occl")).body:
@@ -97,7 +104,7 @@ n = "nccl"; g = "gloo"; dist.Backend.NCCL; dist.new_group(backend="nccl")
 def test_exceptions_and_long_tests_are_tests_of_pytorch():
     names = set(rewriting.test_names())
     assert len(names) == 285
-    assert not (set(exceptions.EXCEPTIONS) | set(exceptions.LONG)) - names
+    assert not (set(exceptions.EXCEPTIONS) | set(exceptions.SLOW)) - names
 
 
 def test_occl_passes_what_gloo_passes():

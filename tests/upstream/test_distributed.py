@@ -20,8 +20,7 @@ def configurations():
                 elsewhere = device == "cpu" and name.endswith(
                     ("_cuda", "_gpu", "_nccl")
                 )  # runs on dev by default
-                again = world_size != 4 and name in exceptions.WAITING
-                full = name in exceptions.LONG or again or elsewhere
+                full = elsewhere or exceptions.SLOW.get(name, world_size) != world_size
                 yield pytest.param(
                     device,
                     world_size,
