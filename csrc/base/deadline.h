@@ -10,7 +10,12 @@ class Deadline {
  public:
   using Clock = std::chrono::steady_clock;
 
-  static Deadline after(std::chrono::nanoseconds span) {
+  template <class Rep, class Period>
+  static Deadline after(std::chrono::duration<Rep, Period> given) {
+    using Nanoseconds = std::chrono::nanoseconds;
+    const bool beyond =
+        std::chrono::duration<double>(given) >= std::chrono::duration<double>(Nanoseconds::max());
+    const Nanoseconds span = beyond ? Nanoseconds::max() : std::chrono::duration_cast<Nanoseconds>(given);
     const auto now = Clock::now();
     return Deadline(span >= Clock::time_point::max() - now ? Clock::time_point::max() : now + span, span);
   }

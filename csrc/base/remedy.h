@@ -12,6 +12,10 @@ inline const char* remedy(int error = errno) {
       return " (raise the limit of open descriptors: ulimit -n)";
     case ENFILE:
       return " (raise the system's limit of open files: sysctl fs.file-max)";
+    case EFBIG:
+      return " (raise the limit of the size of files: ulimit -f)";
+    case EPERM:
+      return " (a sandbox forbids this call: allow it in its seccomp profile)";
     case ENOSYS:
       return " (the kernel is too old, or a sandbox keeps this call from it)";
     default:

@@ -30,7 +30,10 @@ std::string Signature::describe() const {
   if (static_cast<Kind>(kind) == Kind::barrier) return "barrier()";
   const std::uint64_t volume = word >> kCountBit;
   std::string text = concat(t.name, "(", name_of(static_cast<DType>(field(kDTypeBit, kOpBit))), "[",
-                            volume & kUneven ? "uneven" : std::to_string(volume), "]");
+                            !(volume & kUneven)               ? std::to_string(volume)
+                            : t.in_per_rank || t.out_per_rank ? "uneven"
+                                                              : "dimensions in another order",
+                            "]");
   if (t.reduces) text += concat(", ", name_of(static_cast<ReduceOp>(field(kOpBit, kRootBit))));
   if (rooted(static_cast<Kind>(kind)))
     text += concat(t.in_root_only ? ", src=" : ", dst=", field(kRootBit, kCountBit));

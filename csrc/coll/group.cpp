@@ -30,6 +30,27 @@ Group::Group(Engine& engine, std::unique_ptr<Mesh> mesh)
 
 Group::~Group() = default;
 
+std::shared_ptr<Group> Group::open(Engine& engine, std::unique_ptr<Mesh> mesh, Deadline deadline,
+                                   const std::function<void()>& interrupted) {
+  auto group = std::make_shared<Group>(engine, std::move(mesh));
+  const Mesh& joined = group->mesh();
+  std::vector<int> missing;
+  const auto all_joined = [&] {
+    missing.clear();
+    for (int i = 0; i < joined.size(); ++i)
+      if (const Member& m = joined.member(i); !m.joined() && !m.aborted() && !m.gone()) missing.push_back(i);
+    return missing.empty();
+  };
+  if (!engine.wait_until(all_joined, deadline, interrupted)) {
+    std::string text;
+    for (const int rank : missing) text += concat(text.empty() ? "" : ", ", joined.describe(rank));
+    fail(Errc::timeout, "occl: Timed out after ", deadline.span().count(), " ms on rank ", joined.rank(),
+         " of group ", joined.name(), " waiting for ", text, " to join the group");
+  }
+  engine.add(group);
+  return group;
+}
+
 std::optional<Error> Group::error() const {
   std::lock_guard lock(submit_mutex_);
   return ended_;

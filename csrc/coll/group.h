@@ -4,6 +4,7 @@
 // goes away and leaves it to that one.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -20,7 +21,11 @@ class Engine;
 
 class Group {
  public:
-  /// Joins the group; all ranks call this with the same invitations. Throws what Mesh::join throws.
+  /// The group of a mesh that has joined; driven from now on. Returns when the other ranks have joined too,
+  /// or never will: then any rank may leave without keeping others from joining. Throws Error(timeout).
+  static std::shared_ptr<Group> open(Engine& engine, std::unique_ptr<Mesh> mesh, Deadline deadline,
+                                     const std::function<void()>& interrupted);
+  /// The same without waiting; the engine does not know of it.
   Group(Engine& engine, std::unique_ptr<Mesh> mesh);
   /// close() must have been called.
   ~Group();

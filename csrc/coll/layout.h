@@ -41,7 +41,8 @@ struct alignas(kLine) GroupHeader {
   std::int32_t rank = 0;
   std::int32_t size = 0;
   Atomic<std::uint32_t> presence = 0;  // kAborted: `reason` was written before
-  std::array<char, 8 * kLine - 32> reason{};
+  Atomic<std::uint32_t> joined = 0;    // it has mapped the others; seq_cst: pairs with Group::open
+  std::array<char, 8 * kLine - 40> reason{};
   Atomic<std::uint64_t> offer = 0;  // offset of this rank's Offer (coll/shrink.cpp), 0: none
 };
 static_assert(sizeof(GroupHeader) == 8 * kLine && offsetof(GroupHeader, offer) % 8 == 0);

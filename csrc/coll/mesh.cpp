@@ -126,6 +126,8 @@ void Mesh::join(const std::vector<Invitation>& invitations, std::vector<std::sha
   const auto least = std::max<std::uint32_t>(tuning_.one_shot_bytes + kLine, size_ * kLine);
   tuning_.slot_bytes = std::clamp<std::uint32_t>(tuning_.slot_bytes / kLine * kLine, least, 64 << 20);
   tuning_.eager_bytes = std::min(tuning_.eager_bytes, kRingBytes / 4);
+  own_.header().joined.store(1, std::memory_order_seq_cst);  // pairs with Member::joined, and with sleepers
+  ring_all();
 }
 
 shm::Arena::Block Mesh::allocate(std::size_t bytes) {

@@ -33,6 +33,9 @@ struct Member {
 
   /// It takes part in the group no more. seq_cst: pairs with Mesh::leave, and with sleepers.
   bool left() const { return block.header().presence.load(std::memory_order_seq_cst) & kLeft; }
+  /// It needs nothing more from others to be in the group.
+  bool joined() const { return block.header().joined.load(std::memory_order_seq_cst) != 0; }
+  bool aborted() const { return block.header().presence.load(std::memory_order_seq_cst) & kAborted; }
   /// Nothing more will come from it.
   bool gone() const { return peer->exited() || left(); }
 };

@@ -19,7 +19,7 @@ std::size_t record_bytes(std::size_t payload) {
 std::size_t bytes_of(const Transfer& t) { return t.buffer.count * size_of(t.dtype); }
 
 bool fits(const Transfer& t, const Envelope& e) {
-  return t.buffer.count == e.count && static_cast<std::uint32_t>(t.dtype) == e.dtype;
+  return t.buffer.count == e.count && static_cast<std::uint32_t>(t.dtype) == e.dtype && t.order == e.order;
 }
 
 std::unique_ptr<Error> make_error(Errc code, const std::string& text) {
@@ -46,9 +46,11 @@ void Messenger::match(int rank, Operation& op, const Envelope& e, CopyPayload&& 
     if (e.record != Record::eager) note(rank, Record::nack, e.id);
     return end(
         op, done,
-        make_error(Errc::mismatch, concat("rank ", rank, " sent ", name_of(static_cast<DType>(e.dtype)), "[",
-                                          e.count, "] with tag ", e.tag, " where rank ", mesh_.rank(),
-                                          " called ", op.describe(), " in group ", mesh_.name())));
+        make_error(
+            Errc::mismatch,
+            concat("rank ", rank, " sent ", name_of(static_cast<DType>(e.dtype)), "[", e.count, "] with tag ",
+                   e.tag, " where rank ", mesh_.rank(), " called ", op.describe(), " in group ", mesh_.name(),
+                   e.order == t.order ? "" : ": their dimensions are in different orders in memory")));
   }
   if (e.record == Record::eager) {
     copy_payload(t.buffer.data);
@@ -104,7 +106,7 @@ bool Messenger::advance(OperationList& done) {
 bool Messenger::push_sends(int rank, OperationList& done) {
   Channel& ch = channel(rank);
   bool moved = false;
-  while (!ch.queue.empty()) {
+  while (!ch.queue.empty() && !mesh_.member(rank).gone()) {  // who is gone takes nothing: see needs()
     Operation& op = ch.queue.front();
     const Transfer& t = op.transfer();
     Envelope e;
@@ -112,6 +114,7 @@ bool Messenger::push_sends(int rank, OperationList& done) {
     e.id = ch.next_id;
     e.count = t.buffer.count;
     e.dtype = static_cast<std::uint32_t>(t.dtype);
+    e.order = t.order;
     const std::size_t bytes = bytes_of(t);
     const bool eager = bytes <= mesh_.tuning().eager_bytes;
     if (eager) {
@@ -229,9 +232,10 @@ void Messenger::take(int rank, const Envelope& e, OperationList& done) {
         end(op, done,
             e.record == Record::ack
                 ? nullptr
-                : make_error(Errc::mismatch,
-                             concat("rank ", mesh_.rank(), " called ", op.describe(), " but rank ", rank,
-                                    " receives another size or type in group ", mesh_.name())));
+                : make_error(
+                      Errc::mismatch,
+                      concat("rank ", mesh_.rank(), " called ", op.describe(), " but rank ", rank,
+                             " receives another size, type or order of dimensions in group ", mesh_.name())));
       }
       return;
     case Record::data: {
@@ -332,9 +336,16 @@ void Messenger::for_each(int rank, F&& f) const {
     for (const auto& receiving : ch.receiving) f(*receiving.op);
   }
   for (Operation* op = receives_.begin(); op; op = OperationList::next(*op))
-    if (rank == Transfer::kAnyRank || op->transfer().peer == rank ||
-        op->transfer().peer == Transfer::kAnyRank)
+    if (const int peer = op->transfer().peer;
+        rank == Transfer::kAnyRank || peer == rank || (peer == Transfer::kAnyRank && may_be_sender(rank)))
       f(*op);
+}
+
+/// Is a receive from any rank lost without this one? If it died; or if it left, and nobody else is left.
+bool Messenger::may_be_sender(int rank) const {
+  bool others = false;
+  for (int i = 0; i < mesh_.size(); ++i) others |= i != rank && i != mesh_.rank() && !mesh_.member(i).gone();
+  return !others || mesh_.member(rank).peer->exited();
 }
 
 const Operation* Messenger::overdue() const {

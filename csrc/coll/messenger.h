@@ -35,7 +35,8 @@ struct Envelope {
   std::uint64_t bytes = 0;  // payload behind this envelope
   std::uint64_t ref = 0;    // direct: where the message lies
   std::uint32_t dtype = 0;
-  std::uint32_t reserved[5] = {};
+  std::uint32_t order = 0;  // see Transfer
+  std::uint32_t reserved[4] = {};
 };
 static_assert(sizeof(Envelope) == kLine);
 
@@ -103,6 +104,7 @@ class Messenger {
              OperationList& done);
   template <class F>
   void for_each(int rank, F&& f) const;
+  bool may_be_sender(int rank) const;
   Operation* take_receive(int rank, std::uint32_t tag);
   Channel& channel(int rank);
   bool write(int rank, const Envelope& envelope, const std::byte* payload);

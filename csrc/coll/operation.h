@@ -20,6 +20,7 @@ struct Transfer {
   std::uint32_t tag = 0;
   DType dtype = DType::bytes;
   Block buffer;
+  std::uint32_t order = 0;  // of its dimensions in memory: both sides must have the same (0: the usual one)
 };
 
 class Operation;

@@ -128,9 +128,7 @@ std::shared_ptr<Group> shrink(const Group& old, const std::vector<int>& survivor
   }
   smaller->join(invitations, std::move(peers));
   published.accept();
-  auto group = std::make_shared<Group>(engine, std::move(smaller));
-  engine.add(group);
-  return group;
+  return Group::open(engine, std::move(smaller), deadline, interrupted);
 }
 
 }  // namespace occl::coll

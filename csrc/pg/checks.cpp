@@ -116,6 +116,9 @@ void set_reduction(const char* call, coll::Collective& c, const c10d::ReduceOp& 
   if (c.op != ReduceOp::premul_sum) return;
   const auto* supplement = dynamic_cast<const c10d::PreMulSumSupplement*>(op.supplement_.get());
   if (!supplement) invalid(call, "ReduceOp.PREMUL_SUM needs a factor");
+  if (supplement->tensor_factor.defined() && supplement->tensor_factor.is_complex())
+    invalid(call, "the factor of ReduceOp.PREMUL_SUM must be real, got a tensor of ",
+            c10::str(supplement->tensor_factor.scalar_type()));
   c.factor = supplement->tensor_factor.defined() ? supplement->tensor_factor.item<double>()
                                                  : supplement->double_factor;
 }
@@ -137,11 +140,42 @@ coll::Blocks whole(const at::Tensor& t) {
 void check_overlap(const char* call, const coll::Block& in, const coll::Block& out, std::size_t size,
                    const std::byte* allowed) {
   const bool apart = in.data + in.count * size <= out.data || out.data + out.count * size <= in.data;
-  if (!apart && in.count && out.count && allowed != (in.count < out.count ? in.data : out.data))
-    invalid(call, "input and output overlap in memory");
+  const bool in_place =
+      (in.count > out.count || in.data == allowed) && (out.count > in.count || out.data == allowed);
+  if (!apart && in.count && out.count && !in_place) invalid(call, "input and output overlap in memory");
+}
+
+void check_overlap(const char* call, std::span<const coll::Block> ins, std::span<const coll::Block> outs,
+                   std::size_t size, const std::byte* allowed) {
+  for (const auto& in : ins)
+    for (const auto& out : outs) check_overlap(call, in, out, size, out.data == allowed ? allowed : nullptr);
+}
+
+namespace {
+
+constexpr std::uint64_t kFnvStart = 0xcbf29ce484222325u, kFnvPrime = 0x100000001b3u;  // FNV-1a
+std::uint64_t hashed(std::uint64_t hash, std::uint64_t value) { return (hash ^ value) * kFnvPrime; }
+
+}  // namespace
+
+std::uint32_t order_of(const at::Tensor& t) {
+  if (t.is_contiguous()) return 0;
+  std::vector<int64_t> dims;
+  for (int64_t d = 0; d < t.dim(); ++d)
+    if (t.size(d) > 1) dims.push_back(d);
+  std::sort(dims.begin(), dims.end(), [&](int64_t a, int64_t b) { return t.stride(a) > t.stride(b); });
+  std::uint64_t hash = kFnvStart;
+  for (const int64_t d : dims) hash = hashed(hash, static_cast<std::uint64_t>(d));
+  return static_cast<std::uint32_t>(hash >> 32) | 1;
 }
 
 void set_even(coll::Collective& c, std::size_t count) { c.largest = c.volume = count; }
+
+void set_dense(coll::Collective& c, const at::Tensor& t) {
+  set_even(c, count_of(t));
+  if (const std::uint32_t order = order_of(t))
+    c.volume = coll::kUneven | (hashed(hashed(kFnvStart, c.volume), order) & (coll::kUneven - 1));
+}
 
 coll::Blocks list_blocks(const char* call, const Tensors& tensors, const at::Tensor& reference,
                          std::size_t expected, std::vector<coll::Block>& blocks) {
@@ -165,8 +199,8 @@ void set_listed(coll::Collective& c, const std::vector<coll::Block>& blocks) {
   c.largest = most->count;
   c.volume = most->count;
   if (least->count == most->count) return;
-  std::uint64_t hash = 0xcbf29ce484222325u;  // FNV-1a over the sizes
-  for (const auto& block : blocks) hash = (hash ^ block.count) * 0x100000001b3u;
+  std::uint64_t hash = kFnvStart;
+  for (const auto& block : blocks) hash = hashed(hash, block.count);
   c.volume = coll::kUneven | (hash & (coll::kUneven - 1));
 }
 

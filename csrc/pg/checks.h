@@ -4,6 +4,7 @@
 
 #include <ATen/ATen.h>
 
+#include <span>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
 #include "base/error.h"
@@ -32,6 +33,8 @@ void check_alike(const char* call, const at::Tensor& tensor, const at::Tensor& r
 /// Inputs and outputs share memory only where it is the same element for the same purpose (`allowed`).
 void check_overlap(const char* call, const coll::Block& in, const coll::Block& out, std::size_t element_size,
                    const std::byte* allowed);
+void check_overlap(const char* call, std::span<const coll::Block> ins, std::span<const coll::Block> outs,
+                   std::size_t element_size, const std::byte* allowed);
 
 /// The one tensor, or the one list, that lists of PyTorch's interface hold.
 const at::Tensor& only(const char* call, const Tensors& tensors, const char* what);
@@ -50,6 +53,10 @@ coll::Blocks list_blocks(const char* call, const Tensors& tensors, const at::Ten
 
 /// All blocks equal: what the ranks must agree on is their size.
 void set_even(coll::Collective& collective, std::size_t count);
+/// The same, and the order of the tensor's dimensions: bytes travel as they lie.
+void set_dense(coll::Collective& collective, const at::Tensor& tensor);
+/// A mark of the order of a dense tensor's dimensions in memory; 0 for the usual one.
+std::uint32_t order_of(const at::Tensor& tensor);
 /// Sizes that every rank knows: one number if they are equal, else a mark of all of them.
 void set_listed(coll::Collective& collective, const std::vector<coll::Block>& blocks);
 

@@ -1,6 +1,7 @@
 #include "pg/normalize.h"
 
 #include <algorithm>
+#include <array>
 #include <numeric>
 
 #include "base/error.h"
@@ -30,7 +31,7 @@ Request broadcast(Asker who, Tensors& tensors, const c10d::BroadcastOptions& opt
   r.collective.root = root_of(call, who, opts.rootRank, opts.rootTensor);
   r.collective.out = whole(t);
   if (who.rank == r.collective.root) r.collective.in = r.collective.out;
-  set_even(r.collective, count_of(t));
+  set_dense(r.collective, t);
   r.inputs = r.outputs = tensors;
   return r;
 }
@@ -42,7 +43,7 @@ Request all_reduce(Asker, Tensors& tensors, const c10d::AllreduceOptions& opts) 
   Request r = make(c10d::OpType::ALLREDUCE, "occl:all_reduce", coll::Kind::all_reduce, t);
   set_reduction(call, r.collective, opts.reduceOp);
   r.collective.in = r.collective.out = whole(t);
-  set_even(r.collective, count_of(t));
+  set_dense(r.collective, t);
   r.inputs = r.outputs = tensors;
   return r;
 }
@@ -56,7 +57,7 @@ Request reduce(Asker who, Tensors& tensors, const c10d::ReduceOptions& opts) {
   set_reduction(call, r.collective, opts.reduceOp);
   r.collective.in = whole(t);
   if (who.rank == r.collective.root) r.collective.out = r.collective.in;
-  set_even(r.collective, count_of(t));
+  set_dense(r.collective, t);
   r.inputs = r.outputs = tensors;
   return r;
 }
@@ -71,6 +72,7 @@ Request all_gather(Asker who, std::vector<Tensors>& outputs, Tensors& inputs) {
   if (r.out[who.rank].count != r.collective.in.count)
     invalid(call, "invalid tensor size: rank ", who.rank, "'s output has ", r.out[who.rank].count,
             " elements and its input ", r.collective.in.count);
+  check_overlap(call, std::array{block_of(t)}, r.out, size_of(r.collective.dtype), r.out[who.rank].data);
   set_listed(r.collective, r.out);
   r.inputs = inputs;
   r.outputs = outputs.front();
@@ -116,6 +118,7 @@ Request gather(Asker who, std::vector<Tensors>& outputs, Tensors& inputs, const 
     if (block.count != r.collective.in.count)
       invalid(call, "invalid tensor size: every output must have the ", r.collective.in.count,
               " elements of the input, one has ", block.count);
+  check_overlap(call, std::array{block_of(t)}, r.out, size_of(r.collective.dtype), r.out[who.rank].data);
   r.outputs = outputs.front();
   return r;
 }
@@ -138,6 +141,7 @@ Request scatter(Asker who, Tensors& outputs, std::vector<Tensors>& inputs, const
     if (block.count != r.collective.out.count)
       invalid(call, "invalid tensor size: every input must have the ", r.collective.out.count,
               " elements of the output, one has ", block.count);
+  check_overlap(call, r.in, std::array{block_of(t)}, size_of(r.collective.dtype), r.in[who.rank].data);
   r.inputs = inputs.front();
   return r;
 }
@@ -154,6 +158,7 @@ Request reduce_scatter(Asker who, Tensors& outputs, std::vector<Tensors>& inputs
   if (r.in[who.rank].count != r.collective.out.count)
     invalid(call, "invalid tensor size: rank ", who.rank, "'s input has ", r.in[who.rank].count,
             " elements and its output ", r.collective.out.count);
+  check_overlap(call, r.in, std::array{block_of(t)}, size_of(r.collective.dtype), r.in[who.rank].data);
   set_listed(r.collective, r.in);
   r.inputs = inputs.front();
   r.outputs = outputs;
@@ -192,6 +197,7 @@ Request all_to_all(Asker who, Tensors& outputs, Tensors& inputs) {
   // Each pair of ranks has a size of its own: compared when the ranks meet.
   r.collective.volume = coll::kUneven;
   r.collective.largest = std::max(r.collective.in.count, r.collective.out.count);
+  check_overlap(call, r.in, r.out, size_of(r.collective.dtype), nullptr);
   r.inputs = inputs;
   r.outputs = outputs;
   return r;
@@ -273,7 +279,7 @@ Request transfer(Asker who, Tensors& tensors, int peer, int tag, bool send) {
   r.type = send ? c10d::OpType::SEND : any ? c10d::OpType::RECVANYSOURCE : c10d::OpType::RECV;
   r.title = send ? "occl:send" : any ? "occl:recvAnySource" : "occl:recv";
   r.is_transfer = true;
-  r.transfer = {send, peer, static_cast<std::uint32_t>(tag), dtype_of(t), block_of(t)};
+  r.transfer = {send, peer, static_cast<std::uint32_t>(tag), dtype_of(t), block_of(t), order_of(t)};
   r.inputs = r.outputs = tensors;
   return r;
 }

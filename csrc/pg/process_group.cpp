@@ -207,16 +207,17 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::allreduce_sparse(Tensors& tensors,
   const at::NoGradGuard no_grad;
   auto work =
       c10::make_intrusive<WorkOCCL>(group_, c10d::OpType::ALLREDUCE, "occl:all_reduce", tensors, hook_);
-  const at::Tensor sum = sparse_sum(who(), input, [&](Tensors& outputs, at::Tensor mine) {
-    Tensors inputs{std::move(mine)};
-    std::vector<Tensors> lists{outputs};
-    std::vector<Request> requests;
-    requests.push_back(pg::all_gather(who(), lists, inputs));
-    requests.back().title = nullptr;  // the profiler shows the call, not what it is made of
-    wait_for_stream(requests.back());
-    WorkOCCL::launch(group_, std::move(requests), or_default(opts.timeout), true);
-  });
-  input.copy_(opts.reduceOp == c10d::ReduceOp::AVG ? sum / getSize() : sum);
+  const at::Tensor result =
+      sparse_reduce(who(), input, opts.reduceOp.op_, [&](Tensors& outputs, at::Tensor mine) {
+        Tensors inputs{std::move(mine)};
+        std::vector<Tensors> lists{outputs};
+        std::vector<Request> requests;
+        requests.push_back(pg::all_gather(who(), lists, inputs));
+        requests.back().title = nullptr;  // the profiler shows the call, not what it is made of
+        wait_for_stream(requests.back());
+        WorkOCCL::launch(group_, std::move(requests), or_default(opts.timeout), true);
+      });
+  input.copy_(result);
   work->set_result(tensors);
   work->seal();
   return work;

@@ -129,12 +129,10 @@ class ProcessGroupOCCL final : public CapableBackend {
   WorkPtr estimate(const std::vector<Request>& requests);
   std::chrono::milliseconds or_default(std::chrono::milliseconds timeout) const;
   c10::intrusive_ptr<Options> options_for(const c10::intrusive_ptr<c10d::Backend::Options>& given) const;
-  bool forked() const;
   void check_usable() const;
   Asker who() const { return {getRank(), getSize()}; }
 
   const c10::intrusive_ptr<Options> options_;
-  const int fork_generation_;
   std::shared_ptr<coll::Group> group_;
   c10::intrusive_ptr<WorkOCCL> coalesced_;  // between startCoalescing and endCoalescing
   std::shared_ptr<CompletionHook> hook_;    // null: nobody wants to know

@@ -13,7 +13,7 @@ namespace occl::pg {
 
 ProcessGroupOCCL::ProcessGroupOCCL(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                    c10::intrusive_ptr<Options> options)
-    : CapableBackend(rank, size), options_(std::move(options)), fork_generation_(fork_generation()) {
+    : CapableBackend(rank, size), options_(std::move(options)) {
   const std::string name = options_->group_name.empty() ? "?" : options_->group_name;
   group_ = translated([&] { return rendezvous(*store, name, rank, size, options_->timeout); });
   init();
@@ -22,7 +22,6 @@ ProcessGroupOCCL::ProcessGroupOCCL(const c10::intrusive_ptr<c10d::Store>& store,
 ProcessGroupOCCL::ProcessGroupOCCL(std::shared_ptr<coll::Group> group, c10::intrusive_ptr<Options> options)
     : CapableBackend(group->mesh().rank(), group->mesh().size()),
       options_(std::move(options)),
-      fork_generation_(fork_generation()),
       group_(std::move(group)) {
   init();
 }
@@ -30,11 +29,11 @@ ProcessGroupOCCL::ProcessGroupOCCL(std::shared_ptr<coll::Group> group, c10::intr
 ProcessGroupOCCL::~ProcessGroupOCCL() {
   shutdown();
   // In a forked child the group is the parent's: not even its destructor may run, it would leave the group.
-  if (forked()) new std::shared_ptr<coll::Group>(std::move(group_));
+  if (is_forked_from(*group_)) new std::shared_ptr<coll::Group>(std::move(group_));
 }
 
 void ProcessGroupOCCL::shutdown() {
-  if (group_ && !forked()) group_->close();
+  if (group_ && !is_forked_from(*group_)) group_->close();
 }
 
 void ProcessGroupOCCL::abort() {
@@ -56,14 +55,8 @@ c10d::ErrorType ProcessGroupOCCL::getError() {
   }
 }
 
-bool ProcessGroupOCCL::forked() const { return fork_generation_ != fork_generation(); }
-
 void ProcessGroupOCCL::check_usable() const {
-  if (forked())
-    raise(Error(Errc::closed,
-                concat("group ", group_->mesh().name(), " of rank ", getRank(),
-                       " was created before this process was forked, and belongs to the parent: create "
-                       "process groups in the process that uses them, or start it with 'spawn'")));
+  check_not_forked(*group_);
   if (suspended_.load(std::memory_order_relaxed))  // the caller orders this: it calls suspend() and resume()
     raise(Error(Errc::closed, concat("group ", group_->mesh().name(), " of rank ", getRank(),
                                      " is suspended: call resume() first")));

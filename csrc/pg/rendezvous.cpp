@@ -1,6 +1,8 @@
 #include "pg/rendezvous.h"
 
+#include <algorithm>
 #include <cstring>
+#include <optional>
 
 #include "base/error.h"
 #include "coll/engine.h"
@@ -9,7 +11,28 @@
 namespace occl::pg {
 namespace {
 
-std::string key_of(int64_t round, int rank) { return concat("occl/", round, "/", rank); }
+constexpr std::chrono::milliseconds kSlice{1000};  // then somebody looks for Ctrl-C
+
+std::string key_of(int size, int64_t round, int rank) { return concat("occl/", size, "/", round, "/", rank); }
+
+/// Store::wait in slices, for it looks at nothing else meanwhile. Returns what the store said if it failed.
+std::optional<std::string> wait_for(c10d::Store& store, const std::vector<std::string>& keys,
+                                    std::chrono::milliseconds timeout) {
+  const Deadline deadline = Deadline::after(timeout);
+  for (;;) {
+    const Deadline slice = Deadline::after(kSlice);
+    try {
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline.left(kSlice));
+      store.wait(keys, std::max(left, std::chrono::milliseconds(1)));  // 0 would mean without end
+      return std::nullopt;
+    } catch (const std::exception& error) {
+      const bool timed_out = slice.passed() && !deadline.passed();
+      const auto* traced = dynamic_cast<const c10::Error*>(&error);  // its what() is a page of stack
+      if (!timed_out) return traced ? traced->what_without_backtrace() : error.what();
+    }
+    if (interrupt_check()) interrupt_check()();
+  }
+}
 
 std::vector<uint8_t> to_bytes(const coll::Invitation& invitation) {
   std::vector<uint8_t> bytes(sizeof(invitation));
@@ -32,18 +55,15 @@ static_assert(std::is_trivially_copyable_v<coll::Invitation>);
 std::vector<coll::Invitation> read_all(c10d::Store& store, const std::string& name, int64_t round, int rank,
                                        int size, std::chrono::milliseconds timeout) {
   std::vector<std::string> keys;
-  for (int i = 0; i < size; ++i) keys.push_back(key_of(round, i));
-  try {
-    store.wait(keys, timeout);
-  } catch (const std::exception& error) {
+  for (int i = 0; i < size; ++i) keys.push_back(key_of(size, round, i));
+  if (const auto said = wait_for(store, keys, timeout)) {
     std::string missing;
     for (int i = 0; i < size; ++i)
       if (!store.check({keys[i]})) missing += concat(missing.empty() ? "" : ", ", i);
-    if (missing.empty()) throw;
-    const auto* traced = dynamic_cast<const c10::Error*>(&error);  // its what() is a page of stack
-    const std::string said = traced ? traced->what_without_backtrace() : error.what();
-    fail(Errc::timeout, "occl: Timed out after ", timeout.count(), " ms on rank ", rank, " of group ", name,
-         " waiting for rank(s) ", missing, " of ", size, " to create the group (the store said: ", said, ")");
+    if (!missing.empty())
+      fail(Errc::timeout, "occl: Timed out after ", timeout.count(), " ms on rank ", rank, " of group ", name,
+           " waiting for rank(s) ", missing, " of ", size, " to create the group (the store said: ", *said,
+           ")");
   }
   std::vector<coll::Invitation> invitations;
   for (int i = 0; i < size; ++i) invitations.push_back(from_bytes(store.get(keys[i]), i, name));
@@ -62,15 +82,13 @@ std::shared_ptr<coll::Group> rendezvous(c10d::Store& store, const std::string& n
   if (size == 1) {
     mesh->join({invitation}, Deadline::after(timeout));
   } else {
-    // The same store may be used for the same group again and again (init, destroy, init): each round of
-    // `size` ranks has keys of its own.
-    const int64_t round = (store.add("occl/joined", 1) - 1) / size;
-    store.set(key_of(round, rank), to_bytes(invitation));
+    // The same store may be used for the same name again and again (init, destroy, init; fewer ranks after a
+    // shrink, when PyTorch begins to count names anew): each round of `size` ranks has keys of its own.
+    const int64_t round = (store.add(concat("occl/", size, "/joined"), 1) - 1) / size;
+    store.set(key_of(size, round, rank), to_bytes(invitation));
     mesh->join(read_all(store, name, round, rank, size, timeout), Deadline::after(timeout));
   }
-  auto group = std::make_shared<coll::Group>(engine(), std::move(mesh));
-  engine().add(group);
-  return group;
+  return coll::Group::open(engine(), std::move(mesh), Deadline::after(timeout), interrupt_check());
 }
 
 }  // namespace occl::pg

@@ -9,6 +9,8 @@
 
 #include "base/environment.h"
 #include "base/error.h"
+#include "coll/group.h"
+#include "pg/errors.h"
 #include "shm/process.h"
 
 namespace occl::pg {
@@ -16,15 +18,13 @@ namespace {
 
 // The progress engine is one of the two deliberate globals of the project (the other is the device registry).
 std::atomic<coll::Engine*> the_engine = nullptr;
-std::atomic<int> generation = 0;
 std::mutex engine_mutex;
 std::function<void()> the_interrupt_check;
 std::function<void()> the_return_check;
 
 void forget_parent() {
-  generation.fetch_add(1, std::memory_order_relaxed);  // one thread only: this is a child just forked
-  the_engine.store(nullptr, std::memory_order_relaxed);
-  new (&engine_mutex) std::mutex;  // another thread of the parent may have held it
+  the_engine.store(nullptr, std::memory_order_relaxed);  // one thread only: this is a child just forked
+  new (&engine_mutex) std::mutex;                        // another thread of the parent may have held it
 }
 
 /// Any text names a node; "" is the usual one.
@@ -55,7 +55,17 @@ void stop_background() {
     made->stop_background();  // pairs with engine()
 }
 
-int fork_generation() { return generation.load(std::memory_order_relaxed); }  // changes only in a new process
+bool is_forked_from(const coll::Group& group) {
+  return the_engine.load(std::memory_order_relaxed) != &group.engine();  // changes only in a new process
+}
+
+void check_not_forked(const coll::Group& group) {
+  if (is_forked_from(group))
+    raise(Error(Errc::closed,
+                concat("group ", group.mesh().name(), " of rank ", group.mesh().rank(),
+                       " was created before this process was forked, and belongs to the parent: create "
+                       "process groups in the process that uses them, or start it with 'spawn'")));
+}
 
 void set_interrupt_check(std::function<void()> check) { the_interrupt_check = std::move(check); }
 const std::function<void()>& interrupt_check() { return the_interrupt_check; }

@@ -17,8 +17,11 @@ coll::Engine& engine();
 /// a tensor, and so to a Python object.)
 void stop_background();
 
-/// Grows by one in every forked child: what was made under another number belongs to the parent.
-int fork_generation();
+/// Was this process forked since the group was made? Then it belongs to the parent: whoever drove it here
+/// would do so in the parent's place.
+bool is_forked_from(const coll::Group& group);
+/// Raises Error(closed) if so.
+void check_not_forked(const coll::Group& group);
 
 /// Called now and then by a waiting thread; what it throws ends the wait. The Python module sets it to look
 /// for Ctrl-C.

@@ -14,24 +14,26 @@ namespace {
 
 constexpr const char* kCall = "all_reduce";
 constexpr int64_t kMaxDims = 24;  // far more than anybody uses
+constexpr int64_t kFacts = 5 + kMaxDims;
 
 /// What must be the same on all ranks, and how many elements there are.
-at::Tensor facts_of(const at::Tensor& t) {
-  at::Tensor facts = at::zeros({4 + kMaxDims}, at::kLong);
+at::Tensor facts_of(const at::Tensor& t, c10d::ReduceOp::RedOpType op) {
+  at::Tensor facts = at::zeros({kFacts}, at::kLong);
   auto* fact = facts.data_ptr<int64_t>();
   fact[0] = t._nnz();
   fact[1] = static_cast<int64_t>(t.scalar_type());
   fact[2] = t.sparse_dim();
   fact[3] = t.dim();
-  std::copy(t.sizes().begin(), t.sizes().end(), fact + 4);
+  fact[4] = op;
+  std::copy(t.sizes().begin(), t.sizes().end(), fact + 5);
   return facts;
 }
 
 std::string describe(const at::Tensor& facts) {
   const auto* fact = facts.data_ptr<int64_t>();
   return c10::str("all_reduce(sparse ", static_cast<at::ScalarType>(fact[1]),
-                  at::IntArrayRef(fact + 4, std::clamp<int64_t>(fact[3], 0, kMaxDims)), " with ", fact[2],
-                  " sparse dimensions)");
+                  at::IntArrayRef(fact + 5, std::clamp<int64_t>(fact[3], 0, kMaxDims)), " with ", fact[2],
+                  " sparse dimensions, ", fact[4] == c10d::ReduceOp::AVG ? "AVG)" : "SUM)");
 }
 
 }  // namespace
@@ -52,11 +54,13 @@ at::Tensor sparse_input(const Tensors& tensors, const c10d::AllreduceOptions& op
   return t;
 }
 
-at::Tensor sparse_sum(Asker who, const at::Tensor& input, const Gather& gather) {
+at::Tensor sparse_reduce(Asker who, const at::Tensor& input, c10d::ReduceOp::RedOpType op,
+                         const Gather& gather) {
+  const bool average = op == c10d::ReduceOp::AVG;
   const at::Tensor own = input.coalesce();
   Tensors facts;
-  for (int i = 0; i < who.size; ++i) facts.push_back(at::empty({4 + kMaxDims}, at::kLong));
-  gather(facts, facts_of(own));
+  for (int i = 0; i < who.size; ++i) facts.push_back(at::empty({kFacts}, at::kLong));
+  gather(facts, facts_of(own, op));
   const auto shape = [](const at::Tensor& t) { return t.slice(0, 1); };  // all but the number of elements
   for (int i = 0; i < who.size; ++i)
     if (!shape(facts[i]).equal(shape(facts[who.rank])))
@@ -72,9 +76,13 @@ at::Tensor sparse_sum(Asker who, const at::Tensor& input, const Gather& gather) 
   gather(indices, own._indices().t().contiguous());
   gather(values, own._values().contiguous());
   at::Tensor all = at::cat(values);
-  const bool narrow = all.is_floating_point() && all.element_size() < 4;
-  if (narrow) all = all.to(at::kFloat);
-  return at::sparse_coo_tensor(at::cat(indices).t(), all, own.sizes()).coalesce().to(own.scalar_type());
+  const bool integral = at::isIntegralType(all.scalar_type(), /*includeBool=*/false);
+  if (all.is_floating_point() && all.element_size() < 4) all = all.to(at::kFloat);
+  if (average && integral) all = all.to(at::kLong);
+  const at::Tensor sum = at::sparse_coo_tensor(at::cat(indices).t(), all, own.sizes()).coalesce();
+  if (average && integral) sum._values().div_(who.size, "trunc");
+  if (average && !integral) sum._values().div_(who.size);
+  return sum.to(own.scalar_type());
 }
 
 namespace {

@@ -17,8 +17,10 @@ at::Tensor sparse_input(const Tensors& tensors, const c10d::AllreduceOptions& op
 /// Gathers what each rank puts in, into one output for each; returns when that is done.
 using Gather = std::function<void(Tensors& outputs, at::Tensor input)>;
 
-/// The sum on all ranks: the same bits, added in rank order, and 16-bit types in float32 with one rounding.
-/// Throws Error(mismatch) on every rank if their shapes or types differ.
-at::Tensor sparse_sum(Asker who, const at::Tensor& input, const Gather& gather);
+/// The sum or average on all ranks: the same bits, added in rank order; 16-bit types in float32 with one
+/// rounding, averages of integers in int64 and truncated. Throws Error(mismatch) on every rank if their
+/// shapes, types or reductions differ.
+at::Tensor sparse_reduce(Asker who, const at::Tensor& input, c10d::ReduceOp::RedOpType op,
+                         const Gather& gather);
 
 }  // namespace occl::pg

@@ -168,7 +168,10 @@ c10::intrusive_ptr<c10::ivalue::Future> WorkOCCL::getFutureResult() {
 }
 
 bool WorkOCCL::isCompleted() {
-  if (!ended()) engine().poll(*group_);
+  if (!ended()) {
+    check_not_forked(*group_);
+    engine().poll(*group_);
+  }
   return ended();
 }
 
@@ -193,6 +196,8 @@ std::vector<at::Tensor> WorkOCCL::result() {
 
 void WorkOCCL::synchronize() { wait(); }
 
+void WorkOCCL::blockCurrentStream() { wait(); }
+
 bool WorkOCCL::wait(std::chrono::milliseconds timeout) {
   if (!parts_.empty() && timeout == kNoTimeout)
     if (const auto stream = side_stream(parts_.front().request)) {
@@ -209,6 +214,7 @@ bool WorkOCCL::wait(std::chrono::milliseconds timeout) {
 }
 
 bool WorkOCCL::wait_on_host(std::chrono::milliseconds timeout) {
+  if (!ended()) check_not_forked(*group_);
   const Deadline deadline = timeout == kNoTimeout ? Deadline::never() : Deadline::after(timeout);
   for (const Part& part : parts_) {
     const coll::Operation& op = part.operation;
@@ -222,6 +228,7 @@ bool WorkOCCL::wait_on_host(std::chrono::milliseconds timeout) {
 }
 
 void WorkOCCL::abort() {
+  check_not_forked(*group_);
   group_->abort(concat("Work.abort() of ", parts_.empty() ? "a work" : parts_.front().operation.describe()));
 }
 

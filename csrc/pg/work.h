@@ -57,6 +57,8 @@ class WorkOCCL final : public c10d::Work, private coll::Listener {
   int sourceRank() const override;
   std::vector<at::Tensor> result() override;
   void synchronize() override;
+  /// The same: streams of `dev` wait by themselves, and CPU tensors have none.
+  void blockCurrentStream() override;
   /// Under a side stream of the tensors' device that stream waits, and the host goes on (unless it asks for a
   /// timeout). What went wrong is raised by the next synchronisation with the stream.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;

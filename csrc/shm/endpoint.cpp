@@ -68,7 +68,8 @@ Endpoint::Endpoint(std::shared_ptr<RegionTable> regions, const Config& config)
 
   // A descriptor of ourselves, to give away: it tells of our death whoever else still holds our sockets.
   pidfd_ = UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0)));
-  if (!pidfd_) fail_errno("pidfd_open failed (Linux 5.3 or newer is needed)");
+  if (!pidfd_)
+    fail_errno("pidfd_open failed", errno == ENOSYS ? " (Linux 5.3 or newer is needed)" : remedy());
   epoll_ = UniqueFd(epoll_create1(EPOLL_CLOEXEC));
   wake_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!epoll_ || !wake_) fail_errno("cannot create an epoll or eventfd descriptor", remedy());
@@ -192,7 +193,9 @@ void Endpoint::drop_oldest_client() {
 void Endpoint::answer(int client) try {
   Request request;
   std::vector<UniqueFd> unwanted;
-  if (!receive_packet(client, writable_bytes_of(request), unwanted, Deadline::after({}))) return;
+  if (!receive_packet(client, writable_bytes_of(request), unwanted,
+                      Deadline::after(std::chrono::nanoseconds(0))))
+    return;
   if (request.magic != kMagic || request.secret != address_.secret)
     return refuse("a process without the secret");
   OCCL_FAULT_POINT("endpoint.heard");

@@ -72,7 +72,8 @@ Region Region::create(const char* name, std::size_t bytes, Access peers) {
   region.fd_ = UniqueFd(new_memfd(name));
   if (!region.fd_) fail_errno("memfd_create(\"", name, "\") failed", remedy());
   if (ftruncate(region.fd(), static_cast<off_t>(region.size_)) != 0)
-    fail_errno("cannot make the shared memory region \"", name, "\" ", region.size_, " bytes large");
+    fail_errno("cannot make the shared memory region \"", name, "\" ", region.size_, " bytes large",
+               remedy());
   region.base_ = map(region.fd(), region.size_, true);
   if (!region.base_)
     fail_errno("cannot map the shared memory region \"", name, "\" of ", region.size_,
@@ -141,7 +142,7 @@ void Region::commit(std::size_t offset, std::size_t bytes) {
   do {
     rc = fallocate(fd(), 0, static_cast<off_t>(first), static_cast<off_t>(last - first));
   } while (rc != 0 && errno == EINTR);
-  if (rc != 0) fail_errno("cannot reserve ", last - first, " bytes of shared memory");
+  if (rc != 0) fail_errno("cannot reserve ", last - first, " bytes of shared memory", remedy());
 }
 
 void Region::decommit(std::size_t offset, std::size_t bytes) {

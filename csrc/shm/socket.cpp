@@ -51,7 +51,7 @@ UniqueFd new_socket() {
 Token random_token() {
   Token token;
   if (getrandom(token.data(), token.size(), 0) != static_cast<ssize_t>(token.size()))
-    fail_errno("getrandom failed");
+    fail_errno("getrandom failed", remedy());
   return token;
 }
 

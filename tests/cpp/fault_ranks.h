@@ -315,8 +315,7 @@ class RankProcess {
       invitations.push_back(board_.seats[round][number].invitation);
     }
     mesh->join(invitations, deadline);
-    auto group = std::make_shared<coll::Group>(rank.any_engine(), std::move(mesh));
-    rank.any_engine().add(group);
+    auto group = coll::Group::open(rank.any_engine(), std::move(mesh), deadline, {});
     std::lock_guard lock(mutex_);
     rank.group = std::move(group);
   }

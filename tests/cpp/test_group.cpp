@@ -196,6 +196,32 @@ TEST("a rank that cannot join tells those who could why") {
   CHECK(contains(error, "ended group later: rank 0 of group later speaks protocol version"), error.what());
 }
 
+TEST("a group is open when all ranks have joined: then any of them may leave") {
+  Cluster cluster(2);  // for its endpoints
+  const auto mesh = [&](int rank) {
+    return std::make_unique<Mesh>(cluster[rank].endpoint, "later", rank, 2, Tuning{});
+  };
+  auto first = mesh(0), early = mesh(0), second = mesh(1);
+  const auto open = [&](std::unique_ptr<Mesh> joined, int milliseconds) {
+    Engine& engine = *cluster[joined->rank()].engine;
+    return Group::open(engine, std::move(joined), Deadline::after(std::chrono::milliseconds(milliseconds)),
+                       {});
+  };
+  const auto join = [&](Mesh& joining, const Mesh& zero) {
+    joining.join({zero.invitation(), second->invitation()},
+                 {cluster[0].endpoint->as_local_peer(), cluster[1].endpoint->as_local_peer()});
+  };
+  join(*early, *early);
+  const auto error = error_of([&] { open(std::move(early), 20); });
+  CHECK(error.code() == Errc::timeout && contains(error, "waiting for rank 1 (pid"), error.what());
+  join(*first, *first);
+  join(*second, *first);
+  const auto left = open(std::move(second), 60000);
+  left->close();
+  const auto stays = open(std::move(first), 60000);
+  stays->close();
+}
+
 TEST("after close an operation ends at once") {
   Cluster cluster(1);
   cluster[0].group->close();

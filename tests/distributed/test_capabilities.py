@@ -327,8 +327,23 @@ def sparse_sums(rank, n, device):
         work.result()[0].to_dense().cpu(),
         random_sparse(1, dense=(), dtype=torch.float32, device="cpu").to_dense(),
     )
+    for value, dtype in (
+        (100, torch.int8),
+        (-7, torch.int32),
+        ((1 << 40) + 1, torch.int64),
+        (6e4, torch.float16),
+    ):
+        t = torch.sparse_coo_tensor([[1]], torch.tensor([value], dtype=dtype), (3,)).to(device)
+        dist.all_reduce(t, op=dist.ReduceOp.AVG)
+        assert t.to_dense()[1].item() == value, "as of dense tensors, narrow types do not overflow"
+    t = torch.sparse_coo_tensor([[1]], torch.tensor([-1 if rank == 0 else 0]), (3,)).to(device)
+    dist.all_reduce(t, op=dist.ReduceOp.AVG)
+    assert t.to_dense()[1].item() == 0, "averages of integers are truncated"
     with pytest.raises(ValueError, match="SUM and AVG only"):
         dist.all_reduce(t, op=dist.ReduceOp.MAX)
+    op = dist.ReduceOp.AVG if rank == 0 else dist.ReduceOp.SUM
+    with pytest.raises(dist.DistBackendError, match=r"sparse dimensions, (SUM|AVG)\) where .*, (SUM|AVG)\)"):
+        dist.all_reduce(t, op=op)
     wrong = torch.sparse_coo_tensor(size=(5 + rank, 4)).to(device)
     with pytest.raises(dist.DistBackendError, match=r"rank \d called all_reduce\(sparse Float\[\d, 4\]"):
         dist.all_reduce(wrong)

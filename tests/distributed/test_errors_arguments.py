@@ -272,3 +272,45 @@ def test_a_mistake_raises_and_the_group_works_on(pool, mistake, operation, devic
 @pytest.mark.parametrize("body", [lists_of_tensors, python_level])
 def test_mistakes_around_the_tensors_raise_and_the_group_works_on(pool, body, device):
     pool.run(body, 3, device)
+
+
+def overlapping_lists(rank, n, device):
+    """Inputs and outputs share memory nowhere but where an output is the rank's own part of the input."""
+    pg, other = backend(device), (rank + 1) % n
+    for count in (2, 50_000):
+        t = [torch.full((count,), float(rank), device=device) for _ in range(n)]
+        calls = {
+            "all_gather": lambda t=t: pg.allgather([t], [t[other]]),
+            "reduce_scatter": lambda t=t: pg.reduce_scatter([t[other]], [t], dist.ReduceScatterOptions()),
+            "all_to_all": lambda t=t: pg.alltoall(t, t),
+            "all_to_all in another order": lambda t=t: pg.alltoall(t[::-1], t),
+        }
+        for name, call in calls.items():
+            with pytest.raises(ValueError, match="input and output overlap"):
+                call()
+            assert all((x == rank).all() for x in t), name
+        pg.allgather([t], [t[rank]]).wait()
+        assert [x[-1].item() for x in t] == list(range(n))
+        pg.reduce_scatter([t[rank]], [t], dist.ReduceScatterOptions()).wait()
+        assert (t[rank] == n * rank).all()
+        halves = torch.arange(4.0, device=device)
+        with pytest.raises(ValueError, match="input and output overlap"):
+            pg.allgather([[halves[i : i + 1] for i in range(n)]], [halves[other : other + 1]])
+    assert_works(device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_lists_that_overlap_are_refused(pool, device):
+    pool.run(overlapping_lists, 3, device)
+
+
+def complex_factor(rank, n, device):
+    opts = dist.AllreduceOptions()
+    opts.reduceOp = dist._make_nccl_premul_sum(torch.tensor(1j))
+    with pytest.raises(ValueError, match=r"the factor of ReduceOp\.PREMUL_SUM must be real"):
+        backend(device).allreduce([torch.ones(2, dtype=torch.complex64, device=device)], opts)
+    assert_works(device)
+
+
+def test_a_complex_factor_is_refused(pool):
+    pool.run(complex_factor, 2)

@@ -194,3 +194,28 @@ def test_who_waits_for_a_message_that_was_refused_learns_why(fresh, device):
 def test_splits_that_do_not_fit_end_the_group_on_every_rank(fresh, device):
     with fresh(3) as team:
         team.join().run(splits_differ, device)
+
+
+def other_orders(rank, n, device):
+    """Bytes travel as they lie: other orders of dimensions would mean other elements."""
+    usual = torch.arange(6.0, device=device).view(2, 3)
+    mine = usual if rank == 0 else torch.zeros(3, 2, device=device).t()
+    for call in (dist.broadcast, dist.reduce):
+        with pytest.raises(dist.DistBackendError, match=r"\[dimensions in another order\]"):
+            call(mine, 0)
+    with pytest.raises(dist.DistBackendError, match=r"\[dimensions in another order\]"):
+        dist.all_reduce(mine)
+    with pytest.raises(dist.DistBackendError, match="order"):
+        if rank == 0:
+            dist.send(torch.zeros(200, 300, device=device).t(), 1)
+        else:
+            dist.recv(torch.zeros(300, 200, device=device), 0)
+    alike = usual.t() * (rank + 1)
+    dist.all_reduce(alike)
+    assert torch.equal(alike, usual.t() * 3)
+    assert_works(device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_another_order_of_dimensions_is_a_mismatch(pool, device):
+    pool.run(other_orders, 2, device)

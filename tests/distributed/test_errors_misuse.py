@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import traceback
+from datetime import timedelta
 
 import pytest
 import torch
@@ -88,6 +89,29 @@ def use_the_parents_device(device):
 
 def only_end(device):
     return "it ended"
+
+
+def work_in_a_child(rank, n, device):
+    """A child that drove its parent's operation would do the parent's part a second time."""
+    t = torch.ones(500_000, device=device)
+    if rank == 1:
+        listen()
+    work = dist.all_reduce(t, async_op=True)
+    if rank == 0:
+        child = os.fork()
+        if child == 0:
+            status = 0
+            for use in (work.is_completed, work.wait, lambda: work.wait(timedelta(seconds=1))):
+                try:
+                    use()
+                    status = 1
+                except dist.DistBackendError as error:
+                    status |= "belongs to the parent" not in str(error)
+            os._exit(status)
+        tell(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    work.wait()
+    assert (t == n).all()
+    assert_works(device)
 
 
 def fork_and_use(rank, n, device, *, use):
@@ -233,3 +257,31 @@ def test_a_rank_that_has_left_is_named(fresh, device):
         team.say(1, "go on")
         for outcome in team.finish():
             assert not outcome.failed, outcome.traceback
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_forked_child_cannot_drive_its_parents_work(fresh, device):
+    with fresh(2) as team:
+        team.join().start(work_in_a_child, device)
+        assert team.hear(0) == 0
+        team.say(1, "go on")
+        outcomes = team.finish()
+        assert not any(outcome.failed for outcome in outcomes), outcomes
+
+
+def interrupted_while_a_group_is_made(rank, n, device):
+    if rank == 1:
+        return listen()
+    tell("begins")
+    with pytest.raises(KeyboardInterrupt):
+        dist.new_group([0, 1])
+    return tell("was interrupted")
+
+
+def test_ctrl_c_ends_the_wait_for_others_to_make_a_group(fresh):
+    with fresh(2) as team:
+        team.join().start(interrupted_while_a_group_is_made)
+        assert team.hear(0) == "begins"
+        team.wait_until_asleep(0)
+        team.kill(0, signal.SIGINT)
+        assert team.hear(0) == "was interrupted"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
+from datetime import timedelta
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ import torch.distributed as dist
 
 from .checks import assert_works
 from .devices import DEVICES
+from .worker import join
 
 
 def rank_sum(n):
@@ -190,3 +193,44 @@ def test_threads_may_share_a_group(pool, device):
 @pytest.mark.parametrize("device", DEVICES)
 def test_groups_may_come_and_go(pool, device):
     pool.run(made_and_destroyed, 3, device, times=100)
+
+
+def leaves_at_once(rank, n, device, *, store):
+    """Rank 2 has nothing to do, and its process ends as soon as it may."""
+    join(rank, n, device, store=store, timeout=60)
+    if rank == 2:
+        os._exit(0)
+
+
+@pytest.mark.parametrize("round", range(5))
+def test_a_rank_that_leaves_at_once_keeps_nobody_from_joining(fresh, round):
+    with fresh(3) as team:
+        team.start(leaves_at_once, store=team.zygote.new_file())
+        outcomes = team.finish()
+        assert [outcome.died for outcome in outcomes] == ["", "", "exited with status 0"], outcomes
+        assert not outcomes[0].failed and not outcomes[1].failed, outcomes
+
+
+def groups_after_a_shrink(rank, n, device):
+    """PyTorch counts the names of groups anew then, and so uses some again, with other ranks."""
+    assert_works(device, dist.new_group())
+    assert_works(device, dist.new_group(timeout=timedelta(days=365_000)))  # more than nanoseconds can count
+    if rank == 2:
+        return
+    dist.shrink_group([2])
+    for _ in range(4):
+        assert_works(device, dist.new_group(timeout=timedelta(seconds=20)))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_groups_are_made_after_a_shrink(fresh, device):
+    with fresh(3) as team:
+        team.run(joined_to_shrink, device, store=team.zygote.new_file())
+
+
+def joined_to_shrink(rank, n, device, *, store):
+    device_id = torch.device("dev", rank) if device == "dev" else None
+    dist.init_process_group(
+        "occl", store=dist.FileStore(store, n), rank=rank, world_size=n, device_id=device_id
+    )
+    groups_after_a_shrink(rank, n, device)

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from .devices import DEVICES
+from .worker import listen, tell
 
 SMALL, LARGE = 10, 100_000
 
@@ -94,3 +95,55 @@ def test_a_message_that_does_not_fit_its_receive_is_an_error(pool, sent, receive
 @pytest.mark.parametrize("device", DEVICES)
 def test_bad_arguments_of_send_and_recv_raise_before_anything_is_sent(pool, device):
     pool.run(bad_transfer, 2, device)
+
+
+def sends_to_the_dead(rank, n, device):
+    """Small messages too, although the ring has room for them."""
+    other = dist.new_group()
+    if rank == 1:
+        listen()
+    with pytest.raises(dist.DistBackendError, match="rank 1"):  # from now on rank 0 knows
+        dist.barrier(other)
+    with pytest.raises(dist.DistBackendError, match=r"rank 1 \(pid \d+, host .*\) exited"):
+        dist.send(torch.ones(4, device=device), 1)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_nothing_is_sent_to_a_rank_that_has_died(fresh, device):
+    with fresh(2) as team:
+        team.join().start(sends_to_the_dead, device)
+        team.wait_until_asleep(1)
+        team.kill(1)
+        outcomes = team.finish()
+        assert not outcomes[0].failed, outcomes[0].traceback
+
+
+def receives_from_any(rank, n, device):
+    """Who leaves takes nothing from those who still may send; the last one does."""
+    group = dist.new_group()
+    t = torch.zeros(4, device=device)
+    if rank == 2:
+        dist.send(t + 2, 0, group=group)
+        dist.destroy_process_group(group)
+        tell("left")
+    if rank == 1:
+        listen()
+        dist.send(t + 1, 0, group=group)
+        dist.destroy_process_group(group)
+    if rank == 0:
+        assert dist.recv(t, group=group) == 2
+        tell("has one")
+        assert dist.recv(t, group=group) == 1
+        with pytest.raises(dist.DistBackendError, match=r"rank \d \(pid \d+, host .*\) left"):
+            dist.recv(t, group=group)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_receive_from_any_rank_waits_for_those_who_are_left(fresh, device):
+    with fresh(3) as team:
+        team.join().start(receives_from_any, device)
+        assert team.hear(2) == "left" and team.hear(0) == "has one"
+        team.wait_until_asleep(0)
+        team.say(1, "go on")
+        outcomes = team.finish()
+        assert not any(outcome.failed for outcome in outcomes), outcomes
