@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <optional>
+#include <string_view>
 
 #include "base/error.h"
 #include "coll/engine.h"
@@ -34,6 +35,9 @@ std::optional<std::string> wait_for(c10d::Store& store, const std::vector<std::s
   }
 }
 
+/// In the place of an invitation: why there is none.
+constexpr std::string_view kFailed = "failed: ";
+
 std::vector<uint8_t> to_bytes(const coll::Invitation& invitation) {
   std::vector<uint8_t> bytes(sizeof(invitation));
   std::memcpy(bytes.data(), &invitation, sizeof(invitation));
@@ -42,6 +46,10 @@ std::vector<uint8_t> to_bytes(const coll::Invitation& invitation) {
 
 coll::Invitation from_bytes(const std::vector<uint8_t>& bytes, int rank, const std::string& name) {
   coll::Invitation invitation;
+  if (const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+      text.starts_with(kFailed))
+    fail(Errc::aborted, "rank ", rank, " could not take part in group ", name, ": ",
+         text.substr(kFailed.size()));
   if (bytes.size() != sizeof(invitation))
     fail(Errc::protocol, "rank ", rank, " of group ", name, " put ", bytes.size(),
          " bytes into the store where ", sizeof(invitation),
@@ -50,6 +58,10 @@ coll::Invitation from_bytes(const std::vector<uint8_t>& bytes, int rank, const s
   return invitation;
 }
 static_assert(std::is_trivially_copyable_v<coll::Invitation>);
+
+std::unique_ptr<coll::Mesh> make_mesh(const std::string& name, int rank, int size) {
+  return std::make_unique<coll::Mesh>(engine().endpoint(), name, rank, size, tuning_from_environment());
+}
 
 /// What the other ranks put into the store, in rank order.
 std::vector<coll::Invitation> read_all(c10d::Store& store, const std::string& name, int64_t round, int rank,
@@ -77,15 +89,23 @@ std::shared_ptr<coll::Group> rendezvous(c10d::Store& store, const std::string& n
   if (size < 1 || size > kMaxRanks || rank < 0 || rank >= size)
     fail(Errc::invalid_argument, "cannot create group ", name, " as rank ", rank, " of ", size,
          ": 0 <= rank < size <= ", kMaxRanks, " is needed");
-  auto mesh = std::make_unique<coll::Mesh>(engine().endpoint(), name, rank, size, tuning_from_environment());
-  const auto invitation = mesh->invitation();
+  std::unique_ptr<coll::Mesh> mesh;
   if (size == 1) {
-    mesh->join({invitation}, Deadline::after(timeout));
+    mesh = make_mesh(name, rank, size);
+    mesh->join({mesh->invitation()}, Deadline::after(timeout));
   } else {
     // The same store may be used for the same name again and again (init, destroy, init; fewer ranks after a
     // shrink, when PyTorch begins to count names anew): each round of `size` ranks has keys of its own.
     const int64_t round = (store.add(concat("occl/", size, "/joined"), 1) - 1) / size;
-    store.set(key_of(size, round, rank), to_bytes(invitation));
+    const std::string key = key_of(size, round, rank);
+    try {
+      mesh = make_mesh(name, rank, size);
+    } catch (const Error& error) {
+      const std::string text = concat(kFailed, error.what());
+      store.set(key, std::vector<uint8_t>(text.begin(), text.end()));  // the others need not wait
+      throw;
+    }
+    store.set(key, to_bytes(mesh->invitation()));
     mesh->join(read_all(store, name, round, rank, size, timeout), Deadline::after(timeout));
   }
   return coll::Group::open(engine(), std::move(mesh), Deadline::after(timeout), interrupt_check());

@@ -234,3 +234,18 @@ def joined_to_shrink(rank, n, device, *, store):
         "occl", store=dist.FileStore(store, n), rank=rank, world_size=n, device_id=device_id
     )
     groups_after_a_shrink(rank, n, device)
+
+
+def cannot_take_part(rank, n, device):
+    if rank == 1:
+        os.environ["OCCL_TUNING"] = "nonsense"
+    words = "rank 1 could not take part in group .*nonsense" if rank == 0 else "nonsense"
+    with pytest.raises((ValueError, dist.DistBackendError), match=words):
+        dist.new_group()
+    os.environ.pop("OCCL_TUNING", None)
+    assert_works(device, dist.new_group())
+
+
+def test_a_rank_that_cannot_make_a_group_tells_the_others_why(fresh):
+    with fresh(2) as team:
+        team.join().run(cannot_take_part)
