@@ -215,4 +215,4 @@ def __getattr__(name: str) -> Any:
 
 
 # Queued work must not outlive the interpreter; what takes longer than this is left behind.
-atexit.register(_C._device_drain, 2.0)
+atexit.register(_C._device_drain, 0.3)

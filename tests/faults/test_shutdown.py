@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import select
@@ -64,12 +65,12 @@ def end(rank, n, device, *, how):
     if rank == 1:
         listen()
         with pytest.raises(
-            dist.DistBackendError, match=r"rank 0 \(pid \d+, host .*\) (exited|left)"
+            dist.DistBackendError, match=r"rank 0 \(pid \d+, host .*\) (exited|left|ended)"
         ) as caught:
             while True:  # rank 0 may have done its part of what is in flight
                 dist.all_reduce(torch.ones(1, device=device))
         return str(caught.value)
-    if how != "idle":
+    if how not in ("idle", "with a side stream that waits"):
         _kept.extend(in_flight(device))  # alive until the interpreter takes its modules apart
     if how == "with callbacks":
         for work in _kept:
@@ -78,22 +79,30 @@ def end(rank, n, device, *, how):
         threading.Thread(target=_kept[0].wait, daemon=True).start()
     if how == "with a waiting thread whose wait ends late":
         _kept.append(Late(device))
+    if how == "with a side stream that waits":
+        with torch.dev.stream(torch.dev.Stream()):
+            dist.all_reduce(torch.ones(1, device=device), async_op=True).wait()
     if how == "destroyed":
         dist.destroy_process_group()
     tell("ends")
     raise EndInterpreter(7)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+ENDS = [
+    "idle",
+    "in flight",
+    "with callbacks",
+    "with a waiting thread",
+    "with a waiting thread whose wait ends late",
+    "destroyed",
+]
+
+
 @pytest.mark.parametrize(
-    "how",
+    ("how", "device"),
     [
-        "idle",
-        "in flight",
-        "with callbacks",
-        "with a waiting thread",
-        "with a waiting thread whose wait ends late",
-        "destroyed",
+        *itertools.product(ENDS, DEVICES),
+        *(("with a side stream that waits", device) for device in DEVICES if device == "dev"),
     ],
 )
 def test_an_interpreter_ends_with_its_own_status_whatever_is_in_flight(pool, took, how, device):
