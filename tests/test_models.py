@@ -56,6 +56,7 @@ def check(model: str, define: str | None, folder: Path) -> tuple[int, int]:
     run("spin", *([f"-D{define}"] if define else []), "-a", str(MODELS / f"{model}.pml"))
     run("cc", "-O2", "-DSAFETY", "-DVECTORSZ=4096", "-DMEMLIM=2048", "-w", "-o", "pan", "pan.c")
     output = run("./pan", "-m1000000")
+    assert "max search depth too small" not in output and "out of memory" not in output, output
     errors, states = re.search(r"errors: (\d+)", output), re.search(r"([\d.e+]+) states, stored", output)
     assert errors and states, output
     assert int(errors[1]) or "Search not completed" not in output, output

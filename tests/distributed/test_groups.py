@@ -211,8 +211,12 @@ def test_a_rank_that_leaves_at_once_keeps_nobody_from_joining(fresh, round):
         assert not outcomes[0].failed and not outcomes[1].failed, outcomes
 
 
-def groups_after_a_shrink(rank, n, device):
+def groups_after_a_shrink(rank, n, device, *, store):
     """PyTorch counts the names of groups anew then, and so uses some again, with other ranks."""
+    device_id = torch.device("dev", rank) if device == "dev" else None
+    dist.init_process_group(
+        "occl", store=dist.FileStore(store, n), rank=rank, world_size=n, device_id=device_id
+    )
     assert_works(device, dist.new_group())
     assert_works(device, dist.new_group(timeout=timedelta(days=365_000)))  # more than nanoseconds can count
     if rank == 2:
@@ -225,15 +229,7 @@ def groups_after_a_shrink(rank, n, device):
 @pytest.mark.parametrize("device", DEVICES)
 def test_groups_are_made_after_a_shrink(fresh, device):
     with fresh(3) as team:
-        team.run(joined_to_shrink, device, store=team.zygote.new_file())
-
-
-def joined_to_shrink(rank, n, device, *, store):
-    device_id = torch.device("dev", rank) if device == "dev" else None
-    dist.init_process_group(
-        "occl", store=dist.FileStore(store, n), rank=rank, world_size=n, device_id=device_id
-    )
-    groups_after_a_shrink(rank, n, device)
+        team.run(groups_after_a_shrink, device, store=team.zygote.new_file())
 
 
 def cannot_take_part(rank, n, device):

@@ -44,7 +44,7 @@ def ranks(_upstream_pool):
 
 
 @pytest.fixture
-def upstream(_upstream_pool, request):
+def upstream(_upstream_pool):
     """``upstream(name, device, world_size)`` runs one of PyTorch's tests: `survey.Ending`."""
 
     def run(name: str, device: str, world_size: int) -> survey.Ending:
