@@ -95,7 +95,7 @@ MUTATIONS = [
     Mutation("an end wakes nobody of this process", "coll/group.cpp", "  engine_.ring();  // another thread", "  // another thread", ("explore/test_interleavings:threads",)),
     Mutation("who has joined waits for nobody", "coll/group.cpp", "!m.joined() && ", "!m.joined() && false && ", ("plain/test_group:open when",)),
     Mutation("an abort is announced with release", "coll/mesh.cpp", f"presence.store(kAborted, {SEQ})", f"presence.store(kAborted, {RELEASE})", ("explore/test_interleavings:leaves",)),
-    Mutation("an abort is looked for with acquire", "coll/group.cpp", f"presence.load({SEQ}) & kAborted", f"presence.load({ACQUIRE}) & kAborted", ("explore/test_interleavings:leaves",)),
+    Mutation("an abort is looked for with acquire", "coll/mesh.h", f"presence.load({SEQ}) & kAborted", f"presence.load({ACQUIRE}) & kAborted", ("explore/test_interleavings:leaves",)),
     Mutation("who leaves rings nobody", "coll/mesh.cpp", "OCCL_FAULT_POINT(\"mesh.left\");\n  if (!members_.empty()) ring_all();", "", ("explore/test_interleavings:leaves",)),
     Mutation("failed buffers are released at once", "coll/group.cpp", "const bool keep = op.error_ && op.exposed_;", "const bool keep = false;", ("plain/test_group:buffers",)),
     # Checks of what peers write.

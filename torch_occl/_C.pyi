@@ -18,8 +18,15 @@ class ProcessGroupOCCL(c10d.Backend):
         def __init__(self, timeout: timedelta = ...) -> None: ...
 
     def __init__(
-        self, store: c10d.Store, rank: int, size: int, options: ProcessGroupOCCL.Options
-    ) -> None: ...
+        self,
+        store: c10d.Store,
+        rank: int,
+        size: int,
+        options: ProcessGroupOCCL.Options,
+        parent: ProcessGroupOCCL | None = None,
+        ranks: Sequence[int] = (),
+    ) -> None:
+        """`ranks` of the group `parent` make this one: whoever waits for one that has died is told."""
     @property
     def options(self) -> ProcessGroupOCCL.Options:
         """The options this group was made with."""
@@ -52,6 +59,9 @@ def _replicas_reduce(
     factors: Sequence[float],
 ) -> None:
     """For each i: combines inputs[i] in their order and stores the result into every tensor of outputs[i]."""
+
+def _announce_end() -> None:
+    """Tells peers that this process ends in good order, and does not die."""
 
 def _isa() -> str:
     """The instruction set that the reduction kernels use here."""

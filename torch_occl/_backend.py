@@ -15,6 +15,17 @@ if TYPE_CHECKING:
     from torch_occl._C import ProcessGroupOCCL
 
 
+def _world() -> ProcessGroupOCCL | None:
+    """The backend whose ranks ``global_ranks_in_group`` are, where it is ours."""
+    from torch_occl._C import ProcessGroupOCCL
+
+    if not dist.is_initialized():
+        return None
+    world = dist.group.WORLD
+    backends = [world._get_backend(device) for device in world._device_types]
+    return next((backend for backend in backends if isinstance(backend, ProcessGroupOCCL)), None)
+
+
 def create(opts, options: ProcessGroupOCCL.Options | None = None) -> ProcessGroupOCCL:
     """The factory that ``init_process_group`` and ``new_group`` call (PyTorch's extended backend API).
 
@@ -24,8 +35,9 @@ def create(opts, options: ProcessGroupOCCL.Options | None = None) -> ProcessGrou
 
     Raises:
         TypeError: ``pg_options`` is not ``ProcessGroupOCCL.Options``.
-        torch.distributed.DistBackendError: a rank did not come, or shares no memory with this one.
+        torch.distributed.DistBackendError: a rank did not come, exited, or shares no memory with this one.
     """
+    from torch_occl import _ending
     from torch_occl._C import ProcessGroupOCCL
 
     if options is None:
@@ -37,7 +49,10 @@ def create(opts, options: ProcessGroupOCCL.Options | None = None) -> ProcessGrou
     options._timeout = opts.timeout
     options.group_name = opts.group_id
     options.global_ranks_in_group = opts.global_ranks_in_group
-    return ProcessGroupOCCL(opts.store, opts.group_rank, opts.group_size, options)
+    _ending.watch()
+    return ProcessGroupOCCL(
+        opts.store, opts.group_rank, opts.group_size, options, _world(), opts.global_ranks_in_group
+    )
 
 
 def create_experimental(
@@ -53,6 +68,7 @@ def create_experimental(
         KeyError: there is no such option.
         torch.distributed.DistBackendError: a rank did not come, or shares no memory with this one.
     """
+    from torch_occl import _ending
     from torch_occl._C import ProcessGroupOCCL
 
     made = ProcessGroupOCCL.Options(timeout)
@@ -60,6 +76,7 @@ def create_experimental(
         if not hasattr(made, name):
             raise KeyError(f"ProcessGroupOCCL.Options has no {name!r}")
         setattr(made, name, value)
+    _ending.watch()
     backend = ProcessGroupOCCL(store, rank, size, made)
     group = dist.ProcessGroup(store, rank, size)
     group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)

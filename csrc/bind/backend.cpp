@@ -68,10 +68,17 @@ void bind_backend(py::module_& module) {
       .def("__deepcopy__", [](const ProcessGroupOCCL::Options& self, const py::dict&) {
         return c10::make_intrusive<ProcessGroupOCCL::Options>(self);
       });
-  group.def(py::init<const c10::intrusive_ptr<c10d::Store>&, int, int,
-                     c10::intrusive_ptr<ProcessGroupOCCL::Options>>(),
+  group.def(py::init([](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                        c10::intrusive_ptr<ProcessGroupOCCL::Options> options, const ProcessGroupOCCL* parent,
+                        std::vector<int> ranks) {
+              return c10::make_intrusive<ProcessGroupOCCL>(
+                  store, rank, size, std::move(options),
+                  parent ? parent->as_parent(std::move(ranks)) : ProcessGroupOCCL::Parent{});
+            }),
             py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options"),
-            py::call_guard<py::gil_scoped_release>());
+            py::arg("parent") = nullptr, py::arg("ranks") = std::vector<int>{},
+            py::call_guard<py::gil_scoped_release>(),
+            "`ranks` of the group `parent` make this one: whoever waits for one that has died is told.");
   group.def_property_readonly(
       "options",
       [](ProcessGroupOCCL& self) {
@@ -110,6 +117,7 @@ void bind_backend(py::module_& module) {
 
   module.def("_empty_shared", &pg::empty_shared, py::arg("size"), py::arg("dtype"),
              py::call_guard<py::gil_scoped_release>());
+  module.def("_announce_end", &pg::announce_end);
   module.def("_isa", &kernels::isa, "The instruction set that the reduction kernels use here.");
 }
 

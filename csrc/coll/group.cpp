@@ -192,8 +192,9 @@ void Group::finish(OperationList& done) {
 
 void Group::check_aborts() {
   for (int i = 0; i < mesh_->size(); ++i) {
-    const auto& header = mesh_->member(i).block.header();
-    if (header.presence.load(std::memory_order_seq_cst) & kAborted)  // pairs with give_up; `reason` is there
+    const Member& member = mesh_->member(i);
+    const auto& header = member.block.header();
+    if (member.aborted())
       fail(Errc::aborted, mesh_->describe(i), " ended group ", mesh_->name(), ": ",
            printable(header.reason.data(), header.reason.size()));
   }
@@ -217,34 +218,33 @@ void Group::check(OperationList& done) {
   check_deadlines();
 }
 
-/// A rank that is gone may have done its part of what is in flight: only what waits for it has failed. So
-/// this makes one more attempt. (The look that found it gone came after everything that it ever wrote.)
-void Group::check_gone(bool exited, OperationList& done) {
+/// Whoever died ends the group: even a message between two others may wait for what it would have done. Of
+/// who went in good order only what needs it fails. As it may have done its part of what is in flight, this
+/// makes one more attempt. (The look that found it gone came after everything that it ever wrote.)
+void Group::check_gone(bool died, OperationList& done) {
   for (int i = 0; i < mesh_->size(); ++i) {
     const Member& member = mesh_->member(i);
-    const bool gone = exited ? member.peer->exited() : member.left();
-    if (i == mesh_->rank() || !gone) continue;
-    const auto code = exited ? Errc::peer_exited : Errc::peer_left;
-    const char* verb = exited ? " exited during " : " left the group during ";
-    if (!collectives_.empty()) {
-      if (advance_collectives(done)) return;
-      fail(code, mesh_->describe(i), verb, doing(collectives_.front()), exited ? "" : the_dead());
-    }
-    if (messenger_.needs(i)) {
-      if (messenger_.advance(done)) return;
-      messenger_.fail(i,
-                      Error(code, concat(mesh_->describe(i), verb, "a message exchange of group ",
-                                         mesh_->name(), exited ? "" : the_dead())),
-                      done);
-    }
+    const bool needed = died || !collectives_.empty() || messenger_.needs(i);
+    if (i == mesh_->rank() || !needed || !(died ? member.died() : member.gone())) continue;
+    if (advance_collectives(done) || messenger_.advance(done)) return;
+    const Error error(
+        member.left() ? Errc::peer_left : Errc::peer_exited,
+        concat(mesh_->describe(i), member.left() ? " left the group during " : " exited during ",
+               collectives_.empty() ? concat("a message exchange of group ", mesh_->name())
+                                    : doing(collectives_.front()),
+               died ? "" : the_dead(i)));
+    if (died || !collectives_.empty()) throw error;
+    messenger_.fail(i, error, done);
   }
 }
 
-/// Who leaves may do so because of a death, which this process has perhaps not heard of yet.
-std::string Group::the_dead() const {
+/// Who goes may do so because of a death, which this process has perhaps not heard of yet.
+std::string Group::the_dead(int other_than) const {
   std::string text;
   for (int i = 0; i < mesh_->size(); ++i)
-    if (mesh_->member(i).peer->has_exited()) text += concat("; ", mesh_->describe(i), " has exited");
+    if (const Member& member = mesh_->member(i);
+        i != other_than && member.peer->has_exited() && !member.left())
+      text += concat("; ", mesh_->describe(i), " has exited");
   return text;
 }
 

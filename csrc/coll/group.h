@@ -80,8 +80,8 @@ class Group {
   void set_restless(bool restless);
   bool advance_collectives(OperationList& done);
   void check(OperationList& done);
-  void check_gone(bool exited, OperationList& done);
-  std::string the_dead() const;
+  void check_gone(bool died, OperationList& done);
+  std::string the_dead(int other_than) const;
   void check_aborts();
   void check_refusals();
   void check_message_refusals();

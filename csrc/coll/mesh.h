@@ -35,7 +35,10 @@ struct Member {
   bool left() const { return block.header().presence.load(std::memory_order_seq_cst) & kLeft; }
   /// It needs nothing more from others to be in the group.
   bool joined() const { return block.header().joined.load(std::memory_order_seq_cst) != 0; }
+  /// It gave up, and `reason` is there. seq_cst: pairs with Mesh::give_up, and with sleepers.
   bool aborted() const { return block.header().presence.load(std::memory_order_seq_cst) & kAborted; }
+  /// It ended while it took part: whoever waits, for whomever, may wait for what it would have done.
+  bool died() const { return peer->died() && !left(); }
   /// Nothing more will come from it.
   bool gone() const { return peer->exited() || left(); }
 };

@@ -23,10 +23,19 @@ class ProcessGroupOCCL final : public CapableBackend {
     }
   };
 
+  /// A group that all ranks of a new one take part in, and their ranks there: their deaths are known.
+  struct Parent {
+    std::shared_ptr<coll::Group> group;
+    std::vector<int> ranks;
+  };
+  /// Raises ValueError if there is no such rank.
+  Parent as_parent(std::vector<int> ranks) const;
+
   /// Meets the other ranks through the store and connects to them: a collective call. Throws
-  /// DistBackendError that names the ranks which did not come within the timeout, or share no memory.
+  /// DistBackendError that names the ranks which did not come within the timeout, have exited, or share no
+  /// memory.
   ProcessGroupOCCL(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                   c10::intrusive_ptr<Options> options);
+                   c10::intrusive_ptr<Options> options, const Parent& parent = {});
   /// The ranks have met already.
   ProcessGroupOCCL(std::shared_ptr<coll::Group> group, c10::intrusive_ptr<Options> options);
   ~ProcessGroupOCCL() override;

@@ -12,10 +12,17 @@
 namespace occl::pg {
 
 ProcessGroupOCCL::ProcessGroupOCCL(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                                   c10::intrusive_ptr<Options> options)
+                                   c10::intrusive_ptr<Options> options, const Parent& parent)
     : CapableBackend(rank, size), options_(std::move(options)) {
   const std::string name = options_->group_name.empty() ? "?" : options_->group_name;
-  group_ = translated([&] { return rendezvous(*store, name, rank, size, options_->timeout); });
+  const auto look = [&] {
+    if (interrupt_check()) interrupt_check()();
+    for (const int i : parent.ranks)
+      if (const coll::Mesh& mesh = parent.group->mesh(); mesh.member(i).peer->exited())
+        fail(Errc::peer_exited, mesh.describe(i), " of group ", mesh.name(), " exited while group ", name,
+             " was created");
+  };
+  group_ = translated([&] { return rendezvous(*store, name, rank, size, options_->timeout, look); });
   init();
 }
 
@@ -77,6 +84,14 @@ c10::intrusive_ptr<ProcessGroupOCCL::Options> ProcessGroupOCCL::options_for(
   return options;
 }
 
+ProcessGroupOCCL::Parent ProcessGroupOCCL::as_parent(std::vector<int> ranks) const {
+  for (const int rank : ranks)
+    if (rank < 0 || rank >= getSize())
+      raise(Error(Errc::invalid_argument,
+                  concat("group ", group_->mesh().name(), " of ", getSize(), " ranks has no rank ", rank)));
+  return {group_, std::move(ranks)};
+}
+
 c10::intrusive_ptr<c10d::Backend> ProcessGroupOCCL::split(
     const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
     const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
@@ -84,7 +99,8 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupOCCL::split(
   const auto at = std::find(ranks.begin(), ranks.end(), getRank());
   if (at == ranks.end()) return nullptr;
   return c10::make_intrusive<ProcessGroupOCCL>(store, static_cast<int>(at - ranks.begin()),
-                                               static_cast<int>(ranks.size()), options_for(opts));
+                                               static_cast<int>(ranks.size()), options_for(opts),
+                                               as_parent(ranks));
 }
 
 c10::intrusive_ptr<c10d::Backend> ProcessGroupOCCL::merge(

@@ -12,13 +12,13 @@
 namespace occl::pg {
 namespace {
 
-constexpr std::chrono::milliseconds kSlice{1000};  // then somebody looks for Ctrl-C
+constexpr std::chrono::milliseconds kSlice{50};  // then somebody looks at the world (FileStore: after 1 s)
 
 std::string key_of(int size, int64_t round, int rank) { return concat("occl/", size, "/", round, "/", rank); }
 
 /// Store::wait in slices, for it looks at nothing else meanwhile. Returns what the store said if it failed.
 std::optional<std::string> wait_for(c10d::Store& store, const std::vector<std::string>& keys,
-                                    std::chrono::milliseconds timeout) {
+                                    std::chrono::milliseconds timeout, const std::function<void()>& look) {
   const Deadline deadline = Deadline::after(timeout);
   for (;;) {
     const Deadline slice = Deadline::after(kSlice);
@@ -31,7 +31,7 @@ std::optional<std::string> wait_for(c10d::Store& store, const std::vector<std::s
       const auto* traced = dynamic_cast<const c10::Error*>(&error);  // its what() is a page of stack
       if (!timed_out) return traced ? traced->what_without_backtrace() : error.what();
     }
-    if (interrupt_check()) interrupt_check()();
+    look();
   }
 }
 
@@ -65,10 +65,11 @@ std::unique_ptr<coll::Mesh> make_mesh(const std::string& name, int rank, int siz
 
 /// What the other ranks put into the store, in rank order.
 std::vector<coll::Invitation> read_all(c10d::Store& store, const std::string& name, int64_t round, int rank,
-                                       int size, std::chrono::milliseconds timeout) {
+                                       int size, std::chrono::milliseconds timeout,
+                                       const std::function<void()>& look) {
   std::vector<std::string> keys;
   for (int i = 0; i < size; ++i) keys.push_back(key_of(size, round, i));
-  if (const auto said = wait_for(store, keys, timeout)) {
+  if (const auto said = wait_for(store, keys, timeout, look)) {
     std::string missing;
     for (int i = 0; i < size; ++i)
       if (!store.check({keys[i]})) missing += concat(missing.empty() ? "" : ", ", i);
@@ -85,7 +86,8 @@ std::vector<coll::Invitation> read_all(c10d::Store& store, const std::string& na
 }  // namespace
 
 std::shared_ptr<coll::Group> rendezvous(c10d::Store& store, const std::string& name, int rank, int size,
-                                        std::chrono::milliseconds timeout) {
+                                        std::chrono::milliseconds timeout,
+                                        const std::function<void()>& look) {
   if (size < 1 || size > kMaxRanks || rank < 0 || rank >= size)
     fail(Errc::invalid_argument, "cannot create group ", name, " as rank ", rank, " of ", size,
          ": 0 <= rank < size <= ", kMaxRanks, " is needed");
@@ -106,9 +108,9 @@ std::shared_ptr<coll::Group> rendezvous(c10d::Store& store, const std::string& n
       throw;
     }
     store.set(key, to_bytes(mesh->invitation()));
-    mesh->join(read_all(store, name, round, rank, size, timeout), Deadline::after(timeout));
+    mesh->join(read_all(store, name, round, rank, size, timeout, look), Deadline::after(timeout));
   }
-  return coll::Group::open(engine(), std::move(mesh), Deadline::after(timeout), interrupt_check());
+  return coll::Group::open(engine(), std::move(mesh), Deadline::after(timeout), look);
 }
 
 }  // namespace occl::pg

@@ -2,6 +2,7 @@
 // others'.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -11,8 +12,9 @@
 
 namespace occl::pg {
 
-/// Throws Error(timeout) naming the ranks that did not come, and what Mesh::join throws.
+/// `look` is called now and then while this waits; what it throws ends the wait. Throws Error(timeout) naming
+/// the ranks that did not come, and what Mesh::join throws.
 std::shared_ptr<coll::Group> rendezvous(c10d::Store& store, const std::string& name, int rank, int size,
-                                        std::chrono::milliseconds timeout);
+                                        std::chrono::milliseconds timeout, const std::function<void()>& look);
 
 }  // namespace occl::pg

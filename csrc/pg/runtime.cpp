@@ -55,6 +55,11 @@ void stop_background() {
     made->stop_background();  // pairs with engine()
 }
 
+void announce_end() {
+  if (auto* made = the_engine.load(std::memory_order_acquire))  // pairs with engine()
+    made->endpoint()->announce_end();
+}
+
 bool is_forked_from(const coll::Group& group) {
   return the_engine.load(std::memory_order_relaxed) != &group.engine();  // changes only in a new process
 }

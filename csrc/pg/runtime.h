@@ -16,6 +16,8 @@ coll::Engine& engine();
 /// Ends the background thread, if there is one. (At the interpreter's exit: it may drop the last reference to
 /// a tensor, and so to a Python object.)
 void stop_background();
+/// Tells peers that this process ends in good order, and does not die.
+void announce_end();
 
 /// Was this process forked since the group was made? Then it belongs to the parent: whoever drove it here
 /// would do so in the parent's place.

@@ -80,8 +80,7 @@ at::Tensor sparse_reduce(Asker who, const at::Tensor& input, c10d::ReduceOp::Red
   if (all.is_floating_point() && all.element_size() < 4) all = all.to(at::kFloat);
   if (average && integral) all = all.to(at::kLong);
   const at::Tensor sum = at::sparse_coo_tensor(at::cat(indices).t(), all, own.sizes()).coalesce();
-  if (average && integral) sum._values().div_(who.size, "trunc");
-  if (average && !integral) sum._values().div_(who.size);
+  if (average) sum._values().div_(who.size, integral ? std::optional("trunc") : std::nullopt);
   return sum.to(own.scalar_type());
 }
 

@@ -107,6 +107,11 @@ void Endpoint::collect() {
   if (has_staging_.load(std::memory_order_acquire)) staging_->collect();
 }
 
+void Endpoint::announce_end() {
+  auto* header = reinterpret_cast<ProcessHeader*>(arena_.at(0));
+  header->ending.store(1, std::memory_order_release);  // pairs with Peer::died
+}
+
 std::shared_ptr<Peer> Endpoint::as_local_peer() {
   return Peer::local(address_, arena_.region().base(), arena_.region().size(), bell_, regions_);
 }

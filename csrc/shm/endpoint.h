@@ -46,6 +46,9 @@ class Endpoint {
   /// Throws what Peer::connect throws.
   std::shared_ptr<Peer> peer(const Address& address, Deadline deadline);
 
+  /// This process is about to end in good order: its peers shall not take that for a death.
+  void announce_end();
+
   /// This process as a peer of itself. (Tests make peers of other endpoints in the same process this way.)
   std::shared_ptr<Peer> as_local_peer();
 

@@ -82,12 +82,13 @@ std::shared_ptr<Peer> Peer::connect(const Address& address, Deadline deadline) {
     fail(Errc::protocol, "the process (", peer->describe(), ") sent something else than its pidfd");
   peer->control_ = peer->control_region_.base();
   peer->control_size_ = peer->control_region_.size();
-  const auto* header = reinterpret_cast<const ProcessHeader*>(peer->control(0, sizeof(ProcessHeader)));
-  if (header->nonce != address.nonce)
+  peer->control(0, sizeof(ProcessHeader));  // it is there
+  const ProcessHeader& header = peer->header();
+  if (header.nonce != address.nonce)
     fail(Errc::protocol, "the process (", peer->describe(), ") does not share the memory that it announced");
   // Bell only reads `sleepers` of a peer; the mapping is read only.
   peer->bell_ = Bell(reinterpret_cast<FutexWord*>(peer->bell_region_.base()),
-                     const_cast<Atomic<std::uint32_t>*>(&header->sleepers));
+                     const_cast<Atomic<std::uint32_t>*>(&header.sleepers));
   return peer;
 }
 

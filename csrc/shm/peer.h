@@ -38,6 +38,8 @@ class Peer {
 
   /// Its process has ended (the kernel said so). Never goes back.
   bool exited() const { return exited_.load(std::memory_order_seq_cst); }  // pairs with set_exited
+  /// It has exited without having said that it would.
+  bool died() const { return exited() && header().ending.load(std::memory_order_acquire) == 0; }
   /// As `exited`, but asks the kernel now: the endpoint's thread may not have heard of it yet.
   bool has_exited();
   void set_exited() { exited_.store(true, std::memory_order_seq_cst); }  // with exited, and with sleepers
@@ -48,6 +50,7 @@ class Peer {
 
  private:
   Peer(const Address& address) : address_(address) {}
+  const ProcessHeader& header() const { return *reinterpret_cast<const ProcessHeader*>(control_); }
 
   Address address_;
   Region control_region_;  // empty for a local peer

@@ -16,7 +16,7 @@
 namespace occl::shm {
 
 inline constexpr std::uint32_t kMagic = 0x6c63636f;  // "occl"
-inline constexpr std::uint16_t kProtocolVersion = 3;
+inline constexpr std::uint16_t kProtocolVersion = 4;
 
 using Token = std::array<std::uint8_t, 16>;
 
@@ -57,6 +57,8 @@ struct alignas(64) ProcessHeader {
   std::uint64_t nonce = 0;
   std::uint32_t magic = kMagic;
   std::uint32_t version = kProtocolVersion;
+  /// This process is about to end in good order: then its end is no death. release: pairs with Peer::died
+  Atomic<std::uint32_t> ending = 0;
   /// How many threads of this process sleep on its bell. A peer that has published something looks here and
   /// rings if it is not zero. (Bell::ring and Bell::Sleep explain the pairing.)
   alignas(64) Atomic<std::uint32_t> sleepers = 0;

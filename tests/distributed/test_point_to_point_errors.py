@@ -101,6 +101,7 @@ def sends_to_the_dead(rank, n, device):
     """Small messages too, although the ring has room for them."""
     other = dist.new_group()
     if rank == 1:
+        tell("ready")
         listen()
     with pytest.raises(dist.DistBackendError, match="rank 1"):  # from now on rank 0 knows
         dist.barrier(other)
@@ -112,7 +113,7 @@ def sends_to_the_dead(rank, n, device):
 def test_nothing_is_sent_to_a_rank_that_has_died(fresh, device):
     with fresh(2) as team:
         team.join().start(sends_to_the_dead, device)
-        team.wait_until_asleep(1)
+        assert team.hear(1) == "ready"
         team.kill(1)
         outcomes = team.finish()
         assert not outcomes[0].failed, outcomes[0].traceback
