@@ -109,6 +109,18 @@ std::vector<std::shared_ptr<Group>> Engine::busy_groups() {
   return groups;
 }
 
+std::string Engine::ahead_elsewhere(const Group& but, const shm::Peer& process) {
+  std::vector<std::shared_ptr<Group>> groups;
+  {
+    std::lock_guard lock(groups_mutex_);
+    for (const auto& known : groups_) groups.push_back(known.lock());
+  }
+  std::string text;
+  for (const auto& group : groups)
+    if (group && group.get() != &but) text += group->ahead(process);
+  return text;
+}
+
 bool Engine::drive_all(bool patient) {
   bool moved = false;
   for (const auto& group : busy_groups()) moved |= group->drive(patient);

@@ -68,6 +68,9 @@ class Engine {
   /// Ends the background threads for good: from now on only those who wait drive.
   void stop_background();
 
+  /// Group::ahead of all groups but this one.
+  std::string ahead_elsewhere(const Group& but, const shm::Peer& process);
+
   /// Wakes every thread of this process that sleeps in `wait`.
   void ring() const { endpoint_->bell().ring(); }
 

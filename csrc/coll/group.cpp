@@ -210,6 +210,7 @@ std::string Group::timed_out(const Operation& op) const {
 
 /// Nothing moves: is that because it never will?
 void Group::check(OperationList& done) {
+  messenger_.show_receives();
   // In the order of causes: who died made others give up, and who gave up leaves.
   check_gone(true, done);
   check_aborts();
@@ -298,22 +299,66 @@ void Group::check_deadlines() {
     if (!op->ready()) fail(Errc::timeout, timed_out(*op), ": its stream has not come to it");
     const auto missing = executor_.missing();
     std::string last;
-    for (const int rank : missing) {
-      // The post of the operation before: the last thing that a rank which has not arrived is known to have
-      // done.
-      const Post& post = mesh_->member(rank).block.post(collectives_.front().sequence() - 1);
-      const auto stamp = post.stamp.load(std::memory_order_acquire);  // pairs with Executor::post
+    for (const int rank : missing)
       last +=
-          concat(last.empty() ? "" : "; ", mesh_->describe(rank), " has not arrived, its last operation was ",
-                 stamp ? concat(Signature{post.signature}.describe(), " #", stamp) : std::string("none"));
-    }
+          concat(last.empty() ? "" : "; ", mesh_->describe(rank), " has not arrived, ", whereabouts(rank));
     fail(Errc::timeout, timed_out(*op), ": ", last.empty() ? "all ranks are there" : last);
   }
   if (const Operation* op = messenger_.overdue()) {
     const int peer = op->transfer().peer;
-    fail(Errc::timeout, timed_out(*op), ": it waits for ",
-         peer == Transfer::kAnyRank ? "any rank" : mesh_->describe(peer));
+    std::string senders;
+    for (int i = 0; i < mesh_->size(); ++i)
+      if (i == peer || (peer == Transfer::kAnyRank && i != mesh_->rank()))
+        senders += concat(senders.empty() ? "" : "; or for ", mesh_->describe(i), ", ", whereabouts(i));
+    fail(Errc::timeout, timed_out(*op), ": it waits for ", senders);
   }
+}
+
+namespace {
+
+/// The newest of a rank's two posts, or null.
+const Post* newest_post(const SharedBlock& block) {
+  const auto stamp = [](const Post& post) {
+    return post.stamp.load(std::memory_order_acquire);
+  };  // Executor::post
+  const Post& post = stamp(block.post(0)) > stamp(block.post(1)) ? block.post(0) : block.post(1);
+  return stamp(post) ? &post : nullptr;
+}
+
+std::string describe(const Post& post) {
+  return concat(Signature{post.signature}.describe(), " #", post.stamp.load(std::memory_order_relaxed));
+}
+
+}  // namespace
+
+/// What a rank was seen to do last, for those who wait for it in vain. It may go on meanwhile: only a text.
+std::string Group::whereabouts(int rank) const {
+  const Member& member = mesh_->member(rank);
+  const Post* last = newest_post(member.block);
+  std::string text = concat("its last operation was ", last ? describe(*last) : "none");
+  for (int i = 0; i < mesh_->size(); ++i)
+    if (const auto wanted = member.block.recv(i).wanted.load(std::memory_order_relaxed))
+      text += concat("; it waits for a message from rank ", i, " with tag ", wanted - 1);
+  return text + messenger_.unexpected_from(rank) + engine_.ahead_elsewhere(*this, *member.peer);
+}
+
+std::string Group::ahead(const shm::Peer& process) const {
+  // While this rank stands still, no other one writes over the post that is read here.
+  const std::unique_lock driving(drive_mutex_, std::try_to_lock);
+  std::string text;
+  if (!driving) return text;
+  for (int i = 0; i < mesh_->size(); ++i) {
+    const Member& member = mesh_->member(i);
+    if (member.peer.get() != &process || i == mesh_->rank()) continue;
+    const Post* last = newest_post(member.block);
+    if (last && last->stamp.load(std::memory_order_relaxed) > sequence())
+      text += concat("; it has called ", describe(*last), " of group ", mesh_->name(), ", which rank ",
+                     mesh_->rank(), " of that group has not");
+    if (const auto wanted = member.block.recv(mesh_->rank()).wanted.load(std::memory_order_relaxed))
+      text += concat("; it waits for a message with tag ", wanted - 1, " of rank ", mesh_->rank(),
+                     " of group ", mesh_->name());
+  }
+  return text;
 }
 
 /// The group is over on this rank, and so on all ranks.

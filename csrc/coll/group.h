@@ -71,6 +71,9 @@ class Group {
   /// Collectives submitted so far.
   std::uint64_t sequence() const { return sequence_.load(std::memory_order_relaxed); }
 
+  /// What a process has called in this group that this rank has not: "" or "; it has called ...".
+  std::string ahead(const shm::Peer& process) const;
+
   /// Why the group ended, if it did.
   std::optional<Error> error() const;
 
@@ -91,6 +94,7 @@ class Group {
   void end_all(const Error& error, OperationList& done);
   void finish(OperationList& done);
   std::string doing(const Operation& op) const;
+  std::string whereabouts(int rank) const;
   std::string timed_out(const Operation& op) const;
 
   Engine& engine_;

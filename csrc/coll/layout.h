@@ -105,7 +105,8 @@ struct alignas(kLine) SendLine {
   Atomic<std::uint64_t> head = 0;  // see shm/ring.h
 };
 struct alignas(kLine) RecvLine {
-  Atomic<std::uint64_t> tail = 0;  // see shm/ring.h
+  Atomic<std::uint64_t> tail = 0;    // see shm/ring.h
+  Atomic<std::uint64_t> wanted = 0;  // tag + 1 of the first receive that sleeps, 0: none. Relaxed: for texts
 };
 
 /// A rank's block, by address. Peers' blocks are mapped read only: writing there is a crash, never a

@@ -22,8 +22,11 @@ bool fits(const Transfer& t, const Envelope& e) {
   return t.buffer.count == e.count && static_cast<std::uint32_t>(t.dtype) == e.dtype && t.order == e.order;
 }
 
-std::unique_ptr<Error> make_error(Errc code, const std::string& text) {
-  return std::make_unique<Error>(code, text);
+Envelope reply(Record record, std::uint64_t id) {
+  Envelope e;
+  e.record = record;
+  e.id = id;
+  return e;
 }
 
 }  // namespace
@@ -43,14 +46,14 @@ void Messenger::match(int rank, Operation& op, const Envelope& e, CopyPayload&& 
   op.source_ = rank;
   const bool whole = e.record == Record::eager ? e.bytes == bytes_of(t) : e.bytes < bytes_of(t);
   if (!fits(t, e) || !whole) {
-    if (e.record != Record::eager) note(rank, Record::nack, e.id);
-    return end(
-        op, done,
-        make_error(
-            Errc::mismatch,
-            concat("rank ", rank, " sent ", name_of(static_cast<DType>(e.dtype)), "[", e.count, "] with tag ",
-                   e.tag, " where rank ", mesh_.rank(), " called ", op.describe(), " in group ", mesh_.name(),
-                   e.order == t.order ? "" : ": their dimensions are in different orders in memory")));
+    Envelope nack = e;
+    nack.record = Record::nack;
+    nack.bytes = 0;
+    nack.other_dtype = static_cast<std::uint32_t>(t.dtype);
+    nack.other_order = t.order;
+    nack.other_count = t.buffer.count;
+    note(rank, nack);
+    return end(op, done, misfit(rank, mesh_.rank(), nack));
   }
   if (e.record == Record::eager) {
     copy_payload(t.buffer.data);
@@ -59,7 +62,7 @@ void Messenger::match(int rank, Operation& op, const Envelope& e, CopyPayload&& 
   OCCL_FAULT_POINT("message.matched");
   channel(rank).receiving.push_back({&op, e, e.bytes});
   if (e.record != Record::stream) return;
-  note(rank, Record::grant, e.id);
+  note(rank, reply(Record::grant, e.id));
   push_notes(rank);  // before the copy: the sender goes on meanwhile
   copy_payload(t.buffer.data);
 }
@@ -68,6 +71,8 @@ void Messenger::post(Operation& op, OperationList& done) {
   OCCL_FAULT_POINT("message.post");
   ++posted_;
   const Transfer& t = op.transfer();
+  if (t.peer != Transfer::kAnyRank && channels_[t.peer] && channels_[t.peer]->late)
+    return end(op, done, std::move(channels_[t.peer]->late));
   if (t.send) return channel(t.peer).queue.push(op);
   // Its message may be here already; what has arrived goes before what is still in the rings.
   for (int rank = 0; rank < mesh_.size(); ++rank) {
@@ -229,13 +234,9 @@ void Messenger::take(int rank, const Envelope& e, OperationList& done) {
       if (const auto it = sending(); it != ch.sending.end()) {
         Operation& op = *it->op;
         ch.sending.erase(it);
-        end(op, done,
-            e.record == Record::ack
-                ? nullptr
-                : make_error(
-                      Errc::mismatch,
-                      concat("rank ", mesh_.rank(), " called ", op.describe(), " but rank ", rank,
-                             " receives another size, type or order of dimensions in group ", mesh_.name())));
+        end(op, done, e.record == Record::ack ? nullptr : misfit(mesh_.rank(), rank, e));
+      } else if (e.record == Record::nack) {
+        end_next(rank, misfit(mesh_.rank(), rank, e), done);
       }
       return;
     case Record::data: {
@@ -255,6 +256,32 @@ void Messenger::take(int rank, const Envelope& e, OperationList& done) {
   occl::fail(Errc::protocol, mesh_.describe(rank), " wrote a message record that makes no sense");
 }
 
+/// A send that ended long ago did not fit its receive. Who sent it may wait for an answer that will not come.
+void Messenger::end_next(int rank, std::unique_ptr<Error> error, OperationList& done) {
+  Channel& ch = channel(rank);
+  for (Operation* op = receives_.begin(); op; op = OperationList::next(*op)) {
+    if (op->transfer().peer != rank) continue;
+    receives_.remove(*op);
+    return end(*op, done, std::move(error));
+  }
+  if (ch.queue.empty())
+    ch.late = std::move(error);
+  else
+    end(ch.queue.pop(), done, std::move(error));
+}
+
+std::unique_ptr<Error> Messenger::misfit(int sender, int receiver, const Envelope& nack) const {
+  const auto tensor = [](std::uint32_t dtype, std::uint64_t count) {
+    return concat(name_of(static_cast<DType>(dtype)), "[", count, "]");
+  };
+  return std::make_unique<Error>(
+      Errc::mismatch,
+      concat("rank ", sender, " sent ", tensor(nack.dtype, nack.count), " with tag ", nack.tag,
+             " where rank ", receiver, " called recv(", tensor(nack.other_dtype, nack.other_count),
+             ") in group ", mesh_.name(),
+             nack.order == nack.other_order ? "" : ": their dimensions are in different orders in memory"));
+}
+
 bool Messenger::pull_direct(int rank, OperationList& done) {
   Channel& ch = channel(rank);
   const auto it = std::find_if(ch.receiving.begin(), ch.receiving.end(),
@@ -272,7 +299,7 @@ bool Messenger::pull_direct(int rank, OperationList& done) {
   kernels::copy(to, from + it->received, slice, store);
   it->received += slice;
   if (it->received == bytes) {
-    note(rank, Record::ack, it->envelope.id);
+    note(rank, reply(Record::ack, it->envelope.id));
     ch.receiving.erase(it);
     end(op, done);
   }
@@ -312,15 +339,37 @@ bool Messenger::write(int rank, const Envelope& e, const std::byte* payload) {
   return true;
 }
 
-void Messenger::note(int rank, Record record, std::uint64_t id) {
-  Envelope e;
-  e.record = record;
-  e.id = id;
-  channel(rank).notes.push_back(e);
+void Messenger::note(int rank, const Envelope& envelope) {
+  channel(rank).notes.push_back(envelope);
   ++notes_;
 }
 
+void Messenger::show_receives() {
+  for (Operation* op = receives_.begin(); op; op = OperationList::next(*op)) {
+    const Transfer& t = op->transfer();
+    const bool any = t.peer == Transfer::kAnyRank;
+    for (int rank = any ? 0 : t.peer; rank < (any ? mesh_.size() : t.peer + 1); ++rank)
+      if (auto& wanted = mesh_.own().recv(rank).wanted; wanted.load(std::memory_order_relaxed) == 0)
+        wanted.store(std::uint64_t{t.tag} + 1, std::memory_order_relaxed);  // nothing comes with it
+    shown_ = true;
+  }
+}
+
+void Messenger::hide_receives() {
+  if (!std::exchange(shown_, false)) return;
+  for (int rank = 0; rank < mesh_.size(); ++rank)
+    mesh_.own().recv(rank).wanted.store(0, std::memory_order_relaxed);
+}
+
+std::string Messenger::unexpected_from(int rank) const {
+  if (!channels_[rank] || channels_[rank]->unexpected.empty()) return "";
+  const auto& waiting = channels_[rank]->unexpected;
+  return concat("; ", waiting.size(), " message(s) from it wait here, the first with tag ",
+                waiting.front().envelope.tag);
+}
+
 void Messenger::end(Operation& op, OperationList& done, std::unique_ptr<Error> error) {
+  if (!error) hide_receives();  // what it waited for in vain is told to those who come later
   op.error_ = std::move(error);
   --posted_;
   done.push(op);

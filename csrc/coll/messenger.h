@@ -8,7 +8,8 @@
 //                                  the sender's memory)          data + payload ──▶ ...
 //                                 ◀── ack
 //
-// A send completes when its bytes have been taken over: at once for eager. A receiver always empties its
+// Where a receive does not fit, the sender gets a nack. A send completes when its bytes have been taken over:
+// at once for eager; then a nack ends what the sender does next with that rank. A receiver always empties its
 // rings; what has arrived of a message that nobody waits for yet moves to the heap. So no message waits for
 // another one.
 #pragma once
@@ -35,8 +36,9 @@ struct Envelope {
   std::uint64_t bytes = 0;  // payload behind this envelope
   std::uint64_t ref = 0;    // direct: where the message lies
   std::uint32_t dtype = 0;
-  std::uint32_t order = 0;  // see Transfer
-  std::uint32_t reserved[4] = {};
+  std::uint32_t order = 0;                         // see Transfer
+  std::uint32_t other_dtype = 0, other_order = 0;  // nack: of the receive, as is the next
+  std::uint64_t other_count = 0;
 };
 static_assert(sizeof(Envelope) == kLine);
 
@@ -49,6 +51,11 @@ class Messenger {
 
   /// Moves what can be moved now; finished operations go to `done`. True if there was anything.
   bool advance(OperationList& done);
+
+  /// Shows peers which receives wait, for the texts of their errors. For who is about to sleep.
+  void show_receives();
+  /// "; 2 messages from it wait here, the first with tag 3", or nothing.
+  std::string unexpected_from(int rank) const;
 
   /// Is there something left to tell a peer?
   bool has_notes() const { return notes_ > 0; }
@@ -89,6 +96,7 @@ class Messenger {
     std::deque<Receiving> receiving;
     std::deque<Envelope> notes;  // acks and grants that did not fit yet
     std::deque<Unexpected> unexpected;
+    std::unique_ptr<Error> late;  // of a send that has ended long ago: for the next operation
     std::uint64_t next_id = 1;
   };
 
@@ -98,6 +106,8 @@ class Messenger {
   bool take_records(int rank, OperationList& done);
   bool pull_direct(int rank, OperationList& done);
   void take(int rank, const Envelope& envelope, OperationList& done);
+  void end_next(int rank, std::unique_ptr<Error> error, OperationList& done);
+  std::unique_ptr<Error> misfit(int sender, int receiver, const Envelope& nack) const;
   /// Gives an arrived message to a receive, or fails it when the two do not fit.
   template <class CopyPayload>
   void match(int rank, Operation& op, const Envelope& envelope, CopyPayload&& copy_payload,
@@ -108,7 +118,8 @@ class Messenger {
   Operation* take_receive(int rank, std::uint32_t tag);
   Channel& channel(int rank);
   bool write(int rank, const Envelope& envelope, const std::byte* payload);
-  void note(int rank, Record record, std::uint64_t id);
+  void note(int rank, const Envelope& envelope);
+  void hide_receives();
   void end(Operation& op, OperationList& done, std::unique_ptr<Error> error = nullptr);
 
   Mesh& mesh_;
@@ -116,6 +127,7 @@ class Messenger {
   OperationList receives_;                          // posted, not matched, in order
   std::size_t posted_ = 0;                          // operations that have not ended
   std::size_t notes_ = 0;                           // in all channels
+  bool shown_ = false;                              // RecvLine::wanted says something somewhere
 };
 
 }  // namespace occl::coll

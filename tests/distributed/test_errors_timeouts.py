@@ -151,3 +151,81 @@ def test_a_group_whose_members_do_not_come_names_them(fresh, missing):
             if result:
                 assert f"waiting for rank(s) {', '.join(map(str, missing))} of 4" in result[0]
                 assert result[1] >= TIMEOUT
+
+
+def never_meet(rank, n, device, *, calls, words):
+    """What this rank waits for, the other one never does: both errors say what either of them does."""
+    other = dist.new_group(timeout=timedelta(seconds=TIMEOUT))
+    peer = 1 - rank
+    t = {name: torch.ones(count, device=device) for name, count in (("small", 4), ("large", 300_000))}
+    todo = {
+        "all_reduce": lambda: dist.all_reduce(t["small"]),
+        "barrier elsewhere": lambda: dist.barrier(other),
+        "recv 1": lambda: dist.recv(t["small"], peer, tag=1),
+        "recv 2": lambda: dist.recv(t["small"], peer, tag=2),
+        "recv from any": lambda: dist.recv(t["small"], tag=2),
+        "send 3, recv 1": lambda: dist.send(t["small"], peer, tag=3) or dist.recv(t["small"], peer, tag=1),
+        "send large 3": lambda: dist.send(t["large"], peer, tag=3),
+    }
+    with pytest.raises(dist.DistBackendError, match="Timed out") as caught:
+        todo[calls[rank]]()
+    text = str(caught.value)
+    if not text.startswith("occl: Timed out"):  # the other one was first, and ended the group
+        rank = 1 - rank
+    assert f"rank {1 - rank} (pid " in text, text
+    for word in words[rank]:
+        assert word in text, text
+    dist.barrier(dist.new_group())  # nobody leaves before all have seen
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("calls", "words"),
+    [
+        (
+            ("all_reduce", "barrier elsewhere"),
+            (
+                ["all_reduce(float32[4], SUM) #", "has called barrier() #1 of group", "which rank 0 of that"],
+                ["barrier() #1", "has called all_reduce(float32[4], SUM) #", "which rank 1 of that"],
+            ),
+        ),
+        (
+            ("recv 1", "recv 2"),
+            (
+                ["src=1, tag=1)", "waits for a message from rank 0 with tag 2"],
+                ["src=0, tag=2)", "waits for a message from rank 1 with tag 1"],
+            ),
+        ),
+        (
+            ("recv 1", "recv from any"),
+            (
+                ["src=1, tag=1)", "waits for a message from rank 0 with tag 2"],
+                ["src=any, tag=2)", "waits for a message from rank 1 with tag 1"],
+            ),
+        ),
+        (
+            ("all_reduce", "recv 2"),
+            (
+                ["all_reduce(float32[4], SUM) #", "waits for a message from rank 0 with tag 2"],
+                ["src=0, tag=2)", "its last operation was all_reduce(float32[4], SUM) #"],
+            ),
+        ),
+        (
+            ("send 3, recv 1", "recv 2"),
+            (
+                ["src=1, tag=1)", "waits for a message from rank 0 with tag 2"],
+                ["src=0, tag=2)", "1 message(s) from it wait here, the first with tag 3"],
+            ),
+        ),
+        (
+            ("send large 3", "recv 2"),
+            (
+                ["send(float32[300000], dst=1, tag=3)", "waits for a message from rank 0 with tag 2"],
+                ["src=0, tag=2)", "1 message(s) from it wait here, the first with tag 3"],
+            ),
+        ),
+    ],
+)
+def test_ranks_that_never_meet_are_told_what_the_other_one_does(fresh, calls, words, device):
+    with fresh(2) as team:
+        team.join(timeout=TIMEOUT).run(never_meet, device, calls=calls, words=words)
