@@ -65,7 +65,7 @@ void report(Kind kind, int ranks, int sockets, std::size_t bytes, bool mapped) {
 
 int main(int argc, char** argv) {
   if (argc < 4) return std::fprintf(stderr, "usage: plan_bytes RANKS SOCKETS BYTES...\n"), 2;
-  for (int k = 1; k < kKinds; ++k)  // 0 is the barrier
+  for (int k = 1; k <= static_cast<int>(Kind::all_to_all); ++k)  // 0 is the barrier
     for (const bool mapped : {true, false})
       for (int i = 3; i < argc; ++i)
         report(static_cast<Kind>(k), std::atoi(argv[1]), std::atoi(argv[2]),

@@ -28,9 +28,35 @@ enum class DType : std::uint8_t {
   c64,
   c128,
   boolean,
-  bytes,  // anything else: moved, never reduced; one element is one byte
+  bytes,  // from here on: moved, never reduced; one element is one byte. (This one: types not known here.)
+  complex32,
+  qint8,
+  quint8,
+  qint32,
+  quint4x2,
+  quint2x4,
+  bits1x8,
+  bits2x4,
+  bits4x2,
+  bits8,
+  bits16,
+  uint1,
+  uint2,
+  uint3,
+  uint4,
+  uint5,
+  uint6,
+  uint7,
+  int1,
+  int2,
+  int3,
+  int4,
+  int5,
+  int6,
+  int7,
+  float4_e2m1fn_x2,
 };
-inline constexpr int kDTypes = static_cast<int>(DType::bytes) + 1;
+inline constexpr int kDTypes = static_cast<int>(DType::float4_e2m1fn_x2) + 1;
 
 enum class ReduceOp : std::uint8_t { sum, avg, product, min, max, band, bor, bxor, premul_sum, none };
 inline constexpr int kReduceOps = static_cast<int>(ReduceOp::none);
@@ -41,16 +67,60 @@ struct DTypeInfo {
 };
 
 inline constexpr DTypeInfo kDTypeInfo[kDTypes] = {
-    {"uint8", 1},          {"int8", 1},        {"int16", 2},           {"int32", 4},
-    {"int64", 8},          {"uint16", 2},      {"uint32", 4},          {"uint64", 8},
-    {"float16", 2},        {"bfloat16", 2},    {"float32", 4},         {"float64", 8},
-    {"float8_e4m3fn", 1},  {"float8_e5m2", 1}, {"float8_e4m3fnuz", 1}, {"float8_e5m2fnuz", 1},
-    {"float8_e8m0fnu", 1}, {"complex64", 8},   {"complex128", 16},     {"bool", 1},
+    {"uint8", 1},
+    {"int8", 1},
+    {"int16", 2},
+    {"int32", 4},
+    {"int64", 8},
+    {"uint16", 2},
+    {"uint32", 4},
+    {"uint64", 8},
+    {"float16", 2},
+    {"bfloat16", 2},
+    {"float32", 4},
+    {"float64", 8},
+    {"float8_e4m3fn", 1},
+    {"float8_e5m2", 1},
+    {"float8_e4m3fnuz", 1},
+    {"float8_e5m2fnuz", 1},
+    {"float8_e8m0fnu", 1},
+    {"complex64", 8},
+    {"complex128", 16},
+    {"bool", 1},
     {"bytes", 1},
+    {"complex32", 1},
+    {"qint8", 1},
+    {"quint8", 1},
+    {"qint32", 1},
+    {"quint4x2", 1},
+    {"quint2x4", 1},
+    {"bits1x8", 1},
+    {"bits2x4", 1},
+    {"bits4x2", 1},
+    {"bits8", 1},
+    {"bits16", 1},
+    {"uint1", 1},
+    {"uint2", 1},
+    {"uint3", 1},
+    {"uint4", 1},
+    {"uint5", 1},
+    {"uint6", 1},
+    {"uint7", 1},
+    {"int1", 1},
+    {"int2", 1},
+    {"int3", 1},
+    {"int4", 1},
+    {"int5", 1},
+    {"int6", 1},
+    {"int7", 1},
+    {"float4_e2m1fn_x2", 1},
 };
 
 inline constexpr const char* kReduceOpName[kReduceOps + 1] = {"SUM",  "AVG", "PRODUCT", "MIN",        "MAX",
                                                               "BAND", "BOR", "BXOR",    "PREMUL_SUM", "NONE"};
+
+/// Moved, never reduced; one element is one byte.
+constexpr bool is_opaque(DType t) { return t >= DType::bytes; }
 
 /// Names and sizes of values that may come from a peer: out of range is "?" and 1, never undefined.
 constexpr const char* name_of(DType t) {

@@ -8,6 +8,7 @@ namespace occl::coll {
 namespace {
 
 constexpr int kDTypeBit = 5, kOpBit = 11, kRootBit = 15, kCountBit = 24;
+constexpr std::uint64_t kKindMask = (std::uint64_t{1} << kDTypeBit) - 1;
 constexpr std::uint64_t kCountMax = (kUneven << 1) - 1;
 static_assert(kKinds <= 1 << kDTypeBit && kDTypes <= 1 << (kOpBit - kDTypeBit) &&
               kReduceOps < 1 << (kRootBit - kOpBit));
@@ -20,6 +21,25 @@ Signature Signature::of(const Collective& c) {
           std::min<std::uint64_t>(c.volume, kCountMax) << kCountBit};
 }
 
+std::optional<std::size_t> Signature::even() const {
+  const std::uint64_t volume = word >> kCountBit;
+  return volume & kUneven ? std::nullopt : std::optional<std::size_t>(volume);
+}
+
+bool Signature::lists_sizes() const {
+  const std::uint64_t kind = word & kKindMask;
+  return !even() && kind < kKinds && static_cast<Kind>(kind) != Kind::all_to_all &&
+         (kTraits[kind].in_per_rank || kTraits[kind].out_per_rank);
+}
+
+bool Signature::fits(Signature other) const {
+  if (*this == other) return true;
+  constexpr std::uint64_t kAllButVolume = (std::uint64_t{1} << kCountBit) - 1;
+  return static_cast<Kind>(word & kKindMask) == Kind::all_to_all &&
+         (word & kAllButVolume) == (other.word & kAllButVolume) &&
+         even().has_value() != other.even().has_value();
+}
+
 std::string Signature::describe() const {
   const auto field = [this](int low, int high) {
     return word >> low & ((std::uint64_t{1} << (high - low)) - 1);
@@ -28,6 +48,7 @@ std::string Signature::describe() const {
   if (kind >= kKinds) return "an unknown operation";
   const Traits& t = kTraits[kind];
   if (static_cast<Kind>(kind) == Kind::barrier) return "barrier()";
+  if (static_cast<Kind>(kind) == Kind::all_reduce_sparse) return concat(t.name, "(...)");
   const std::uint64_t volume = word >> kCountBit;
   std::string text = concat(t.name, "(", name_of(static_cast<DType>(field(kDTypeBit, kOpBit))), "[",
                             !(volume & kUneven)               ? std::to_string(volume)

@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "base/dtype.h"
@@ -26,8 +27,9 @@ enum class Kind : std::uint8_t {
   scatter,
   reduce_scatter,
   all_to_all,
+  all_reduce_sparse,  // what it is made of: all_gathers, by another name
 };
-inline constexpr int kKinds = static_cast<int>(Kind::all_to_all) + 1;
+inline constexpr int kKinds = static_cast<int>(Kind::all_reduce_sparse) + 1;
 
 struct Traits {
   const char* name;
@@ -44,7 +46,7 @@ inline constexpr Traits kTraits[kKinds] = {
     {"all_reduce", true, false, false, false, false}, {"reduce", true, false, false, false, true},
     {"all_gather", false, false, true, false, false}, {"gather", false, false, true, false, true},
     {"scatter", false, true, false, true, false},     {"reduce_scatter", true, true, false, false, false},
-    {"all_to_all", false, true, true, false, false},
+    {"all_to_all", false, true, true, false, false},  {"all_reduce_sparse", false, false, true, false, false},
 };
 constexpr const Traits& traits(Kind kind) { return kTraits[static_cast<int>(kind)]; }
 constexpr bool rooted(Kind kind) { return traits(kind).in_root_only || traits(kind).out_root_only; }
@@ -88,6 +90,12 @@ struct Signature {
   std::uint64_t word = 0;
 
   static Signature of(const Collective& c);
+  /// The same, or all_to_alls of which one says what each rank gets and the other that all get as much.
+  bool fits(Signature other) const;
+  /// The elements of each block, if they are equal.
+  std::optional<std::size_t> even() const;
+  /// Is it about blocks of different sizes, all of which every rank should know?
+  bool lists_sizes() const;
   /// "all_reduce(float32[4], SUM)"; safe for any word.
   std::string describe() const;
   friend bool operator==(Signature, Signature) = default;

@@ -32,6 +32,8 @@ void Executor::start(const Collective& collective, std::uint64_t sequence, Deadl
   step_ = index_ = done_ = 0;
   cursor_ = 0;
   stranger_ = -1;
+  pairs_ = c_.kind == Kind::all_to_all && c_.in.list;
+  even_.reset();
   exposed_ = false;
   post();
   stage_ = Stage::meet;
@@ -69,6 +71,7 @@ void Executor::post() {
     }
     step_ = 1;
   }
+  if (!signature_.even() && !pairs_) list_sizes();
   OCCL_FAULT_POINT("post.staged");
   post.factor = c_.factor;
   post.signature = signature_.word;
@@ -98,12 +101,41 @@ std::uint64_t Executor::own_ref(const Blocks& blocks) const {
   return mapped ? 0 : kUnmapped;
 }
 
+/// Sizes that all ranks should know: shown to those who find that they do not.
+void Executor::list_sizes() const {
+  const Blocks& known = traits(c_.kind).in_per_rank ? c_.in : c_.out;
+  for (std::uint32_t i = 0; known.list && i < known.n; ++i)
+    mesh_.own().listed(q_)[i].count = known.list[i].count;
+}
+
+/// "rank 1 called all_gather(float32[uneven]) of 3, 4, 5 elements"
+std::string Executor::called(int rank, Signature signature) const {
+  const bool lists = signature.lists_sizes();
+  std::string text = concat("rank ", rank, " called ", signature.describe());
+  const ListedBlock* sizes = mesh_.member(rank).block.listed(q_);
+  for (int i = 0; lists && i < mesh_.size(); ++i) text += concat(i ? ", " : " of ", sizes[i].count);
+  return lists ? text + " elements" : text;
+}
+
+/// Another rank's signature. All ranks find the same: who says that all get as much says how much, and all of
+/// those the same.
+bool Executor::is_strange(Signature signature) {
+  if (signature == signature_) return false;
+  if (!signature_.fits(signature)) return true;
+  pairs_ = true;
+  if (!signature.even()) return false;
+  if (!even_) even_ = signature;
+  return *even_ != signature;
+}
+
 /// Where each pair of ranks has a size of its own, both must mean the same. Whoever finds that they do not
 /// ends the group: the others have nothing to compare.
 void Executor::compare_pairs() const {
   for (int i = 0; i < mesh_.size(); ++i) {
     if (i == mesh_.rank()) continue;
-    const std::uint64_t sent = mesh_.member(i).block.listed(q_)[mesh_.rank()].count;
+    const SharedBlock& block = mesh_.member(i).block;
+    const auto even = Signature{block.post(q_).signature}.even();
+    const std::uint64_t sent = even ? *even : block.listed(q_)[mesh_.rank()].count;
     const std::size_t expected = c_.out.at(i, shape_.element_size).count;
     if (sent != expected)
       fail(Errc::aborted, "in all_to_all #", q_, " of group ", mesh_.name(), " rank ", i, " sends ", sent,
@@ -121,7 +153,7 @@ bool Executor::all_arrived() {
       fail(Errc::protocol, mesh_.describe(cursor_), " of group ", mesh_.name(), " is at operation #", stamp,
            " where this rank is at #", q_);
     const Signature signature{post.signature};
-    if (signature != signature_ && stranger_ < 0) {
+    if (is_strange(signature) && stranger_ < 0) {
       stranger_ = cursor_;
       strange_ = signature;
     }
@@ -168,7 +200,7 @@ std::vector<int> Executor::missing() const {
 
 /// All ranks have posted: now everybody knows the same, and chooses the same.
 void Executor::choose_plan() {
-  const bool one_shot_agreed = agreed_ && plan_.path == Path::one_shot;
+  const bool one_shot_agreed = agreed_ && !pairs_ && plan_.path == Path::one_shot;
   if (one_shot_agreed) {
     // Contributions are inline or in the payload area, at places that need no looking up.
     const bool in_line = staged_bytes(shape_) <= kInlineBytes;
@@ -179,22 +211,24 @@ void Executor::choose_plan() {
     }
   } else {
     bool all_mapped = mapped_, any_mapped = mapped_;
-    const bool pairs = c_.kind == Kind::all_to_all && c_.in.list;
     for (int i = 0; i < mesh_.size(); ++i) {
       if (i == mesh_.rank()) continue;
       const Post& post = mesh_.member(i).block.post(q_);
+      const auto even = Signature{post.signature}.even();
+      if (pairs_ && (even || signature_.even()))
+        all_mapped = false;  // those may not have told where they are
       all_mapped &= post.mapped != 0;
       any_mapped |= post.mapped != 0;
       // Elsewhere all ranks know all sizes, and no peer is asked: moves trust the largest block to fit.
-      if (!pairs) continue;
-      const std::uint64_t largest = post.largest;
+      if (!pairs_) continue;
+      const std::uint64_t largest = even ? *even : post.largest;
       if (largest > kMaxBlockBytes / shape_.element_size)
         fail(Errc::protocol, mesh_.describe(i), " of group ", mesh_.name(), " announced a block of ", largest,
              " elements");
       shape_.largest = std::max<std::size_t>(shape_.largest, largest);
     }
-    if (pairs) compare_pairs();
-    const bool first_step_made = agreed_;
+    if (pairs_) compare_pairs();
+    const bool first_step_made = agreed_ && !pairs_;
     plan_ = make_plan(shape_, mesh_.tuning(), all_mapped);
     const bool direct = plan_.path == Path::direct;
     in_staging_ = !direct;
@@ -263,8 +297,8 @@ Outcome Executor::advance() {
   if (stage_ == Stage::meet) {
     if (!all_arrived()) return Outcome::blocked;
     if (stranger_ >= 0)
-      fail(Errc::mismatch, "rank ", stranger_, " called ", strange_.describe(), " where rank ", mesh_.rank(),
-           " called ", signature_.describe(), " as operation #", q_, " of group ", mesh_.name());
+      fail(Errc::mismatch, called(stranger_, strange_), " where ", called(mesh_.rank(), signature_),
+           " as operation #", q_, " of group ", mesh_.name());
     OCCL_FAULT_POINT("meet.arrived");
     choose_plan();
     stage_ = Stage::move;

@@ -9,6 +9,8 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "coll/mesh.h"
@@ -42,7 +44,10 @@ class Executor {
   bool all_arrived();
   bool all_reached(std::uint64_t tick);
   void choose_plan();
+  bool is_strange(Signature signature);
   void compare_pairs() const;
+  void list_sizes() const;
+  std::string called(int rank, Signature signature) const;
   std::byte* reach(int rank, shm::Ref ref, std::size_t bytes) const;
   std::byte* staging();
   void locate_slots();
@@ -75,6 +80,8 @@ class Executor {
   int cursor_ = 0;           // all ranks before it have arrived, or reached the tick
   int stranger_ = -1;        // the first rank that called something else
   Signature strange_;
+  bool pairs_ = false;             // each pair of ranks has a size of its own
+  std::optional<Signature> even_;  // of the first rank that says that all get as much, where another does not
   // Of the current operation, by rank: where its input, output and slots are.
   std::vector<std::byte*> in_, out_, slots_;
   std::vector<double> factors_;

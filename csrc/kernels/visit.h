@@ -37,7 +37,7 @@ struct Float8E8M0FNU {
   std::uint8_t bits;
 };
 
-/// f(std::type_identity<T>{}), where T is the type of one element; std::byte stands for DType::bytes.
+/// f(std::type_identity<T>{}), where T is the type of one element; std::byte stands for what is_opaque.
 template <class F>
 constexpr decltype(auto) visit(DType dtype, F&& f) {
   switch (dtype) {
@@ -81,8 +81,8 @@ constexpr decltype(auto) visit(DType dtype, F&& f) {
       return f(std::type_identity<std::complex<double>>{});
     case DType::boolean:
       return f(std::type_identity<bool>{});
-    case DType::bytes:
-      return f(std::type_identity<std::byte>{});
+    default:
+      if (is_opaque(dtype) && static_cast<int>(dtype) < kDTypes) return f(std::type_identity<std::byte>{});
   }
   fail(Errc::invalid_argument, "no such dtype: ", static_cast<int>(dtype));
 }

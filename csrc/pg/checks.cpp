@@ -6,51 +6,48 @@
 
 namespace occl::pg {
 
+namespace {
+
+/// By c10's number.
+constexpr DType kDTypeOf[] = {
+    DType::u8,          DType::i8,
+    DType::i16,         DType::i32,
+    DType::i64,         DType::f16,
+    DType::f32,         DType::f64,
+    DType::complex32,   DType::c64,
+    DType::c128,        DType::boolean,
+    DType::qint8,       DType::quint8,
+    DType::qint32,      DType::bf16,
+    DType::quint4x2,    DType::quint2x4,
+    DType::bits1x8,     DType::bits2x4,
+    DType::bits4x2,     DType::bits8,
+    DType::bits16,      DType::f8_e5m2,
+    DType::f8_e4m3fn,   DType::f8_e5m2fnuz,
+    DType::f8_e4m3fnuz, DType::u16,
+    DType::u32,         DType::u64,
+    DType::uint1,       DType::uint2,
+    DType::uint3,       DType::uint4,
+    DType::uint5,       DType::uint6,
+    DType::uint7,       DType::int1,
+    DType::int2,        DType::int3,
+    DType::int4,        DType::int5,
+    DType::int6,        DType::int7,
+    DType::f8_e8m0fnu,  DType::float4_e2m1fn_x2,
+};
+constexpr DType at_number(at::ScalarType type) { return kDTypeOf[static_cast<int>(type)]; }
+static_assert(at_number(at::kComplexHalf) == DType::complex32 && at_number(at::kBool) == DType::boolean &&
+              at_number(at::kQInt32) == DType::qint32 && at_number(at::kBFloat16) == DType::bf16 &&
+              at_number(at::kQUInt2x4) == DType::quint2x4 && at_number(at::kBits16) == DType::bits16 &&
+              at_number(at::kFloat8_e4m3fnuz) == DType::f8_e4m3fnuz && at_number(at::kUInt64) == DType::u64 &&
+              at_number(at::ScalarType::UInt7) == DType::uint7 &&
+              at_number(at::ScalarType::Int7) == DType::int7 &&
+              at_number(at::ScalarType::Float4_e2m1fn_x2) == DType::float4_e2m1fn_x2);
+
+}  // namespace
+
 DType dtype_of(const at::Tensor& tensor) {
-  switch (tensor.scalar_type()) {
-    case at::kByte:
-      return DType::u8;
-    case at::kChar:
-      return DType::i8;
-    case at::kShort:
-      return DType::i16;
-    case at::kInt:
-      return DType::i32;
-    case at::kLong:
-      return DType::i64;
-    case at::kUInt16:
-      return DType::u16;
-    case at::kUInt32:
-      return DType::u32;
-    case at::kUInt64:
-      return DType::u64;
-    case at::kHalf:
-      return DType::f16;
-    case at::kBFloat16:
-      return DType::bf16;
-    case at::kFloat:
-      return DType::f32;
-    case at::kDouble:
-      return DType::f64;
-    case at::kFloat8_e4m3fn:
-      return DType::f8_e4m3fn;
-    case at::kFloat8_e5m2:
-      return DType::f8_e5m2;
-    case at::kFloat8_e4m3fnuz:
-      return DType::f8_e4m3fnuz;
-    case at::kFloat8_e5m2fnuz:
-      return DType::f8_e5m2fnuz;
-    case at::kFloat8_e8m0fnu:
-      return DType::f8_e8m0fnu;
-    case at::kComplexFloat:
-      return DType::c64;
-    case at::kComplexDouble:
-      return DType::c128;
-    case at::kBool:
-      return DType::boolean;
-    default:
-      return DType::bytes;  // quantized, sub-byte and whatever comes: moved as it is
-  }
+  const auto number = static_cast<std::size_t>(tensor.scalar_type());
+  return number < std::size(kDTypeOf) ? kDTypeOf[number] : DType::bytes;
 }
 
 std::size_t count_of(const at::Tensor& t) {
@@ -58,7 +55,7 @@ std::size_t count_of(const at::Tensor& t) {
   // Of these two, several elements share a byte, which nbytes() does not know.
   if (t.scalar_type() == at::kQUInt4x2) return (elements + 1) / 2;
   if (t.scalar_type() == at::kQUInt2x4) return (elements + 3) / 4;
-  return dtype_of(t) == DType::bytes ? t.nbytes() : elements;
+  return is_opaque(dtype_of(t)) ? t.nbytes() : elements;
 }
 
 coll::Block block_of(const at::Tensor& t) { return {static_cast<std::byte*>(t.data_ptr()), count_of(t)}; }

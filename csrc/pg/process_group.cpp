@@ -213,6 +213,7 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::allreduce_sparse(Tensors& tensors,
         std::vector<Tensors> lists{outputs};
         std::vector<Request> requests;
         requests.push_back(pg::all_gather(who(), lists, inputs));
+        requests.back().collective.kind = coll::Kind::all_reduce_sparse;
         requests.back().title = nullptr;  // the profiler shows the call, not what it is made of
         wait_for_stream(requests.back());
         WorkOCCL::launch(group_, std::move(requests), or_default(opts.timeout), true);

@@ -12,7 +12,7 @@
 namespace occl::pg {
 namespace {
 
-constexpr const char* kCall = "all_reduce";
+constexpr const char* kCall = "all_reduce_sparse";
 constexpr int64_t kMaxDims = 24;  // far more than anybody uses
 constexpr int64_t kFacts = 5 + kMaxDims;
 
@@ -31,7 +31,7 @@ at::Tensor facts_of(const at::Tensor& t, c10d::ReduceOp::RedOpType op) {
 
 std::string describe(const at::Tensor& facts) {
   const auto* fact = facts.data_ptr<int64_t>();
-  return c10::str("all_reduce(sparse ", static_cast<at::ScalarType>(fact[1]),
+  return c10::str("all_reduce_sparse(", static_cast<at::ScalarType>(fact[1]),
                   at::IntArrayRef(fact + 5, std::clamp<int64_t>(fact[3], 0, kMaxDims)), " with ", fact[2],
                   " sparse dimensions, ", fact[4] == c10d::ReduceOp::AVG ? "AVG)" : "SUM)");
 }

@@ -345,7 +345,7 @@ def sparse_sums(rank, n, device):
     with pytest.raises(dist.DistBackendError, match=r"sparse dimensions, (SUM|AVG)\) where .*, (SUM|AVG)\)"):
         dist.all_reduce(t, op=op)
     wrong = torch.sparse_coo_tensor(size=(5 + rank, 4)).to(device)
-    with pytest.raises(dist.DistBackendError, match=r"rank \d called all_reduce\(sparse Float\[\d, 4\]"):
+    with pytest.raises(dist.DistBackendError, match=r"rank \d called all_reduce_sparse\(Float\[\d, 4\]"):
         dist.all_reduce(wrong)
     assert_works(device)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import pytest
@@ -109,12 +110,15 @@ def message_refused(rank, n, device):
 
 def uneven_lists_differ(rank, n, device):
     """all_gather and reduce_scatter of lists: rank 1 believes in other sizes."""
-    counts = [3, 4, 5] if rank != 1 else [3, 4, 6]
-    outputs = [zeros(device, k) for k in counts]
-    with pytest.raises(dist.DistBackendError, match=re.escape("all_gather(float32[uneven])")):
-        dist.all_gather(outputs, zeros(device, counts[rank]))
-    with pytest.raises(dist.DistBackendError, match=re.escape("reduce_scatter(float32[uneven], SUM)")):
-        dist.reduce_scatter(zeros(device, counts[rank]), outputs)
+    for scale, name in itertools.product((1, 10_000), ("all_gather", "reduce_scatter")):
+        counts = [3 * scale, 4 * scale, (6 if rank == 1 else 5) * scale]
+        theirs = [*counts[:2], (5 if rank == 1 else 6) * scale]
+        many, one = [zeros(device, k) for k in counts], zeros(device, counts[rank])
+        with pytest.raises(dist.DistBackendError) as caught:
+            dist.all_gather(many, one) if name == "all_gather" else dist.reduce_scatter(one, many)
+        called = f"called {name}(float32[uneven]" + (", SUM)" if name == "reduce_scatter" else ")")
+        of = [f"{called} of {', '.join(map(str, sizes))} elements" for sizes in (theirs, counts)]
+        assert f"{of[0]} where rank {rank} {of[1]} as operation" in str(caught.value)
     assert_works(device)
 
 
@@ -129,15 +133,57 @@ def splits_differ(rank, n, device):
     assert "rank 0 sends 3 elements to rank 1, which expects 2" in str(caught.value)
 
 
-def splits_written_down_or_not(rank, n, device):
-    """All ranks write their splits down, or none does: one alone is told so."""
-    t = torch.full((2 * n,), rank, dtype=torch.float32, device=device)
-    splits = [2] * n if rank == 0 else None
+def equal_parts_differ(rank, n, device):
+    """Rank 2 says what each rank gets; ranks 0 and 1 say that all get as much, but not how much alike."""
+    t = zeros(device, n * (2 + rank % 2))
+    splits = [2] * n if rank == 2 else None
+    with pytest.raises(dist.DistBackendError, match=r"all_to_all\(float32\[[23]\]\)"):
+        dist.all_to_all_single(t.clone()[: 2 * n] if rank == 2 else t.clone(), t, splits, splits)
+    assert_works(device)
+
+
+def sparse_beside_dense(rank, n, device):
+    t = torch.eye(4).to_sparse().to(device)
+    calls = ["all_reduce(float32[4], SUM)", "all_reduce_sparse(...)"]
     with pytest.raises(dist.DistBackendError) as caught:
-        dist.all_to_all_single(torch.empty_like(t), t, splits, splits)
-    assert "all_to_all(float32[uneven])" in str(caught.value) and "all_to_all(float32[2])" in str(
-        caught.value
-    )
+        dist.all_reduce(zeros(device, 4) if rank == 0 else t)
+    mine, theirs = calls if rank == 0 else calls[::-1]
+    assert f"called {theirs} where rank {rank} called {mine} as operation" in str(caught.value)
+    assert_works(device)
+
+
+def sparse_refused(rank, n, device):
+    t = torch.eye(4).to_sparse().to(device)
+    if rank == 0:
+        with pytest.raises(ValueError, match="SUM and AVG only"):
+            dist.all_reduce(t, MAX)
+    else:
+        with pytest.raises(dist.DistBackendError, match=r"rank 0 \(pid .*wrong arguments.*SUM and AVG only"):
+            dist.all_reduce(t)
+
+
+def quantized(device, dtype):
+    return torch.quantize_per_tensor(torch.ones(8), 0.1, 0, dtype).to(device)
+
+
+def opaque_types_differ(rank, n, device):
+    """They are moved as bytes, and yet mean other things."""
+    bits = torch.zeros(8, dtype=torch.uint8, device=device)
+    odd = {
+        "qint8[8]": lambda: quantized(device, torch.qint8),
+        "bits8[8]": lambda: bits.view(torch.bits8),
+    }
+    usual = {
+        "quint8[8]": lambda: quantized(device, torch.quint8),
+        "bits1x8[8]": lambda: bits.view(torch.bits1x8),
+    }
+    for mine, theirs in zip(odd, usual, strict=True) if rank == 1 else zip(usual, odd, strict=True):
+        with pytest.raises(dist.DistBackendError) as caught:
+            dist.broadcast((odd | usual)[mine](), 0)
+        assert (
+            f"called broadcast({theirs}, src=0) where rank {rank} called broadcast({mine}, src=0) as"
+        ) in str(caught.value)
+    assert_works(device)
 
 
 USUAL = ("all_reduce", {})
@@ -178,16 +224,25 @@ def test_every_rank_raises_and_names_both_sides(pool, usual, odd, world_size, od
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
-    "body", [differ_in_flight, error_then_next, uneven_lists_differ, splits_written_down_or_not]
+    "body",
+    [
+        differ_in_flight,
+        error_then_next,
+        uneven_lists_differ,
+        equal_parts_differ,
+        sparse_beside_dense,
+        opaque_types_differ,
+    ],
 )
 def test_the_group_works_on_after_a_mismatch(pool, body, device):
     pool.run(body, 3, device)
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_who_waits_for_a_message_that_was_refused_learns_why(fresh, device):
+@pytest.mark.parametrize("body", [message_refused, sparse_refused])
+def test_who_waits_for_a_call_that_was_refused_learns_why(fresh, body, device):
     with fresh(3) as team:
-        team.join().run(message_refused, device)
+        team.join().run(body, device)
 
 
 @pytest.mark.parametrize("device", DEVICES)

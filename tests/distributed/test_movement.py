@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 
 import pytest
@@ -146,6 +147,28 @@ def splits_on_one_side(rank, n, device):
             assert_same_bits(block, split(contribution("int32", r, 2 * n), [2] * n)[rank])
 
 
+def splits_on_some_ranks(rank, n, device):
+    """Equal splits need not be written down by every rank, nor be splits of one tensor."""
+    for count, all_even in itertools.product((1, 300, 100_000), (True, False) if n > 2 else (True,)):
+        # Where not all parts are equal, ranks 0 and 1 send less to each other, and write that down.
+        def size(a, b, count=count, all_even=all_even):
+            return count if all_even or {a, b} != {0, 1} else count // 3
+
+        sent, received = ([size(rank, other) for other in range(n)] for _ in range(2))
+        data = place(contribution("int32", rank, sum(sent)), device)
+        out = torch.zeros(sum(received), dtype=torch.int32, device=device)
+        if rank == n - 1:
+            dist.all_to_all_single(out, data)
+        elif rank == 0:
+            dist.all_to_all(list(out.split(received)), list(data.split(sent)))
+        else:
+            dist.all_to_all_single(out, data, received, sent)
+        for source, part in enumerate(out.split(received)):
+            theirs = contribution("int32", source, sum(size(source, other) for other in range(n)))
+            begin = sum(size(source, other) for other in range(rank))
+            assert part.tolist() == theirs[begin : begin + size(source, rank)].tolist()
+
+
 def all_splits_empty(rank, n, device):
     empty = torch.empty(0, 4, device=device)
     dist.all_to_all_single(empty.clone(), empty, [0] * n, [0] * n)
@@ -270,7 +293,9 @@ def test_blocks_may_differ_in_size(pool, body, step, world_size, device):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("world_size", matrix.WORLD_SIZES)
-@pytest.mark.parametrize("body", [splits_on_one_side, all_splits_empty, other_orders_of_memory, in_place])
+@pytest.mark.parametrize(
+    "body", [splits_on_one_side, splits_on_some_ranks, all_splits_empty, other_orders_of_memory, in_place]
+)
 def test_special_arguments(pool, body, world_size, device):
     pool.run(body, world_size, device)
 
