@@ -99,7 +99,7 @@ inline void run(Rank& rank, const Case& c, bool mapped) {
     for (const auto& block : *blocks) collective.largest = std::max(collective.largest, block.count);
   if (!c.listed || c.kind != coll::Kind::all_to_all)
     for (const auto count : c.counts) collective.largest = std::max(collective.largest, count);
-  collective.volume = even ? c.counts[0] : c.kind == coll::Kind::all_to_all ? 0 : coll::kUneven;
+  collective.volume = even ? c.counts[0] : coll::kUneven;
   if (c.kind == coll::Kind::barrier) collective = coll::Collective{};
   if (c.kind == coll::Kind::broadcast && me == c.root) collective.out = collective.in;
   rank.run(collective);

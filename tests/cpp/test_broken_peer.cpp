@@ -91,7 +91,7 @@ TEST("a block that no process can have is an error") {
     for (auto* list : {&ins, &outs})
       for (int i = 0; i < 2; ++i) list->push_back({game.victim.memory(80, false), 10});
     Collective c;
-    c.kind = Kind::all_to_all, c.dtype = DType::f64, c.largest = 10;
+    c.kind = Kind::all_to_all, c.dtype = DType::f64, c.largest = 10, c.volume = kUneven;
     c.in = {nullptr, 10, 2, ins.data()}, c.out = {nullptr, 10, 2, outs.data()};
     game.victim.submit(c);
     game.post().signature = Signature::of(c).word;

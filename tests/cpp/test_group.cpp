@@ -123,11 +123,45 @@ TEST("pairs that disagree about a size end the group on every rank") {
           {reinterpret_cast<std::byte*>(&out[i * 10]), std::size_t(rank.rank == 2 && i == 0 ? 6 : 5)});
     }
     Collective c;
-    c.kind = Kind::all_to_all, c.dtype = DType::i64, c.largest = 6;
+    c.kind = Kind::all_to_all, c.dtype = DType::i64, c.largest = 6, c.volume = kUneven;
     c.in = {nullptr, 5, 3, ins.data()};
     c.out = {nullptr, 6, 3, outs.data()};
     const Error error = error_of([&] { rank.run(c); });
     CHECK(contains(error, "rank 0 sends 5 elements to rank 2, which expects 6"), error.what());
+  });
+}
+
+/// Rank 0 says that all get `even` elements; the others list what each rank gets.
+void exchange_beside_lists(Rank& rank, std::size_t even, std::size_t of_rank_1) {
+  const std::size_t own = rank.rank == 0 ? even : rank.rank == 1 ? of_rank_1 : 5;
+  std::vector<std::int64_t> in(3 * own, rank.rank), out(3 * own, -1);
+  std::vector<Block> ins, outs;
+  for (std::size_t i = 0; i < 3; ++i) {
+    ins.push_back({reinterpret_cast<std::byte*>(&in[i * own]), own});
+    outs.push_back({reinterpret_cast<std::byte*>(&out[i * own]), own});
+  }
+  const bool lists = rank.rank == 2 || (rank.rank == 1 && of_rank_1 == 5);
+  Collective c;
+  c.kind = Kind::all_to_all, c.dtype = DType::i64, c.largest = own, c.volume = lists ? kUneven : own;
+  c.in = {ins[0].data, own, 3, lists ? ins.data() : nullptr};
+  c.out = {outs[0].data, own, 3, lists ? outs.data() : nullptr};
+  rank.run(c);
+  for (std::size_t i = 0; i < out.size(); ++i) CHECK(out[i] == static_cast<std::int64_t>(i / own));
+}
+
+TEST("equal parts need not be listed by all ranks") {
+  Cluster cluster(3);
+  cluster.each([](Rank& rank) {
+    for (int i = 0; i < 3; ++i) exchange_beside_lists(rank, 5, 5);
+  });
+}
+
+TEST("ranks that do not list their parts must mean the same") {
+  Cluster cluster(3);
+  cluster.each([](Rank& rank) {
+    const Error error = error_of([&] { exchange_beside_lists(rank, 5, 7); });
+    CHECK(error.code() == Errc::mismatch, error.what());
+    exchange_beside_lists(rank, 5, 5);
   });
 }
 

@@ -158,6 +158,35 @@ TEST("a monitored barrier does not wait for who is gone") {
   CHECK(contains(error, "Rank 2 failed to pass") && contains(error, "has exited"), error.what());
 }
 
+TEST("a death ends messages between others, an end in good order does not") {
+  for (const bool died : {true, false}) {
+    Cluster cluster(3);
+    std::int64_t sent = 7, received = 0;
+    const auto message = [&](bool send) {
+      return Transfer{
+          send, send ? 0 : 1, 0, DType::i64, {reinterpret_cast<std::byte*>(send ? &sent : &received), 1}};
+    };
+    std::thread later([&] {
+      std::this_thread::sleep_for(kShort);  // not needed: any order must do
+      if (!died) cluster[2].endpoint->announce_end();
+      cluster[0].group->mesh().member(2).peer->set_exited();
+      cluster[0].engine->ring();
+      if (died) return;
+      std::this_thread::sleep_for(kShort);
+      cluster[1].run(message(true));
+    });
+    std::optional<Error> error;
+    try {
+      cluster[0].run(message(false));
+    } catch (const Error& caught) {
+      error = caught;
+    }
+    later.join();
+    CHECK(error.has_value() == died, error ? error->what() : "it went on");
+    if (died) CHECK(error->code() == Errc::peer_exited && contains(*error, "rank 2 (pid"), error->what());
+  }
+}
+
 TEST("survivors shrink the group and go on, also after it has ended") {
   for (const bool ended : {false, true}) {
     Cluster cluster(4);

@@ -40,9 +40,8 @@ void one(Input& in) {
     const bool listed = in.below(2) && !rooted(c.kind) && (t.in_per_rank || t.out_per_rank);
     const bool mapped = in.below(2);
     const std::size_t count = in.byte() * (in.below(4) ? 1 : 8);
-    const bool pairs = listed && c.kind == Kind::all_to_all;
     std::vector<Block>&ins = lists[used++], &outs = lists[used++];
-    // A block that belongs to rank i: all ranks know its size, except with pairs.
+    // A block that belongs to rank i: all ranks know its size.
     const auto size_of_rank = [&](int i) { return listed ? (count + i * 37) % 300 : count; };
     const auto fill = [&](std::vector<Block>& blocks, bool per_rank, bool other_per_rank) {
       for (int i = 0; i < (per_rank ? size : 1); ++i)
@@ -55,7 +54,7 @@ void one(Input& in) {
     c.out = blocks_of(victim, outs, element, listed && outs.size() > 1, mapped);
     if (c.kind == Kind::broadcast && me == c.root) c.out = c.in;
     for (int i = 0; i < size; ++i) c.largest = std::max(c.largest, size_of_rank(i));
-    c.volume = pairs ? 0 : listed ? kUneven : count;
+    c.volume = listed ? kUneven : count;
     if (c.kind == Kind::barrier) c = Collective{};
     victim.submit(c);
 
