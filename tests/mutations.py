@@ -77,14 +77,17 @@ MUTATIONS = [
     Mutation("slots do not alternate between operations", "coll/executor.cpp", "if (in_staging_) windows_ += plan_.windows;", "", WHOLE),
     Mutation("no synchronisation after direct", "coll/executor.cpp", "if (step_ == plan_.steps && plan_.path != Path::direct)", "if (step_ == plan_.steps)", WHOLE),
     Mutation("a post rings nobody", "coll/mesh.h", "if (i != rank_) members_[i].peer->bell().ring();", ";", WHOLE),
-    Mutation("signatures are not compared", "coll/executor.cpp", "if (signature != signature_ && stranger_ < 0)", "if (false)", ("plain/test_group:different operations",)),
-    Mutation("pairs are not compared", "coll/executor.cpp", "if (pairs) compare_pairs();", "", ("plain/test_group:pairs",)),
+    Mutation("signatures are not compared", "coll/executor.cpp", "if (is_strange(signature) && stranger_ < 0)", "if (false)", ("plain/test_group:different operations",)),
+    Mutation("pairs are not compared", "coll/executor.cpp", "if (pairs_) compare_pairs();", "", ("plain/test_group:pairs",)),
+    Mutation("equal parts that differ are nobody's mistake", "coll/executor.cpp", "return *even_ != signature;", "return false;", ("plain/test_group:do not list",)),
+    Mutation("the first step beside lists is kept", "coll/executor.cpp", "agreed_ && !pairs_;", "agreed_;", ("plain/test_group:equal parts",)),
     Mutation("slots of mixed ranks are located too early", "coll/executor.cpp", "agreed_ = direct || (first_step_made && !any_mapped);", "agreed_ = true;", WHOLE),
     # Messages.
     Mutation("a ring is announced with release", "coll/messenger.cpp", f"line.ring.store(ring.offset, {SEQ})", f"line.ring.store(ring.offset, {RELEASE})", ("explore/test_interleavings:single",)),
     Mutation("a ring is looked for with acquire", "coll/messenger.cpp", f"block.send(mesh_.rank()).ring.load({SEQ})", f"block.send(mesh_.rank()).ring.load({ACQUIRE})", ("explore/test_interleavings:single",)),
     Mutation("a sent record rings nobody", "coll/messenger.cpp", "  mesh_.member(rank).peer->bell().ring();\n  return true;", "  return true;", ("explore/test_interleavings:message",)),
     Mutation("a reader that made room rings nobody", "coll/messenger.cpp", "if (moved) member.peer->bell().ring();", "", ("explore/test_interleavings:message",)),
+    Mutation("the sender of a small message hears of no misfit", "coll/messenger.cpp", "    note(rank, nack);", "    if (e.record != Record::eager) note(rank, nack);", ("plain/test_messenger:does not fit",)),
     Mutation("arrived messages are not preferred", "coll/messenger.cpp", "if (it == waiting.end()) continue;", "continue;", MESSAGES),
     # Who drives.
     Mutation("who stops waiting hands nothing over", "coll/engine.cpp", "engine_.waiters_.fetch_sub(1, std::memory_order_seq_cst);\n    engine_.hand_over();", "engine_.waiters_.fetch_sub(1, std::memory_order_seq_cst);", ("explore/test_interleavings:flight", "plain/test_group")),
@@ -97,6 +100,9 @@ MUTATIONS = [
     Mutation("an abort is announced with release", "coll/mesh.cpp", f"presence.store(kAborted, {SEQ})", f"presence.store(kAborted, {RELEASE})", ("explore/test_interleavings:leaves",)),
     Mutation("an abort is looked for with acquire", "coll/mesh.h", f"presence.load({SEQ}) & kAborted", f"presence.load({ACQUIRE}) & kAborted", ("explore/test_interleavings:leaves",)),
     Mutation("who leaves rings nobody", "coll/mesh.cpp", "OCCL_FAULT_POINT(\"mesh.left\");\n  if (!members_.empty()) ring_all();", "", ("explore/test_interleavings:leaves",)),
+    Mutation("a death ends only what needs the dead", "coll/group.cpp", "const bool needed = died || ", "const bool needed = ", ("plain/test_survivors:a death ends",)),
+    Mutation("every end is a death", "shm/peer.h", " && header().ending.load(std::memory_order_acquire) == 0", "", ("plain/test_survivors:a death ends",)),
+    Mutation("a header's next group is taken for the last one", "coll/mesh.h", " ||\n           header.incarnation.load(std::memory_order_seq_cst) != incarnation", "", ("plain/test_group:past groups",)),
     Mutation("failed buffers are released at once", "coll/group.cpp", "const bool keep = op.error_ && op.exposed_;", "const bool keep = false;", ("plain/test_group:buffers",)),
     # Checks of what peers write.
     Mutation("ticks have no limit", "coll/executor.cpp", "if (reached > tick + 1)", "if (false)", BROKEN),
@@ -117,9 +123,9 @@ MUTATIONS = [
     Mutation("seals are not checked", "shm/region.cpp", "if (seals < 0 || (seals & kSizeSeals) != kSizeSeals)", "if (false)", HOSTILE),
     Mutation("control regions are not sealed against writing", "shm/region.cpp", "(peers == Access::read ? F_SEAL_FUTURE_WRITE : 0)", "0", HOSTILE),
     Mutation("any descriptor is taken for a pidfd", "shm/peer.cpp", "nullptr, 0) != 0 && errno == EBADF)", "nullptr, 0) != 0 && false)", HOSTILE),
-    Mutation("the nonce is not compared", "shm/peer.cpp", "if (header->nonce != address.nonce)", "if (false)", HOSTILE),
+    Mutation("the nonce is not compared", "shm/peer.cpp", "if (header.nonce != address.nonce)", "if (false)", HOSTILE),
     Mutation("answers may bring more descriptors", "shm/peer.cpp", "descriptors.size() != expected", "descriptors.size() < expected", HOSTILE),
-    Mutation("a member that never came is rung", "coll/mesh.cpp", "members.push_back({std::move(peers[i]), block});", "members_.push_back({peers[i], block}), members.push_back({std::move(peers[i]), block});", ("asan/invitation",)),
+    Mutation("a member that never came is rung", "coll/mesh.cpp", "members.push_back({std::move(peers[i]), block, ", "members_.push_back({peers[i], block}), members.push_back({std::move(peers[i]), block, ", ("asan/invitation",)),
     Mutation("blocks are used again while they are read", "shm/arena.cpp", "if (!retired.unread()) return false;", "", ENDPOINT),
 ]  # fmt: skip
 

@@ -343,10 +343,10 @@ std::string Group::whereabouts(int rank) const {
 }
 
 std::string Group::ahead(const shm::Peer& process) const {
-  // While this rank stands still, no other one writes over the post that is read here.
+  // While this rank stands still and has not left, no other one writes over what is read here.
   const std::unique_lock driving(drive_mutex_, std::try_to_lock);
   std::string text;
-  if (!driving) return text;
+  if (!driving || error()) return text;
   for (int i = 0; i < mesh_->size(); ++i) {
     const Member& member = mesh_->member(i);
     if (member.peer.get() != &process || i == mesh_->rank()) continue;

@@ -1,5 +1,6 @@
-// What a rank shares with the others of its group, in its control region: a header that outlives the group,
-// and a block that is used again. The rank writes all of it, the others read it; nothing has two writers.
+// What a rank shares with the others of its group, in its control region: a header that stays one for ever,
+// and a block. Both are used again once all ranks have left. The rank writes all of it, the others read it;
+// nothing has two writers.
 //
 //     GroupHeader      who this is, whether it has left or given up, and why
 //
@@ -36,7 +37,7 @@ inline constexpr std::uint64_t kUnmapped = ~std::uint64_t{0};
 inline constexpr std::uint32_t kLeft = 1, kAborted = 2;
 
 struct alignas(kLine) GroupHeader {
-  std::uint64_t incarnation = 0;  // random: what a peer was told to expect here
+  Atomic<std::uint64_t> incarnation = 0;  // random: what a peer was told to expect here
   std::uint32_t magic = shm::kMagic;
   std::int32_t rank = 0;
   std::int32_t size = 0;
@@ -44,6 +45,17 @@ struct alignas(kLine) GroupHeader {
   Atomic<std::uint32_t> joined = 0;    // it has mapped the others; seq_cst: pairs with Group::open
   std::array<char, 8 * kLine - 40> reason{};
   Atomic<std::uint64_t> offer = 0;  // offset of this rank's Offer (coll/shrink.cpp), 0: none
+
+  /// For another group. Ranks of the last one have all left, and may still ask whether this one has: either
+  /// they see its last presence, or then its new incarnation.
+  void begin(std::uint64_t random, int of_rank, int of_size) {
+    incarnation.store(random, std::memory_order_seq_cst);  // pairs with Member::left, as does presence
+    rank = of_rank;
+    size = of_size;
+    joined.store(0, std::memory_order_relaxed);  // nobody knows of the new group yet
+    offer.store(0, std::memory_order_relaxed);
+    presence.store(0, std::memory_order_seq_cst);
+  }
 };
 static_assert(sizeof(GroupHeader) == 8 * kLine && offsetof(GroupHeader, offer) % 8 == 0);
 
@@ -118,12 +130,10 @@ class SharedBlock {
 
   static std::size_t bytes(int size) { return offset_payload(size) + 2 * kMaxOneShotBytes; }
 
-  /// Begins the life of the objects in zeroed memory.
+  /// Begins the life of the objects in zeroed memory. The header may have had one before.
   void construct(std::uint64_t incarnation, int rank) {
-    new (header_) GroupHeader;
-    header_->incarnation = incarnation;
-    header_->rank = rank;
-    header_->size = size_;
+    if (header_->magic != shm::kMagic) new (header_) GroupHeader;
+    header_->begin(incarnation, rank, size_);
     new (base_ + kTick) Tick;
     new (&roll_call()) RollCall;
     for (int i = 0; i < 3; ++i) new (refusals() + i) Refusal;

@@ -19,7 +19,7 @@ Mesh::Mesh(std::shared_ptr<shm::Endpoint> endpoint, std::string name, int rank, 
   const shm::Token token = shm::random_token();
   std::memcpy(&incarnation_, token.data(), sizeof(incarnation_));
   auto& arena = endpoint_->arena();
-  header_ = arena.keep(sizeof(GroupHeader));
+  header_ = arena.keep_again(sizeof(GroupHeader));
   const auto block = allocate(SharedBlock::bytes(size));
   own_ = SharedBlock(reinterpret_cast<GroupHeader*>(arena.at(header_)), arena.at(block.offset), size);
   own_.construct(incarnation_, rank);
@@ -47,7 +47,8 @@ void Mesh::leave() {
 Mesh::~Mesh() {
   leave();
   // A peer may be reading our last contribution until it has left the group, or died. If this rank could not
-  // join, others may have joined all the same, and it does not know them: then the block is never used again.
+  // join, others may have joined all the same, and it does not know them: then none of this is ever used
+  // again.
   const auto unread = [members = std::move(members_)] {
     return !members.empty() && std::all_of(members.begin(), members.end(), std::mem_fn(&Member::gone));
   };
@@ -55,6 +56,7 @@ Mesh::~Mesh() {
     endpoint_->staging().retire({staging_}, unread);
     endpoint_->staging().collect();
   }
+  blocks_.push_back({header_, sizeof(GroupHeader)});
   endpoint_->arena().retire(std::move(blocks_), unread);
 }
 
@@ -114,9 +116,9 @@ void Mesh::join(const std::vector<Invitation>& invitations, std::vector<std::sha
     // Mapped read only; SharedBlock is one class for readers and the writer.
     const SharedBlock block(reinterpret_cast<GroupHeader*>(const_cast<std::byte*>(header)),
                             const_cast<std::byte*>(base), size_);
-    if (block.header().incarnation != invitations[i].incarnation)
+    if (block.header().incarnation.load(std::memory_order_seq_cst) != invitations[i].incarnation)
       fail(Errc::peer_left, "rank ", i, " has already left group ", name_);
-    members.push_back({std::move(peers[i]), block});
+    members.push_back({std::move(peers[i]), block, invitations[i].incarnation});
   }
   OCCL_FAULT_POINT("mesh.joined");
   members_ = std::move(members);

@@ -30,9 +30,15 @@ struct Invitation {
 struct Member {
   std::shared_ptr<shm::Peer> peer;
   SharedBlock block;
+  std::uint64_t incarnation = 0;
 
-  /// It takes part in the group no more. seq_cst: pairs with Mesh::leave, and with sleepers.
-  bool left() const { return block.header().presence.load(std::memory_order_seq_cst) & kLeft; }
+  /// It takes part in the group no more, and may already use the header for another. seq_cst, in this order:
+  /// pairs with Mesh::leave and GroupHeader::begin, and with sleepers.
+  bool left() const {
+    const GroupHeader& header = block.header();
+    return header.presence.load(std::memory_order_seq_cst) & kLeft ||
+           header.incarnation.load(std::memory_order_seq_cst) != incarnation;
+  }
   /// It needs nothing more from others to be in the group.
   bool joined() const { return block.header().joined.load(std::memory_order_seq_cst) != 0; }
   /// It gave up, and `reason` is there. seq_cst: pairs with Mesh::give_up, and with sleepers.

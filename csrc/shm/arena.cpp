@@ -46,6 +46,20 @@ std::uint64_t Arena::keep(std::size_t bytes) {
   return std::exchange(kept_.offset, kept_.offset + bytes);
 }
 
+std::uint64_t Arena::keep_again(std::size_t bytes) {
+  {
+    std::lock_guard lock(mutex_);
+    collect_locked();
+    if (const auto it = free_.find(bytes); it != free_.end()) {  // whole pages never have that size
+      const std::uint64_t offset = it->second;
+      free_.erase(it);
+      free_bytes_ -= bytes;
+      return offset;
+    }
+  }
+  return keep(bytes);
+}
+
 Arena::Block Arena::allocate_locked(std::size_t bytes) {
   OCCL_FAULT_POINT("arena.allocate");
   // Exact sizes only: the blocks of groups come in few sizes, and so nothing is ever split or joined.

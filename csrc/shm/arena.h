@@ -32,6 +32,8 @@ class Arena {
   /// A few zeroed bytes on cache lines of their own that are never used again: peers may look at them
   /// whenever they like.
   std::uint64_t keep(std::size_t bytes);
+  /// The same, or as many that were got here and retired, as their owner left them.
+  std::uint64_t keep_again(std::size_t bytes);
 
   /// Peers may still read a block whose owner is done with it. It is handed out again only once `unread`
   /// answers true; that is asked at later allocations.

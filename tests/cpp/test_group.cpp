@@ -165,6 +165,27 @@ TEST("ranks that do not list their parts must mean the same") {
   });
 }
 
+TEST("what past groups leave in the control region is used again, whoever looks last") {
+  Cluster cluster(2);
+  std::size_t before[2];
+  for (int round = 0; round < 100; ++round) {
+    std::vector<std::unique_ptr<Mesh>> meshes;
+    std::vector<Invitation> invitations;
+    for (int i = 0; i < 2; ++i) {
+      meshes.push_back(std::make_unique<Mesh>(cluster[i].endpoint, "another", i, 2, Tuning{}));
+      invitations.push_back(meshes[i]->invitation());
+    }
+    for (const auto& mesh : meshes)
+      mesh->join(invitations, {cluster[0].endpoint->as_local_peer(), cluster[1].endpoint->as_local_peer()});
+    for (int i = 0; i < 2; ++i) {
+      const std::size_t committed = cluster[i].endpoint->arena().committed();
+      if (round == 0) before[i] = committed;
+      CHECK(committed == before[i], "rank ", i, " holds ", committed, " bytes in round ", round, ", ",
+            before[i], " in the first one");
+    }
+  }
+}
+
 TEST("a rank that comes too late is named") {
   Cluster cluster(3);
   cluster.each([](Rank& rank) {

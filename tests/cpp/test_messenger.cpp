@@ -157,6 +157,7 @@ TEST("a receive from any rank says where its message came from") {
 TEST("a message that does not fit is an error on both sides that names both, and the group goes on") {
   Cluster cluster(2);
   cluster.each([](Rank& rank) {
+    rank.patience = std::chrono::seconds(10);
     for (const std::size_t bytes : {10u, 100000u}) {
       Message m(rank, bytes + rank.rank, false);
       const auto misfit = transfer(m, rank.rank == 0, 1 - rank.rank, 3);

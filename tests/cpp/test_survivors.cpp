@@ -161,6 +161,7 @@ TEST("a monitored barrier does not wait for who is gone") {
 TEST("a death ends messages between others, an end in good order does not") {
   for (const bool died : {true, false}) {
     Cluster cluster(3);
+    cluster[0].patience = std::chrono::seconds(10);
     std::int64_t sent = 7, received = 0;
     const auto message = [&](bool send) {
       return Transfer{
