@@ -1,5 +1,7 @@
 #include "pg/checks.h"
 
+#include <ATen/MemoryOverlap.h>
+
 #include <algorithm>
 
 #include "kernels/kernels.h"
@@ -68,7 +70,9 @@ void check_tensor(const char* call, const at::Tensor& t, Density density) {
   if (!t.device().is_cpu() && !t.device().is_privateuseone())
     invalid(call, "unsupported device type ", c10::DeviceTypeName(t.device().type(), true),
             ": occl moves CPU and ", c10::get_privateuse1_backend(), " tensors");
-  const bool dense = density == Density::contiguous ? t.is_contiguous() : t.is_non_overlapping_and_dense();
+  const bool dense = density == Density::any          ? at::has_internal_overlap(t) != at::MemOverlap::Yes
+                     : density == Density::contiguous ? t.is_contiguous()
+                                                      : t.is_non_overlapping_and_dense();
   if (!dense)
     invalid(call, "invalid tensor layout: tensors must be contiguous, and this one has sizes ",
             c10::str(t.sizes()), " and strides ", c10::str(t.strides()), "; call .contiguous() first");
@@ -96,10 +100,11 @@ const Tensors& only(const char* call, const std::vector<Tensors>& lists, const c
   return lists.front();
 }
 
-int root_of(const char* call, Asker who, int64_t root, int64_t root_tensor) {
+int root_of(const char* call, Asker who, int64_t root, int64_t root_tensor, std::size_t tensors) {
   if (root < 0 || root >= who.size)
     invalid(call, "invalid root rank: ", root, " (the group has ", who.size, " ranks)");
-  if (root_tensor != 0) invalid(call, "invalid root tensor: ", root_tensor, " (there is one tensor)");
+  if (root_tensor < 0 || static_cast<std::size_t>(root_tensor) >= tensors)
+    invalid(call, "invalid root tensor: ", root_tensor, " (of ", tensors, ")");
   return static_cast<int>(root);
 }
 
@@ -174,20 +179,50 @@ void set_dense(coll::Collective& c, const at::Tensor& t) {
     c.volume = coll::kUneven | (hashed(hashed(kFnvStart, c.volume), order) & (coll::kUneven - 1));
 }
 
+namespace {
+
 coll::Blocks list_blocks(const char* call, const Tensors& tensors, const at::Tensor& reference,
-                         std::size_t expected, std::vector<coll::Block>& blocks) {
+                         std::size_t expected, std::vector<coll::Block>& blocks,
+                         const std::function<at::Tensor(const at::Tensor&)>& contiguous) {
   if (tensors.size() != expected)
     invalid(call, "invalid output tensor list: expected one tensor for each of the ", expected,
             " ranks, got ", tensors.size());
   blocks.reserve(expected);
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    check_tensor(call, tensors[i]);
-    check_alike(call, tensors[i], reference, i);
-    blocks.push_back(block_of(tensors[i]));
-  }
   coll::Blocks out{nullptr, 0, static_cast<std::uint32_t>(expected), nullptr};
-  for (const auto& block : blocks) out.count = std::max(out.count, block.count);
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    check_tensor(call, tensors[i], Density::any);
+    check_alike(call, tensors[i], reference, i);
+    blocks.push_back(block_of(tensors[i].is_contiguous() ? tensors[i] : contiguous(tensors[i])));
+    out.count = std::max(out.count, blocks.back().count);
+  }
   return out;
+}
+
+}  // namespace
+
+coll::Blocks input_list(const char* call, Request& request, const Tensors& tensors,
+                        const at::Tensor& reference, std::size_t expected) {
+  return list_blocks(call, tensors, reference, expected, request.in, [&](const at::Tensor& t) {
+    return request.copies.emplace_back(at::Tensor(), t.contiguous()).second;
+  });
+}
+
+coll::Blocks output_list(const char* call, Request& request, const Tensors& tensors,
+                         const at::Tensor& reference, std::size_t expected) {
+  return list_blocks(call, tensors, reference, expected, request.out, [&](const at::Tensor& t) {
+    return request.copies.emplace_back(t, at::empty_like(t, {}, at::MemoryFormat::Contiguous)).second;
+  });
+}
+
+void check_same(const char* call, const Tensors& tensors) {
+  if (tensors.empty()) invalid(call, "requires non-empty tensor list: the argument has no tensor");
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    check_tensor(call, tensors[i], Density::any_order);
+    check_alike(call, tensors[i], tensors.front(), i);
+    if (tensors[i].sizes() != tensors.front().sizes())
+      invalid(call, "invalid tensor size at index ", i, ": expected ", c10::str(tensors.front().sizes()),
+              ", got ", c10::str(tensors[i].sizes()));
+  }
 }
 
 void set_listed(coll::Collective& c, const std::vector<coll::Block>& blocks) {

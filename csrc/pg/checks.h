@@ -24,7 +24,8 @@ DType dtype_of(const at::Tensor& tensor);
 coll::Block block_of(const at::Tensor& tensor);
 std::size_t count_of(const at::Tensor& tensor);
 
-enum class Density { contiguous, any_order };  // any_order: no gaps and no overlap, in whatever order
+/// any_order: no gaps and no overlap, in whatever order. any: what cannot be moved as it lies is copied.
+enum class Density { contiguous, any_order, any };
 
 /// One tensor on its own: defined, dense, on a device that we move, not lazily conjugated.
 void check_tensor(const char* call, const at::Tensor& tensor, Density density = Density::contiguous);
@@ -40,16 +41,21 @@ void check_overlap(const char* call, std::span<const coll::Block> ins, std::span
 const at::Tensor& only(const char* call, const Tensors& tensors, const char* what);
 const Tensors& only(const char* call, const std::vector<Tensors>& lists, const char* what);
 
-int root_of(const char* call, Asker who, int64_t root, int64_t root_tensor = 0);
+int root_of(const char* call, Asker who, int64_t root, int64_t root_tensor = 0, std::size_t tensors = 1);
 
 /// Sets the reduction, if it has a meaning for the type.
 void set_reduction(const char* call, coll::Collective& collective, const c10d::ReduceOp& op);
 
 /// A tensor as one block.
 coll::Blocks whole(const at::Tensor& tensor);
-/// A list of tensors as blocks, one for each rank. (Blocks::list is set once the list has its final place.)
-coll::Blocks list_blocks(const char* call, const Tensors& tensors, const at::Tensor& reference,
-                         std::size_t expected, std::vector<coll::Block>& blocks);
+/// Lists of tensors as blocks, one for each rank. (Blocks::list is set once the list has its final place.)
+coll::Blocks input_list(const char* call, Request& request, const Tensors& tensors,
+                        const at::Tensor& reference, std::size_t expected);
+coll::Blocks output_list(const char* call, Request& request, const Tensors& tensors,
+                         const at::Tensor& reference, std::size_t expected);
+
+/// Tensors that stand for one: each fit to be moved, of one type, size and device.
+void check_same(const char* call, const Tensors& tensors);
 
 /// All blocks equal: what the ranks must agree on is their size.
 void set_even(coll::Collective& collective, std::size_t count);

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "pg/checks.h"
 #include "pg/errors.h"
+#include "pg/several.h"
 
 namespace occl::pg {
 namespace {
@@ -25,10 +26,12 @@ Request make(c10d::OpType type, const char* title, coll::Kind kind, const at::Te
 
 Request broadcast(Asker who, Tensors& tensors, const c10d::BroadcastOptions& opts) {
   const char* call = "broadcast";
-  const auto& t = only(call, tensors, "the argument");
-  check_tensor(call, t, Density::any_order);
+  check_same(call, tensors);
+  const int root = root_of(call, who, opts.rootRank, opts.rootTensor, tensors.size());
+  const auto& t = tensors[opts.rootTensor];
   Request r = make(c10d::OpType::BROADCAST, "occl:broadcast", coll::Kind::broadcast, t);
-  r.collective.root = root_of(call, who, opts.rootRank, opts.rootTensor);
+  r.collective.root = root;
+  copy_to_others(r, t, tensors);
   r.collective.out = whole(t);
   if (who.rank == r.collective.root) r.collective.in = r.collective.out;
   set_dense(r.collective, t);
@@ -38,11 +41,13 @@ Request broadcast(Asker who, Tensors& tensors, const c10d::BroadcastOptions& opt
 
 Request all_reduce(Asker, Tensors& tensors, const c10d::AllreduceOptions& opts) {
   const char* call = "all_reduce";
-  const auto& t = only(call, tensors, "the argument");
-  check_tensor(call, t, Density::any_order);
+  check_same(call, tensors);
+  const auto& t = tensors.front();
   Request r = make(c10d::OpType::ALLREDUCE, "occl:all_reduce", coll::Kind::all_reduce, t);
   set_reduction(call, r.collective, opts.reduceOp);
   r.collective.in = r.collective.out = whole(t);
+  if (tensors.size() > 1) r.collective.in = whole(reduce_here(call, r, tensors));
+  copy_to_others(r, t, tensors);
   set_dense(r.collective, t);
   r.inputs = r.outputs = tensors;
   return r;
@@ -64,11 +69,12 @@ Request reduce(Asker who, Tensors& tensors, const c10d::ReduceOptions& opts) {
 
 Request all_gather(Asker who, std::vector<Tensors>& outputs, Tensors& inputs) {
   const char* call = "all_gather";
+  if (inputs.size() > 1) return all_gather_several(who, outputs, inputs);
   const auto& t = only(call, inputs, "the input");
   check_tensor(call, t);
   Request r = make(c10d::OpType::ALLGATHER, "occl:all_gather", coll::Kind::all_gather, t);
   r.collective.in = whole(t);
-  r.collective.out = list_blocks(call, only(call, outputs, "the output"), t, who.size, r.out);
+  r.collective.out = output_list(call, r, only(call, outputs, "the output"), t, who.size);
   if (r.out[who.rank].count != r.collective.in.count)
     invalid(call, "invalid tensor size: rank ", who.rank, "'s output has ", r.out[who.rank].count,
             " elements and its input ", r.collective.in.count);
@@ -113,7 +119,7 @@ Request gather(Asker who, std::vector<Tensors>& outputs, Tensors& inputs, const 
     if (!outputs.empty()) invalid(call, "requires empty output on non-root");
     return r;
   }
-  r.collective.out = list_blocks(call, only(call, outputs, "the output"), t, who.size, r.out);
+  r.collective.out = output_list(call, r, only(call, outputs, "the output"), t, who.size);
   for (const auto& block : r.out)
     if (block.count != r.collective.in.count)
       invalid(call, "invalid tensor size: every output must have the ", r.collective.in.count,
@@ -136,7 +142,7 @@ Request scatter(Asker who, Tensors& outputs, std::vector<Tensors>& inputs, const
     if (!inputs.empty()) invalid(call, "requires empty input on non-root");
     return r;
   }
-  r.collective.in = list_blocks(call, only(call, inputs, "the input"), t, who.size, r.in);
+  r.collective.in = input_list(call, r, only(call, inputs, "the input"), t, who.size);
   for (const auto& block : r.in)
     if (block.count != r.collective.out.count)
       invalid(call, "invalid tensor size: every input must have the ", r.collective.out.count,
@@ -154,7 +160,7 @@ Request reduce_scatter(Asker who, Tensors& outputs, std::vector<Tensors>& inputs
   Request r = make(c10d::OpType::REDUCE_SCATTER, "occl:reduce_scatter", coll::Kind::reduce_scatter, t);
   set_reduction(call, r.collective, opts.reduceOp);
   r.collective.out = whole(t);
-  r.collective.in = list_blocks(call, only(call, inputs, "the input"), t, who.size, r.in);
+  r.collective.in = input_list(call, r, only(call, inputs, "the input"), t, who.size);
   if (r.in[who.rank].count != r.collective.out.count)
     invalid(call, "invalid tensor size: rank ", who.rank, "'s input has ", r.in[who.rank].count,
             " elements and its output ", r.collective.out.count);
@@ -192,8 +198,8 @@ Request all_to_all(Asker who, Tensors& outputs, Tensors& inputs) {
   const char* call = "all_to_all";
   if (inputs.empty()) invalid(call, "requires non-empty tensor list");
   Request r = make(c10d::OpType::ALLTOALL, "occl:all_to_all", coll::Kind::all_to_all, inputs.front());
-  r.collective.in = list_blocks(call, inputs, inputs.front(), who.size, r.in);
-  r.collective.out = list_blocks(call, outputs, inputs.front(), who.size, r.out);
+  r.collective.in = input_list(call, r, inputs, inputs.front(), who.size);
+  r.collective.out = output_list(call, r, outputs, inputs.front(), who.size);
   // Each pair of ranks has a size of its own: compared when the ranks meet.
   r.collective.volume = coll::kUneven;
   r.collective.largest = std::max(r.collective.in.count, r.collective.out.count);

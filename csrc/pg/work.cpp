@@ -1,6 +1,7 @@
 #include "pg/work.h"
 
 #include <ATen/record_function.h>
+#include <c10/core/GradMode.h>
 
 #include "coll/engine.h"
 #include "device/allocator.h"
@@ -35,8 +36,28 @@ std::optional<c10::Stream> side_stream(const Request& request) {
   return std::nullopt;
 }
 
-WorkOCCL::Part::Part(coll::Listener& listener, Request&& r, Deadline deadline)
-    : request(std::move(r)), operation(make_operation(listener, request, deadline)) {}
+WorkOCCL::Part::Part(WorkOCCL& work, Request&& request, Deadline deadline)
+    : work(work), request(std::move(request)), operation(make_operation(*this, this->request, deadline)) {}
+
+void WorkOCCL::Part::copy() {
+  if (request.copies.empty() || operation.error()) return;
+  std::call_once(copied, [this] {
+    const c10::NoGradGuard no_grad;
+    for (const auto& [tensor, source] : request.copies)
+      if (tensor.defined()) tensor.copy_(source);
+  });
+}
+
+void WorkOCCL::Part::completed(coll::Operation&) noexcept {
+  try {
+    copy();
+  } catch (const std::exception&) {
+    // Whoever waits tries again, and hears of it.
+  }
+  work.one_less();
+}
+
+void WorkOCCL::Part::released(coll::Operation&) noexcept { c10::raw::intrusive_ptr::decref(&work); }
 
 // The title makes Work's constructor allocate, so only somebody who profiles gets it.
 WorkOCCL::WorkOCCL(std::shared_ptr<coll::Group> group, c10d::OpType type, const char* title,
@@ -65,9 +86,8 @@ c10::intrusive_ptr<WorkOCCL> WorkOCCL::launch(std::shared_ptr<coll::Group> group
 }
 
 void WorkOCCL::add(Request request, std::chrono::milliseconds timeout, bool lonely, bool held) {
-  Part& part =
-      parts_.emplace_back(static_cast<coll::Listener&>(*this), std::move(request), Deadline::after(timeout));
-  open_.fetch_add(1, std::memory_order_relaxed);  // not 0 before seal()
+  Part& part = parts_.emplace_back(*this, std::move(request), Deadline::after(timeout));
+  open_.fetch_add(1, std::memory_order_relaxed);  // seal() has not been called
   if (held) part.operation.hold();
   c10::raw::intrusive_ptr::incref(this);  // until released(): the group holds the operation
   if (lonely)
@@ -82,11 +102,10 @@ void WorkOCCL::release() {
 
 void WorkOCCL::seal() { one_less(); }
 
-void WorkOCCL::completed(coll::Operation&) noexcept { one_less(); }
-
 void WorkOCCL::one_less() noexcept {
-  if (open_.load(std::memory_order_acquire) == 1) end_ = std::chrono::steady_clock::now();
-  if (open_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;  // pairs with ended()
+  if (open_.fetch_sub(1, std::memory_order_acq_rel) != 2) return;  // the last one sees what the others did
+  end_ = std::chrono::steady_clock::now();
+  open_.store(0, std::memory_order_release);  // pairs with ended()
   if (recordFunctionEndCallback_) recordFunctionEndCallback_();
   tell();
 }
@@ -108,8 +127,6 @@ void WorkOCCL::tell() noexcept {
   if (hook_)
     hook_->ended(std::make_shared<c10d::WorkInfo>(opType_, getSequencenumber(), begin_, end_, end_ - begin_));
 }
-
-void WorkOCCL::released(coll::Operation&) noexcept { c10::raw::intrusive_ptr::decref(this); }
 
 const Error* WorkOCCL::error() const {
   for (const Part& part : parts_)
@@ -216,12 +233,13 @@ bool WorkOCCL::wait(std::chrono::milliseconds timeout) {
 bool WorkOCCL::wait_on_host(std::chrono::milliseconds timeout) {
   if (!ended()) check_not_forked(*group_);
   const Deadline deadline = timeout == kNoTimeout ? Deadline::never() : Deadline::after(timeout);
-  for (const Part& part : parts_) {
+  for (Part& part : parts_) {
     const coll::Operation& op = part.operation;
     if (!engine().wait(*group_, op, deadline, interrupt_check()))
       raise(Error(Errc::timeout, concat("occl: Timed out waiting ", timeout.count(), "ms for ", op.describe(),
                                         " #", op.sequence(), " of group ", group_->mesh().name(), " on rank ",
                                         rank_, "; it is still in flight")));
+    part.copy();
   }
   if (const Error* failed = error()) raise(*failed);
   return true;

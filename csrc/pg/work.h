@@ -4,6 +4,7 @@
 #include <atomic>
 #include <list>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -25,12 +26,15 @@ struct Request {
   coll::Transfer transfer;
   std::vector<coll::Block> in, out;         // what `collective` points to where blocks are listed
   std::vector<at::Tensor> inputs, outputs;  // kept alive; outputs are the result
+  /// Tensors whose memory cannot be moved as it lies, or is moved once for several of them, and where their
+  /// elements come from when the operation has succeeded. (Of an input: an undefined tensor and its copy.)
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies;
 };
 
 /// The current stream of the request's device if that is a side stream.
 std::optional<c10::Stream> side_stream(const Request& request);
 
-class WorkOCCL final : public c10d::Work, private coll::Listener {
+class WorkOCCL final : public c10d::Work {
  public:
   /// No operation yet: `add` them, then `seal`. The hook may be null.
   WorkOCCL(std::shared_ptr<coll::Group> group, c10d::OpType type, const char* title,
@@ -69,15 +73,20 @@ class WorkOCCL final : public c10d::Work, private coll::Listener {
   uint64_t getSequencenumber() const override;
 
  private:
-  struct Part {
-    Part(coll::Listener& listener, Request&& r, Deadline deadline);
+  struct Part final : coll::Listener {
+    Part(WorkOCCL& work, Request&& request, Deadline deadline);
+    void completed(coll::Operation&) noexcept override;
+    void released(coll::Operation&) noexcept override;
+    /// Makes the copies, if nobody has.
+    void copy();
+
+    WorkOCCL& work;
     const Request request;
     coll::Operation operation;
+    std::once_flag copied;
   };
   using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 
-  void completed(coll::Operation& operation) noexcept override;
-  void released(coll::Operation& operation) noexcept override;
   void one_less() noexcept;
   void tell() noexcept;
   bool wait_on_host(std::chrono::milliseconds timeout);
@@ -91,7 +100,7 @@ class WorkOCCL final : public c10d::Work, private coll::Listener {
   const std::shared_ptr<CompletionHook> hook_;
   std::vector<at::Tensor> result_;     // set before seal(), if at all
   std::list<Part> parts_;              // grows only before seal(), on the thread that adds
-  std::atomic<std::size_t> open_ = 1;  // parts that have not ended, and one for the seal
+  std::atomic<std::size_t> open_ = 2;  // parts that have not ended, one for the seal, one until end_ is set
   const std::chrono::steady_clock::time_point begin_;
   std::chrono::steady_clock::time_point end_;
   // Guarded by Work::mutex_:

@@ -97,8 +97,9 @@ def refused(call, pattern, *args, **kwargs):
 
 def bad_tensor(calls, operation):
     call = getattr(calls, operation)
-    refused(call, "invalid tensor layout: tensors must be contiguous", calls.zeros(8)[::2])
-    refused(call, "invalid tensor layout: tensors must be contiguous", calls.zeros(1).expand(4))
+    if operation != "all_to_all":  # tensors of lists are copied
+        refused(call, "invalid tensor layout: tensors must be contiguous", calls.zeros(8)[::2])
+        refused(call, "invalid tensor layout: tensors must be contiguous", calls.zeros(1).expand(4))
     refused(call, "unsupported layout", torch.zeros(4, 4).to_sparse_csr())
     refused(call, "unsupported device type meta", torch.zeros(4, device="meta"))
     refused(call, "conjugate", torch.zeros(4, dtype=torch.complex64, device=calls.device).conj())
@@ -155,10 +156,11 @@ def bad_list(calls, operation):
     refused(call, "invalid output tensor list", calls.zeros(4), **{name: [*good(), calls.zeros(4)]})
     wrong = {
         "invalid tensor type": calls.zeros(4, dtype=torch.int32),
-        "tensors must be contiguous": calls.zeros(8)[::2],
         "unsupported layout": torch.zeros(4, 4).to_sparse_csr(),
         "unsupported device type": torch.zeros(4, device="meta"),
     }
+    if LISTS[operation] == "outputs":
+        wrong["tensors must be contiguous"] = calls.zeros(1).expand(4)
     if operation in ("gather", "scatter"):
         wrong["invalid tensor size"] = calls.zeros(5)
     if len(DEVICES) > 1:
@@ -221,7 +223,19 @@ def lists_of_tensors(rank, n, device):
     pg, t = backend(device), torch.zeros(4, device=device)
     for call in (pg.broadcast, pg.allreduce, pg.reduce):
         refused(call, "non-empty tensor list", [])
-        refused(call, "must have one tensor, got 2", [t, t.clone()])
+    refused(pg.reduce, "must have one tensor, got 2", [t, t.clone()])
+    for call in (pg.broadcast, pg.allreduce):
+        refused(call, "invalid tensor type at index 1", [t, t.int()])
+        refused(call, "invalid tensor size at index 1", [t, t[:3]])
+    refused(pg.allgather, "invalid tensor size at index 1", [[t] * 2 * n] * 2, [t, t[:3]])
+    refused(pg.allgather, "one list for each of the 2 inputs, got 1", [[t] * 2 * n], [t, t])
+    refused(pg.allgather, f"expected {2 * n} tensors .* got {n}", [[t] * n] * 2, [t, t])
+    opts = dist.BroadcastOptions()
+    opts.rootTensor = 2
+    refused(pg.broadcast, "invalid root tensor: 2", [t, t.clone()], opts)
+    opts = dist.AllreduceOptions()
+    opts.reduceOp = dist.ReduceOp.AVG
+    refused(pg.allreduce, "AVG takes one tensor of each rank", [t, t.clone()], opts)
     refused(pg.allgather, "one list of tensors, got 0", [], [t])
     refused(pg.gather, "non-empty tensor list", [[t] * n], [])
     if rank != 0:

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from . import matrix
+from .checks import backend
 from .devices import DEVICES
 from .references import assert_guards, assert_same_bits, contribution, place, room
 
@@ -167,6 +168,62 @@ def splits_on_some_ranks(rank, n, device):
             theirs = contribution("int32", source, sum(size(source, other) for other in range(n)))
             begin = sum(size(source, other) for other in range(rank))
             assert part.tolist() == theirs[begin : begin + size(source, rank)].tolist()
+
+
+def scattered(tensors):
+    """The same, each as a column of a matrix: not contiguous."""
+    return [torch.stack([t, t.clone()], 1)[:, 0] for t in tensors]
+
+
+def lists_of_columns(rank, n, device):
+    """Tensors of a list need not be contiguous. Waited for, and not."""
+    for count, wait in itertools.product((1, 5, 100_000), (True, False)):
+        ours = [contribution("int32", 10 * rank + other, count).to(device) for other in range(n)]
+        theirs = [contribution("int32", 10 * other + rank, count).to(device) for other in range(n)]
+        out = scattered([torch.zeros_like(t) for t in theirs])
+        work = dist.all_to_all(out, scattered(ours), async_op=not wait)
+        if work:
+            assert work.get_future().wait()
+        assert all(torch.equal(a, b) for a, b in zip(out, theirs, strict=True))
+
+        firsts = [contribution("int32", 10 * other, count).to(device) for other in range(n)]
+        out = scattered([torch.zeros_like(t) for t in firsts])
+        works = [dist.all_gather(out, ours[0], async_op=not wait)]
+        if works[0]:
+            while not works[0].is_completed():
+                time.sleep(0.0001)
+        assert all(torch.equal(a, b) for a, b in zip(out, firsts, strict=True))
+
+        out = scattered([torch.zeros_like(t) for t in firsts])
+        dist.gather(ours[0], out if rank == n - 1 else None, n - 1)
+        assert rank != n - 1 or all(torch.equal(a, b) for a, b in zip(out, firsts, strict=True))
+        one = torch.zeros_like(ours[0])
+        dist.scatter(one, scattered(ours) if rank == 0 else None, 0)
+        assert torch.equal(one, contribution("int32", rank, count).to(device))
+        dist.reduce_scatter(one, scattered(ours))
+        assert torch.equal(one, sum(theirs))
+
+
+def several_of_each_rank(rank, n, device):
+    """Lists of several tensors in one call of the backend, as Gloo takes them."""
+    pg = backend(device)
+    for count in (1, 7, 100_000):
+        columns = [torch.zeros(count, 2, device=device).t().contiguous().t() for _ in range(2)]
+        columns[0] += rank
+        columns.append(torch.zeros(count, 2, device=device) + 10 * rank)
+        opts = dist.BroadcastOptions()
+        opts.rootRank, opts.rootTensor = n - 1, 2
+        many = [t.clone() for t in columns]
+        pg.broadcast(many, opts).wait()
+        assert all((t == 10 * (n - 1)).all() for t in many)
+        many = [t.clone() for t in columns]
+        pg.allreduce(many).wait()
+        assert all((t == 11 * sum(range(n))).all() for t in many)
+
+        out = [[torch.zeros(count, 2, device=device) for _ in range(3 * n)] for _ in range(3)]
+        pg.allgather(out, columns).wait()
+        for each in out:
+            assert [t.unique().tolist() for t in each] == [[x] for r in range(n) for x in (r, 0, 10 * r)]
 
 
 def all_splits_empty(rank, n, device):

@@ -1,0 +1,20 @@
+// Several tensors of one rank in one call, as Gloo takes them: what is done on the rank itself, before and
+// after one operation of all ranks.
+#pragma once
+
+#include "pg/normalize.h"
+
+namespace occl::pg {
+
+/// The tensors of the list but `t` become what it has become.
+void copy_to_others(Request& request, const at::Tensor& t, const Tensors& tensors);
+
+/// What the tensors combine to, in a tensor that lies as the first one does and lives as long as the request.
+/// Raises ValueError for AVG and PREMUL_SUM.
+at::Tensor reduce_here(const char* call, Request& request, const Tensors& tensors);
+
+/// Each of the k inputs has a list of outputs, and each list gets all inputs of all ranks, those of rank 0
+/// first.
+Request all_gather_several(Asker who, std::vector<Tensors>& outputs, Tensors& inputs);
+
+}  // namespace occl::pg
