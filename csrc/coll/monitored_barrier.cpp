@@ -12,7 +12,7 @@ std::string why(const Mesh& mesh, int rank) {
   const Member& member = mesh.member(rank);
   return concat(mesh.describe(rank), member.peer->exited() ? " has exited"
                                      : member.gone()       ? " has left the group"
-                                                           : " has not called it");
+                                                           : " had not called it");
 }
 
 /// For a rank other than 0 that came: the words that PyTorch's users know.
@@ -20,6 +20,19 @@ std::string reached_words(const Mesh& mesh) {
   return concat("Rank ", mesh.rank(),
                 " successfully reached monitoredBarrier, but received errors while waiting for send/recv "
                 "from rank 0: ");
+}
+
+void show(RollCall& own, const std::vector<int>& missing) {
+  for (auto& word : own.missing) word.store(0, std::memory_order_relaxed);
+  for (const int rank : missing)
+    own.missing[rank / 64].fetch_or(std::uint64_t{1} << rank % 64, std::memory_order_relaxed);
+}
+
+std::vector<int> shown(const RollCall& verdict, int size) {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < size; ++rank)
+    if (verdict.missing[rank / 64].load(std::memory_order_relaxed) >> rank % 64 & 1) ranks.push_back(rank);
+  return ranks;
 }
 
 }  // namespace
@@ -50,15 +63,23 @@ void monitored_barrier(Group& group, std::chrono::milliseconds timeout, bool all
   };
   group.engine().wait_until(reached, Deadline::after(timeout), interrupted);
 
+  std::vector<int> ranks;
   if (mesh.rank() == 0) {
-    const bool passed = missing().empty();
-    if (passed) own.passed.store(number, std::memory_order_seq_cst);
+    ranks = missing();                     // once: who comes later is late, and all ranks shall name the same
+    if (!all_ranks && ranks.size() > 1) {  // who is gone is the more likely cause
+      const auto first =
+          std::find_if(ranks.begin(), ranks.end(), [&](int rank) { return mesh.member(rank).gone(); });
+      ranks = {first == ranks.end() ? ranks.front() : *first};
+    }
+    show(own, ranks);
+    if (ranks.empty()) own.passed.store(number, std::memory_order_seq_cst);
     own.decided.store(number, std::memory_order_seq_cst);
     mesh.ring_all();
-    if (passed) return;
+    if (ranks.empty()) return;
   } else if (verdict.decided.load(std::memory_order_seq_cst) >= number) {
     // This rank has called it, so rank 0 cannot have passed a later one.
     if (verdict.passed.load(std::memory_order_seq_cst) == number) return;
+    ranks = shown(verdict, mesh.size());
   } else {  // in the same words as with rank 0's answer: both often have the same timeout, and either may be
             // first
     fail(Errc::timeout, "[Rank ", mesh.rank(), "]: ", reached_words(mesh), "Rank ", mesh.rank(),
@@ -66,20 +87,10 @@ void monitored_barrier(Group& group, std::chrono::milliseconds timeout, bool all
          " has no answer from rank 0, ", why(mesh, 0));
   }
 
-  auto ranks = missing();
-  if (!all_ranks && ranks.size() > 1) {  // who is gone is the more likely cause
-    const auto first =
-        std::find_if(ranks.begin(), ranks.end(), [&](int rank) { return mesh.member(rank).gone(); });
-    ranks = {first == ranks.end() ? ranks.front() : *first};
-  }
   std::string list, reasons;
   for (const int rank : ranks) {
     list += concat(list.empty() ? "" : ", ", rank);
     reasons += concat(reasons.empty() ? "" : "; ", why(mesh, rank));
-  }
-  if (ranks.empty()) {  // whoever was missing came after rank 0 had given up
-    list = "0";
-    reasons = "it gave up before the last rank came";
   }
   std::string prefix;
   if (mesh.rank() != 0)

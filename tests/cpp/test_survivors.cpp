@@ -151,6 +151,15 @@ TEST("a monitored barrier without rank 0 times out") {
   CHECK(contains(error, "Rank 1 timed out in monitoredBarrier after 200 ms"), error.what());
 }
 
+TEST("who comes late to a monitored barrier hears what the others heard") {
+  Cluster cluster(3);
+  for (const int rank : {0, 1, 2}) {
+    const Error error =
+        error_of([&] { monitored_barrier(*cluster[rank].group, rank == 0 ? kShort : kPatience, false, {}); });
+    CHECK(contains(error, "Rank 1 failed to pass monitoredBarrier in"), error.what());
+  }
+}
+
 TEST("a monitored barrier does not wait for who is gone") {
   Cluster cluster(3);
   cluster[0].group->mesh().member(2).peer->set_exited();
