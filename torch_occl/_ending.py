@@ -23,7 +23,10 @@ def watch() -> None:
 
 
 def announce() -> None:
-    """Peers may wait for what a process would have done that an exception ends: that is a death, too."""
+    """Peers may wait for what a process would have done that an exception ends: that is a death, too.
+
+    ``torch.multiprocessing`` makes ``sys.exit(1)`` of exceptions while it handles them.
+    """
     error = sys.exc_info()[1] or getattr(sys, "last_value", None)
-    if error is None or isinstance(error, SystemExit):
+    if error is None or (isinstance(error, SystemExit) and error.__context__ is None):
         _C._announce_end()

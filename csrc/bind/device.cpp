@@ -11,6 +11,7 @@
 #include "device/init.h"
 #include "device/memory_limit.h"
 #include "device/stream.h"
+#include "pg/runtime.h"
 
 namespace occl::bind {
 
@@ -54,7 +55,11 @@ py::list run_compiled(const py::function& code, py::list inputs, int index) {
 }  // namespace
 
 void bind_device(py::module_& module) {
-  dev::set_wait_wrapper([](const std::function<void()>& wait) {
+  dev::set_wait_wrapper([](const std::function<bool()>& slice) {
+    const auto wait = [&] {
+      while (!slice())
+        if (pg::interrupt_check()) pg::interrupt_check()();
+    };
     if (!PyGILState_Check()) return wait();
     py::gil_scoped_release release;
     wait();

@@ -150,8 +150,13 @@ bool Group::advance_collectives(OperationList& done) {
     if (!op.ready()) return moved;
     Outcome outcome = Outcome::advanced;
     try {
-      if (!std::exchange(started_, true)) executor_.start(op.collective(), op.sequence(), op.deadline());
+      if (!started_) {
+        op.listener_.beginning(op);
+        executor_.start(op.collective(), op.sequence(), op.deadline());
+        started_ = true;
+      }
       outcome = executor_.advance();
+      if (outcome == Outcome::finished) op.listener_.succeeded(op);
     } catch (const Error& error) {
       if (error.code() != Errc::mismatch) throw;
       op.error_ = std::make_unique<Error>(error);

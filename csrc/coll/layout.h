@@ -68,8 +68,9 @@ struct alignas(kLine) RollCall {
   Atomic<std::uint64_t> arrived = 0;
   Atomic<std::uint64_t> decided = 0;  // rank 0: barriers up to here have ended, ...
   Atomic<std::uint64_t> passed = 0;   // ... and this is the last one that all ranks came to
-  /// Rank 0: who had not come to the last one that failed, a bit for each. Relaxed: `decided` comes after.
-  std::array<Atomic<std::uint64_t>, kMaxRanks / 64> missing{};
+  /// Rank 0: who had not come to an even one, and to an odd one, a bit for each. Relaxed: `decided` comes
+  /// after.
+  std::array<std::array<Atomic<std::uint64_t>, kMaxRanks / 64>, 2> missing{};
 };
 
 /// Why this rank did not post operation `sequence` yet. The argument for two posts holds for two of these. A

@@ -71,8 +71,6 @@ void Messenger::post(Operation& op, OperationList& done) {
   OCCL_FAULT_POINT("message.post");
   ++posted_;
   const Transfer& t = op.transfer();
-  if (t.peer != Transfer::kAnyRank && channels_[t.peer] && channels_[t.peer]->late)
-    return end(op, done, std::move(channels_[t.peer]->late));
   if (t.send) return channel(t.peer).queue.push(op);
   // Its message may be here already; what has arrived goes before what is still in the rings.
   for (int rank = 0; rank < mesh_.size(); ++rank) {
@@ -236,7 +234,7 @@ void Messenger::take(int rank, const Envelope& e, OperationList& done) {
         ch.sending.erase(it);
         end(op, done, e.record == Record::ack ? nullptr : misfit(mesh_.rank(), rank, e));
       } else if (e.record == Record::nack) {
-        end_next(rank, misfit(mesh_.rank(), rank, e), done);
+        throw *misfit(mesh_.rank(), rank, e);  // of a send that has ended long ago: this ends the group
       }
       return;
     case Record::data: {
@@ -254,20 +252,6 @@ void Messenger::take(int rank, const Envelope& e, OperationList& done) {
     }
   }
   occl::fail(Errc::protocol, mesh_.describe(rank), " wrote a message record that makes no sense");
-}
-
-/// A send that ended long ago did not fit its receive. Who sent it may wait for an answer that will not come.
-void Messenger::end_next(int rank, std::unique_ptr<Error> error, OperationList& done) {
-  Channel& ch = channel(rank);
-  for (Operation* op = receives_.begin(); op; op = OperationList::next(*op)) {
-    if (op->transfer().peer != rank) continue;
-    receives_.remove(*op);
-    return end(*op, done, std::move(error));
-  }
-  if (ch.queue.empty())
-    ch.late = std::move(error);
-  else
-    end(ch.queue.pop(), done, std::move(error));
 }
 
 std::unique_ptr<Error> Messenger::misfit(int sender, int receiver, const Envelope& nack) const {
@@ -394,7 +378,7 @@ void Messenger::for_each(int rank, F&& f) const {
 bool Messenger::may_be_sender(int rank) const {
   bool others = false;
   for (int i = 0; i < mesh_.size(); ++i) others |= i != rank && i != mesh_.rank() && !mesh_.member(i).gone();
-  return !others || mesh_.member(rank).peer->exited();
+  return !others || mesh_.member(rank).died();
 }
 
 const Operation* Messenger::overdue() const {

@@ -8,10 +8,10 @@
 //                                  the sender's memory)          data + payload ──▶ ...
 //                                 ◀── ack
 //
-// Where a receive does not fit, the sender gets a nack. A send completes when its bytes have been taken over:
-// at once for eager; then a nack ends what the sender does next with that rank. A receiver always empties its
-// rings; what has arrived of a message that nobody waits for yet moves to the heap. So no message waits for
-// another one.
+// A send completes when its bytes have been taken over: at once for eager. Where a receive does not fit, the
+// sender gets a nack; if its send has completed, that ends the group, for nobody else could be told. A
+// receiver always empties its rings; what has arrived of a message that nobody waits for yet moves to the
+// heap. So no message waits for another one.
 #pragma once
 
 #include <cstdint>
@@ -96,7 +96,6 @@ class Messenger {
     std::deque<Receiving> receiving;
     std::deque<Envelope> notes;  // acks and grants that did not fit yet
     std::deque<Unexpected> unexpected;
-    std::unique_ptr<Error> late;  // of a send that has ended long ago: for the next operation
     std::uint64_t next_id = 1;
   };
 
@@ -106,7 +105,6 @@ class Messenger {
   bool take_records(int rank, OperationList& done);
   bool pull_direct(int rank, OperationList& done);
   void take(int rank, const Envelope& envelope, OperationList& done);
-  void end_next(int rank, std::unique_ptr<Error> error, OperationList& done);
   std::unique_ptr<Error> misfit(int sender, int receiver, const Envelope& nack) const;
   /// Gives an arrived message to a receive, or fails it when the two do not fit.
   template <class CopyPayload>

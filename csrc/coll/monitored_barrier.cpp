@@ -1,6 +1,8 @@
 #include "coll/monitored_barrier.h"
 
 #include <algorithm>
+#include <array>
+#include <chrono>
 #include <vector>
 
 #include "base/error.h"
@@ -22,16 +24,18 @@ std::string reached_words(const Mesh& mesh) {
                 "from rank 0: ");
 }
 
-void show(RollCall& own, const std::vector<int>& missing) {
-  for (auto& word : own.missing) word.store(0, std::memory_order_relaxed);
+using Bits = std::array<Atomic<std::uint64_t>, kMaxRanks / 64>;
+
+void show(Bits& bits, const std::vector<int>& missing) {
+  for (auto& word : bits) word.store(0, std::memory_order_relaxed);
   for (const int rank : missing)
-    own.missing[rank / 64].fetch_or(std::uint64_t{1} << rank % 64, std::memory_order_relaxed);
+    bits[rank / 64].fetch_or(std::uint64_t{1} << rank % 64, std::memory_order_relaxed);
 }
 
-std::vector<int> shown(const RollCall& verdict, int size) {
+std::vector<int> shown(const Bits& bits, int size) {
   std::vector<int> ranks;
   for (int rank = 0; rank < size; ++rank)
-    if (verdict.missing[rank / 64].load(std::memory_order_relaxed) >> rank % 64 & 1) ranks.push_back(rank);
+    if (bits[rank / 64].load(std::memory_order_relaxed) >> rank % 64 & 1) ranks.push_back(rank);
   return ranks;
 }
 
@@ -61,7 +65,11 @@ void monitored_barrier(Group& group, std::chrono::milliseconds timeout, bool all
     for (const int rank : missing()) (mesh.member(rank).gone() ? hopeless : waiting) = true;
     return !waiting || (hopeless && !all_ranks);
   };
+  const auto begin = std::chrono::steady_clock::now();
   group.engine().wait_until(reached, Deadline::after(timeout), interrupted);
+  // What is told is the timeout, unless somebody is gone and there was no need to wait for it.
+  const auto waited = std::min(
+      timeout, std::chrono::ceil<std::chrono::milliseconds>(std::chrono::steady_clock::now() - begin));
 
   std::vector<int> ranks;
   if (mesh.rank() == 0) {
@@ -71,7 +79,7 @@ void monitored_barrier(Group& group, std::chrono::milliseconds timeout, bool all
           std::find_if(ranks.begin(), ranks.end(), [&](int rank) { return mesh.member(rank).gone(); });
       ranks = {first == ranks.end() ? ranks.front() : *first};
     }
-    show(own, ranks);
+    show(own.missing[number & 1], ranks);
     if (ranks.empty()) own.passed.store(number, std::memory_order_seq_cst);
     own.decided.store(number, std::memory_order_seq_cst);
     mesh.ring_all();
@@ -79,11 +87,11 @@ void monitored_barrier(Group& group, std::chrono::milliseconds timeout, bool all
   } else if (verdict.decided.load(std::memory_order_seq_cst) >= number) {
     // This rank has called it, so rank 0 cannot have passed a later one.
     if (verdict.passed.load(std::memory_order_seq_cst) == number) return;
-    ranks = shown(verdict, mesh.size());
+    ranks = shown(verdict.missing[number & 1], mesh.size());
   } else {  // in the same words as with rank 0's answer: both often have the same timeout, and either may be
             // first
     fail(Errc::timeout, "[Rank ", mesh.rank(), "]: ", reached_words(mesh), "Rank ", mesh.rank(),
-         " timed out in monitoredBarrier after ", timeout.count(), " ms: group ", mesh.name(),
+         " timed out in monitoredBarrier after ", waited.count(), " ms: group ", mesh.name(),
          " has no answer from rank 0, ", why(mesh, 0));
   }
 
@@ -96,9 +104,9 @@ void monitored_barrier(Group& group, std::chrono::milliseconds timeout, bool all
   if (mesh.rank() != 0)
     prefix = reached_words(mesh);
   else if (timeout.count() <= 0)
-    prefix = concat("Rank 0 timed out in monitoredBarrier after ", timeout.count(), " ms: ");
+    prefix = concat("Rank 0 timed out in monitoredBarrier after ", waited.count(), " ms: ");
   fail(Errc::timeout, "[Rank ", mesh.rank(), "]: ", prefix, ranks.size() > 1 ? "Ranks " : "Rank ", list,
-       " failed to pass monitoredBarrier in ", timeout.count(), " ms (group ", mesh.name(), "): ", reasons);
+       " failed to pass monitoredBarrier in ", waited.count(), " ms (group ", mesh.name(), "): ", reasons);
 }
 
 }  // namespace occl::coll

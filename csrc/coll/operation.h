@@ -29,6 +29,10 @@ class Operation;
 class Listener {
  public:
   virtual void completed(Operation& operation) noexcept = 0;
+  /// Of a collective: it is about to begin, and it has succeeded; the ones before it have ended, and the ones
+  /// after it have not begun. By whichever thread drives, under the group's lock. What they throw fails it.
+  virtual void beginning(Operation&) {}
+  virtual void succeeded(Operation&) {}
   /// The last call for this operation: its buffers and it itself may go now. After an error that is only when
   /// the group is closed, because peers may still be using the buffers.
   virtual void released(Operation& operation) noexcept = 0;

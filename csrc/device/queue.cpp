@@ -6,6 +6,18 @@
 #include "base/thread.h"
 
 namespace occl::device {
+namespace {
+
+/// Not wait_until(max): adding to the end of time overflows in some libraries.
+template <class Reached>
+bool wait_until(std::condition_variable& changed, std::unique_lock<std::mutex>& lock,
+                Queue::Clock::time_point until, const Reached& reached) {
+  if (until != Queue::Clock::time_point::max()) return changed.wait_until(lock, until, reached);
+  changed.wait(lock, reached);
+  return true;
+}
+
+}  // namespace
 
 void Queue::push(std::function<void()> task) {
   std::lock_guard lock(mutex_);
@@ -29,14 +41,14 @@ bool Queue::idle() {
   return finished_ == issued_;
 }
 
-bool Queue::wait(Clock::time_point until) {
+std::uint64_t Queue::issued() {
+  std::lock_guard lock(mutex_);
+  return issued_;
+}
+
+bool Queue::wait(Clock::time_point until, std::uint64_t target) {
   std::unique_lock lock(mutex_);
-  const auto target = issued_;
-  auto reached = [&] { return finished_ >= target; };
-  // Not wait_until(max): adding to the end of time overflows in some libraries.
-  if (until != Clock::time_point::max()) return done_.wait_until(lock, until, reached);
-  done_.wait(lock, reached);
-  return true;
+  return wait_until(done_, lock, until, [&] { return finished_ >= target; });
 }
 
 void Queue::rethrow() {
@@ -85,9 +97,9 @@ bool Mark::passed() {
   return passed_;
 }
 
-void Mark::wait() {
+bool Mark::wait(Queue::Clock::time_point until) {
   std::unique_lock lock(mutex_);
-  condition_.wait(lock, [&] { return passed_; });
+  return wait_until(condition_, lock, until, [&] { return passed_; });
 }
 
 }  // namespace occl::device

@@ -30,8 +30,12 @@ class Queue {
   /// True when every task has finished; what they held is released by then.
   bool idle();
 
-  /// Waits for the tasks that are there now; false if that takes longer than `until`.
-  bool wait(Clock::time_point until = Clock::time_point::max());
+  /// How many tasks there have been.
+  std::uint64_t issued();
+  /// Waits for the first so many of them, or for those that are there now; false if that takes longer than
+  /// `until`.
+  bool wait(Clock::time_point until, std::uint64_t target);
+  bool wait(Clock::time_point until = Clock::time_point::max()) { return wait(until, issued()); }
 
   /// Throws the first exception of a task since the last call, if there was one.
   void rethrow();
@@ -54,7 +58,7 @@ class Mark {
  public:
   void pass();
   bool passed();
-  void wait();
+  bool wait(Queue::Clock::time_point until = Queue::Clock::time_point::max());
   /// When it was passed. Only after `passed` or `wait` said that it was.
   Queue::Clock::time_point at() const { return at_; }
 

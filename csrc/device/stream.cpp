@@ -16,11 +16,22 @@ namespace {
 constexpr int kStreamsPerPriority = 32;
 
 // relaxed: set once, when the library is loaded
-std::atomic<void (*)(const std::function<void()>&)> g_wait_wrapper{nullptr};
+std::atomic<void (*)(const std::function<bool()>&)> g_wait_wrapper{nullptr};
 
-void wait_on_host(const std::function<void()>& wait) {
-  if (auto* wrapper = g_wait_wrapper.load(std::memory_order_relaxed)) return wrapper(wait);
-  wait();
+void wait_in_slices(const std::function<bool(Queue::Clock::time_point until)>& wait) {
+  const auto slice = [&wait] { return wait(Queue::Clock::now() + std::chrono::milliseconds(50)); };
+  if (auto* wrapper = g_wait_wrapper.load(std::memory_order_relaxed)) return wrapper(slice);
+  while (!slice()) {
+  }
+}
+
+void wait_on_host(Queue& queue) {
+  if (queue.idle()) return;
+  wait_in_slices([&queue, target = queue.issued()](auto until) { return queue.wait(until, target); });
+}
+
+void wait_on_host(Mark& mark) {
+  wait_in_slices([&mark](auto until) { return mark.wait(until); });
 }
 
 struct DeviceStreams {
@@ -113,14 +124,14 @@ void synchronize(const c10::Stream& stream) {
   if (is_default(stream)) return;
   check_fork();
   Queue& queue = queue_of(stream);
-  if (!queue.idle()) wait_on_host([&] { queue.wait(); });
+  wait_on_host(queue);
   queue.rethrow();
 }
 
 void synchronize_device(c10::DeviceIndex index) {
   check_fork();
   index = resolve(index);
-  wait_on_host([&] { each_queue(index, [](Queue& queue) { queue.wait(); }); });
+  each_queue(index, [](Queue& queue) { wait_on_host(queue); });
   each_queue(index, [](Queue& queue) { queue.rethrow(); });
 }
 
@@ -129,7 +140,7 @@ void wait_for_queued(c10::DeviceIndex index) {
   if (C10_UNLIKELY(id != 0)) synchronize(c10::Stream(c10::Stream::UNSAFE, device(index), id));
 }
 
-void set_wait_wrapper(void (*wrapper)(const std::function<void()>& wait)) {
+void set_wait_wrapper(void (*wrapper)(const std::function<bool()>& slice)) {
   g_wait_wrapper.store(wrapper, std::memory_order_relaxed);
 }
 
@@ -168,7 +179,7 @@ void record(Event*& event, const c10::Stream& stream, bool timing) {
 
 void block(Event* event, const c10::Stream& stream) {
   if (!event || event->mark->passed()) return;
-  if (is_default(stream)) return wait_on_host([&] { event->mark->wait(); });
+  if (is_default(stream)) return wait_on_host(*event->mark);
   enqueue(stream, [mark = event->mark] { mark->wait(); });
 }
 
@@ -176,7 +187,7 @@ bool query(Event* event) { return !event || event->mark->passed(); }
 
 void synchronize(Event* event) {
   if (!event) return;
-  if (!event->mark->passed()) wait_on_host([&] { event->mark->wait(); });
+  if (!event->mark->passed()) wait_on_host(*event->mark);
   if (!is_default(event->stream)) queue_of(event->stream).rethrow();
 }
 

@@ -45,9 +45,10 @@ void synchronize_device(c10::DeviceIndex index);
 /// is the default stream.
 void wait_for_queued(c10::DeviceIndex index);
 
-/// Who waits on the host may hold a lock that a task needs, as Python's: `wrapper` is called with each such
-/// wait and runs it with the lock released. The default runs it as it is.
-void set_wait_wrapper(void (*wrapper)(const std::function<void()>& wait));
+/// Who waits on the host may hold a lock that a task needs, as Python's, and may be interrupted: `wrapper` is
+/// called with a slice of each such wait, to be run with the lock released until it returns true. The default
+/// does just that; what the wrapper throws ends the wait.
+void set_wait_wrapper(void (*wrapper)(const std::function<bool()>& slice));
 
 /// True, after waiting, if all streams of all devices have come to rest within `seconds`.
 bool drain(double seconds);

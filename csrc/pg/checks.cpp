@@ -139,12 +139,24 @@ coll::Blocks whole(const at::Tensor& t) {
   return {block.data, block.count, 1, nullptr};
 }
 
+namespace {
+
+bool are_apart(const coll::Block& a, const coll::Block& b, std::size_t size) {
+  return a.count == 0 || b.count == 0 || a.data + a.count * size <= b.data ||
+         b.data + b.count * size <= a.data;
+}
+
+}  // namespace
+
+void check_apart(const char* call, const coll::Block& a, const coll::Block& b, std::size_t size) {
+  if (!are_apart(a, b, size)) invalid(call, "tensors that are written overlap in memory");
+}
+
 void check_overlap(const char* call, const coll::Block& in, const coll::Block& out, std::size_t size,
                    const std::byte* allowed) {
-  const bool apart = in.data + in.count * size <= out.data || out.data + out.count * size <= in.data;
   const bool in_place =
       (in.count > out.count || in.data == allowed) && (out.count > in.count || out.data == allowed);
-  if (!apart && in.count && out.count && !in_place) invalid(call, "input and output overlap in memory");
+  if (!are_apart(in, out, size) && !in_place) invalid(call, "input and output overlap in memory");
 }
 
 void check_overlap(const char* call, std::span<const coll::Block> ins, std::span<const coll::Block> outs,
@@ -183,7 +195,7 @@ namespace {
 
 coll::Blocks list_blocks(const char* call, const Tensors& tensors, const at::Tensor& reference,
                          std::size_t expected, std::vector<coll::Block>& blocks,
-                         const std::function<at::Tensor(const at::Tensor&)>& contiguous) {
+                         const std::function<void(const at::Tensor&, const at::Tensor&)>& copy) {
   if (tensors.size() != expected)
     invalid(call, "invalid output tensor list: expected one tensor for each of the ", expected,
             " ranks, got ", tensors.size());
@@ -192,7 +204,13 @@ coll::Blocks list_blocks(const char* call, const Tensors& tensors, const at::Ten
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     check_tensor(call, tensors[i], Density::any);
     check_alike(call, tensors[i], reference, i);
-    blocks.push_back(block_of(tensors[i].is_contiguous() ? tensors[i] : contiguous(tensors[i])));
+    if (tensors[i].is_contiguous()) {
+      blocks.push_back(block_of(tensors[i]));
+    } else {
+      const at::Tensor stand_in = at::empty_like(tensors[i], {}, at::MemoryFormat::Contiguous);
+      copy(tensors[i], stand_in);
+      blocks.push_back(block_of(stand_in));
+    }
     out.count = std::max(out.count, blocks.back().count);
   }
   return out;
@@ -202,16 +220,21 @@ coll::Blocks list_blocks(const char* call, const Tensors& tensors, const at::Ten
 
 coll::Blocks input_list(const char* call, Request& request, const Tensors& tensors,
                         const at::Tensor& reference, std::size_t expected) {
-  return list_blocks(call, tensors, reference, expected, request.in, [&](const at::Tensor& t) {
-    return request.copies.emplace_back(at::Tensor(), t.contiguous()).second;
-  });
+  return list_blocks(
+      call, tensors, reference, expected, request.in,
+      [&](const at::Tensor& t, const at::Tensor& stand_in) { request.before.emplace_back(stand_in, t); });
 }
 
 coll::Blocks output_list(const char* call, Request& request, const Tensors& tensors,
                          const at::Tensor& reference, std::size_t expected) {
-  return list_blocks(call, tensors, reference, expected, request.out, [&](const at::Tensor& t) {
-    return request.copies.emplace_back(t, at::empty_like(t, {}, at::MemoryFormat::Contiguous)).second;
-  });
+  const auto blocks = list_blocks(
+      call, tensors, reference, expected, request.out,
+      [&](const at::Tensor& t, const at::Tensor& stand_in) { request.after.emplace_back(t, stand_in); });
+  auto sorted = request.out;
+  std::sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) { return a.data < b.data; });
+  for (std::size_t i = 1; i < sorted.size(); ++i)
+    check_apart(call, sorted[i - 1], sorted[i], size_of(dtype_of(reference)));
+  return blocks;
 }
 
 void check_same(const char* call, const Tensors& tensors) {

@@ -31,6 +31,7 @@ enum class Density { contiguous, any_order, any };
 void check_tensor(const char* call, const at::Tensor& tensor, Density density = Density::contiguous);
 /// Type and device as the reference's.
 void check_alike(const char* call, const at::Tensor& tensor, const at::Tensor& reference, std::size_t index);
+void check_apart(const char* call, const coll::Block& a, const coll::Block& b, std::size_t element_size);
 /// Inputs and outputs share memory only where it is the same element for the same purpose (`allowed`).
 void check_overlap(const char* call, const coll::Block& in, const coll::Block& out, std::size_t element_size,
                    const std::byte* allowed);

@@ -31,7 +31,7 @@ Request broadcast(Asker who, Tensors& tensors, const c10d::BroadcastOptions& opt
   const auto& t = tensors[opts.rootTensor];
   Request r = make(c10d::OpType::BROADCAST, "occl:broadcast", coll::Kind::broadcast, t);
   r.collective.root = root;
-  copy_to_others(r, t, tensors);
+  copy_to_others(call, r, t, tensors);
   r.collective.out = whole(t);
   if (who.rank == r.collective.root) r.collective.in = r.collective.out;
   set_dense(r.collective, t);
@@ -47,7 +47,7 @@ Request all_reduce(Asker, Tensors& tensors, const c10d::AllreduceOptions& opts) 
   set_reduction(call, r.collective, opts.reduceOp);
   r.collective.in = r.collective.out = whole(t);
   if (tensors.size() > 1) r.collective.in = whole(reduce_here(call, r, tensors));
-  copy_to_others(r, t, tensors);
+  copy_to_others(call, r, t, tensors);
   set_dense(r.collective, t);
   r.inputs = r.outputs = tensors;
   return r;

@@ -39,6 +39,7 @@ decltype(auto) ProcessGroupOCCL::checked(Make&& make, Refuse&& refuse) {
   } catch (const c10::Error& error) {
     check_usable();
     refuse(error.what_without_backtrace());
+    forget_coalesced();
     throw;
   }
 }
@@ -72,10 +73,7 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::launch(std::vector<Request> requests
   if (estimate_) return estimate(requests);
   timeout = or_default(timeout);
   if (coalesced_) {
-    for (Request& request : requests) {
-      wait_for_stream(request);
-      coalesced_->add(std::move(request), timeout);
-    }
+    for (Request& request : requests) coalescing_.emplace_back(std::move(request), timeout);
     return coalesced_;
   }
   const auto stream = side_stream(requests.front());
@@ -90,15 +88,27 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::launch(std::vector<Request> requests
 
 void ProcessGroupOCCL::startCoalescing() {
   check_usable();
-  if (coalesced_) raise(Error(Errc::invalid_argument, "startCoalescing: the group is coalescing already"));
+  forget_coalesced();  // PyTorch does not end it where the block of its context manager raises
   coalesced_ =
       c10::make_intrusive<WorkOCCL>(group_, c10d::OpType::COALESCED, "occl:coalesced", Tensors{}, hook_);
 }
 
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::endCoalescing() {
   if (!coalesced_) raise(Error(Errc::invalid_argument, "endCoalescing: startCoalescing was not called"));
+  for (auto& [request, timeout] : coalescing_) {
+    wait_for_stream(request);
+    coalesced_->add(std::move(request), timeout);
+  }
+  auto work = coalesced_;
+  forget_coalesced();
+  return work;
+}
+
+void ProcessGroupOCCL::forget_coalesced() {
+  if (!coalesced_) return;
   coalesced_->seal();
-  return std::exchange(coalesced_, nullptr);
+  coalesced_.reset();
+  coalescing_.clear();
 }
 
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
@@ -175,7 +185,13 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::allgather_coalesced(std::vector<Tens
     return each(inputs.size(), [&](std::size_t i) {
       Tensors input{inputs[i]};
       std::vector<Tensors> output(1);
-      for (auto& from_rank : outputs) output[0].push_back(from_rank.at(i));
+      for (auto& from_rank : outputs) {
+        if (from_rank.size() != inputs.size())
+          raise(Error(Errc::invalid_argument,
+                      concat("all_gather_coalesced: invalid output tensor list: expected ", inputs.size(),
+                             " tensors of each rank, got ", from_rank.size())));
+        output[0].push_back(from_rank[i]);
+      }
       return pg::all_gather(who(), output, input);
     });
   });

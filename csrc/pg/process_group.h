@@ -75,7 +75,8 @@ class ProcessGroupOCCL final : public CapableBackend {
   /// Names the ranks that do not come within the timeout; the group goes on.
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
 
-  /// Between these two, operations join one Work (of the calling thread's making: one thread coalesces).
+  /// Between these two, operations join one Work (of the calling thread's making: one thread coalesces). They
+  /// are sent at the end; none is if one is refused, or the end does not come before the next start.
   void startCoalescing() override;
   WorkPtr endCoalescing() override;
 
@@ -139,13 +140,16 @@ class ProcessGroupOCCL final : public CapableBackend {
   std::chrono::milliseconds or_default(std::chrono::milliseconds timeout) const;
   c10::intrusive_ptr<Options> options_for(const c10::intrusive_ptr<c10d::Backend::Options>& given) const;
   void check_usable() const;
+  void forget_coalesced();
   Asker who() const { return {getRank(), getSize()}; }
 
   const c10::intrusive_ptr<Options> options_;
   std::shared_ptr<coll::Group> group_;
-  c10::intrusive_ptr<WorkOCCL> coalesced_;  // between startCoalescing and endCoalescing
-  std::shared_ptr<CompletionHook> hook_;    // null: nobody wants to know
-  std::optional<double> estimate_;          // seconds so far; between startTimeEstimate and endTimeEstimate
+  // Between startCoalescing and endCoalescing: the work, and what it will consist of.
+  c10::intrusive_ptr<WorkOCCL> coalesced_;
+  std::vector<std::pair<Request, std::chrono::milliseconds>> coalescing_;
+  std::shared_ptr<CompletionHook> hook_;  // null: nobody wants to know
+  std::optional<double> estimate_;        // seconds so far; between startTimeEstimate and endTimeEstimate
   std::atomic<bool> suspended_ = false;
 };
 

@@ -17,10 +17,13 @@ ProcessGroupOCCL::ProcessGroupOCCL(const c10::intrusive_ptr<c10d::Store>& store,
   const std::string name = options_->group_name.empty() ? "?" : options_->group_name;
   const auto look = [&] {
     if (interrupt_check()) interrupt_check()();
+    std::string exited;  // all of them: one may have failed because of another
     for (const int i : parent.ranks)
-      if (const coll::Mesh& mesh = parent.group->mesh(); mesh.member(i).peer->exited())
-        fail(Errc::peer_exited, mesh.describe(i), " of group ", mesh.name(), " exited while group ", name,
-             " was created");
+      if (const coll::Mesh& mesh = parent.group->mesh(); mesh.member(i).peer->has_exited())
+        exited += concat(exited.empty() ? "" : ", ", mesh.describe(i));
+    if (!exited.empty())
+      fail(Errc::peer_exited, exited, " of group ", parent.group->mesh().name(), " exited while group ", name,
+           " was created");
   };
   group_ = translated([&] { return rendezvous(*store, name, rank, size, options_->timeout, look); });
   init();

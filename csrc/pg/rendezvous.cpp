@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
-#include <optional>
 #include <string_view>
+#include <thread>
 
 #include "base/error.h"
 #include "coll/engine.h"
@@ -12,27 +12,25 @@
 namespace occl::pg {
 namespace {
 
-constexpr std::chrono::milliseconds kSlice{50};  // then somebody looks at the world (FileStore: after 1 s)
+// Between two looks at the store, and at the world. Not Store::wait, which looks at nothing else meanwhile:
+// two clients of a TCPStore whose waits time out at the same moment may both hang there for seconds.
+constexpr std::chrono::microseconds kFirstNap{100}, kLongestNap{50'000};
 
 std::string key_of(int size, int64_t round, int rank) { return concat("occl/", size, "/", round, "/", rank); }
 
-/// Store::wait in slices, for it looks at nothing else meanwhile. Returns what the store said if it failed.
-std::optional<std::string> wait_for(c10d::Store& store, const std::vector<std::string>& keys,
-                                    std::chrono::milliseconds timeout, const std::function<void()>& look) {
+/// Returns false if a key is still missing after `timeout`.
+bool wait_for(c10d::Store& store, const std::vector<std::string>& keys, std::chrono::milliseconds timeout,
+              const std::function<void()>& look) {
   const Deadline deadline = Deadline::after(timeout);
-  for (;;) {
-    const Deadline slice = Deadline::after(kSlice);
-    try {
-      const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline.left(kSlice));
-      store.wait(keys, std::max(left, std::chrono::milliseconds(1)));  // 0 would mean without end
-      return std::nullopt;
-    } catch (const std::exception& error) {
-      const bool timed_out = slice.passed() && !deadline.passed();
-      const auto* traced = dynamic_cast<const c10::Error*>(&error);  // its what() is a page of stack
-      if (!timed_out) return traced ? traced->what_without_backtrace() : error.what();
+  std::chrono::nanoseconds nap = kFirstNap;
+  for (const std::string& key : keys)
+    while (!store.check({key})) {
+      if (deadline.passed()) return false;
+      look();
+      std::this_thread::sleep_for(deadline.left(nap));
+      nap = std::min<std::chrono::nanoseconds>(nap * 3 / 2, kLongestNap);
     }
-    look();
-  }
+  return true;
 }
 
 /// In the place of an invitation: why there is none.
@@ -69,14 +67,13 @@ std::vector<coll::Invitation> read_all(c10d::Store& store, const std::string& na
                                        const std::function<void()>& look) {
   std::vector<std::string> keys;
   for (int i = 0; i < size; ++i) keys.push_back(key_of(size, round, i));
-  if (const auto said = wait_for(store, keys, timeout, look)) {
+  if (!wait_for(store, keys, timeout, look)) {
     std::string missing;
     for (int i = 0; i < size; ++i)
       if (!store.check({keys[i]})) missing += concat(missing.empty() ? "" : ", ", i);
     if (!missing.empty())
       fail(Errc::timeout, "occl: Timed out after ", timeout.count(), " ms on rank ", rank, " of group ", name,
-           " waiting for rank(s) ", missing, " of ", size, " to create the group (the store said: ", *said,
-           ")");
+           " waiting for rank(s) ", missing, " of ", size, " to create the group");
   }
   std::vector<coll::Invitation> invitations;
   for (int i = 0; i < size; ++i) invitations.push_back(from_bytes(store.get(keys[i]), i, name));
@@ -110,7 +107,8 @@ std::shared_ptr<coll::Group> rendezvous(c10d::Store& store, const std::string& n
     store.set(key, to_bytes(mesh->invitation()));
     mesh->join(read_all(store, name, round, rank, size, timeout, look), Deadline::after(timeout));
   }
-  return coll::Group::open(engine(), std::move(mesh), Deadline::after(timeout), look);
+  // Whoever dies from here on is seen by the group itself.
+  return coll::Group::open(engine(), std::move(mesh), Deadline::after(timeout), interrupt_check());
 }
 
 }  // namespace occl::pg

@@ -1,31 +1,29 @@
 #include "pg/several.h"
 
 #include "base/error.h"
-#include "kernels/kernels.h"
 #include "pg/checks.h"
 
 namespace occl::pg {
 
-void copy_to_others(Request& request, const at::Tensor& t, const Tensors& tensors) {
+void copy_to_others(const char* call, Request& request, const at::Tensor& t, const Tensors& tensors) {
+  for (std::size_t i = 0; i < tensors.size(); ++i)
+    for (std::size_t j = 0; j < i; ++j)
+      check_apart(call, block_of(tensors[j]), block_of(tensors[i]), size_of(dtype_of(t)));
   for (const at::Tensor& other : tensors)
-    if (!other.is_same(t)) request.copies.emplace_back(other, t);
+    if (!other.is_same(t)) request.after.emplace_back(other, t);
 }
 
 at::Tensor reduce_here(const char* call, Request& request, const Tensors& tensors) {
   const coll::Collective& c = request.collective;
   if (c.op == ReduceOp::avg || c.op == ReduceOp::premul_sum)
     invalid(call, "ReduceOp.", name_of(c.op), " takes one tensor of each rank, got ", tensors.size());
-  const at::Tensor result = at::empty_like(tensors.front());
-  Tensors kept;  // in the memory order of the first one
-  std::vector<const void*> from;
+  request.combination = at::empty_like(tensors.front());
   for (const at::Tensor& t : tensors) {
-    kept.push_back(t.strides() == result.strides() ? t : at::empty_like(result).copy_(t));
-    from.push_back(kept.back().data_ptr());
+    const bool alike = t.strides() == request.combination.strides();  // in the same order in memory
+    request.combined.push_back(alike ? t : at::empty_like(request.combination));
+    if (!alike) request.before.emplace_back(request.combined.back(), t);
   }
-  void* const to[] = {result.data_ptr()};
-  kernels::reduce(c.dtype, c.op, to, from, count_of(result), kernels::Store::cached, {});
-  request.copies.emplace_back(at::Tensor(), result);
-  return result;
+  return request.combination;
 }
 
 Request all_gather_several(Asker who, std::vector<Tensors>& outputs, Tensors& inputs) {
@@ -35,14 +33,15 @@ Request all_gather_several(Asker who, std::vector<Tensors>& outputs, Tensors& in
   if (outputs.size() != each)
     invalid(call, "invalid output tensor list: expected one list for each of the ", each, " inputs, got ",
             outputs.size());
-  at::Tensor packed = at::stack(inputs);
-  std::vector<int64_t> sizes = packed.sizes().vec();
+  std::vector<int64_t> sizes = inputs.front().sizes().vec();
+  sizes.insert(sizes.begin(), each);
+  at::Tensor packed = at::empty(sizes, inputs.front().options());
   sizes.insert(sizes.begin(), who.size);
   at::Tensor all = at::empty(sizes, packed.options());
   Request r = all_gather_into(who, all, packed);
   r.type = c10d::OpType::ALLGATHER;
   r.title = "occl:all_gather";
-  r.copies.emplace_back(at::Tensor(), packed);
+  for (std::size_t i = 0; i < each; ++i) r.before.emplace_back(packed[i], inputs[i]);
   r.inputs = inputs;
   r.outputs.clear();
   for (const Tensors& list : outputs) {
@@ -55,7 +54,7 @@ Request all_gather_several(Asker who, std::vector<Tensors>& outputs, Tensors& in
       if (list[i].numel() != inputs.front().numel())
         invalid(call, "invalid tensor size at index ", i, ": expected ", inputs.front().numel(),
                 " elements, got ", list[i].numel());
-      r.copies.emplace_back(list[i], all[i / each][i % each].view(list[i].sizes()));
+      r.after.emplace_back(list[i], all[i / each][i % each].view(list[i].sizes()));
       r.outputs.push_back(list[i]);
     }
   }

@@ -1,11 +1,12 @@
 #include "pg/work.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/record_function.h>
-#include <c10/core/GradMode.h>
 
 #include "coll/engine.h"
 #include "device/allocator.h"
 #include "device/stream.h"
+#include "kernels/kernels.h"
 #include "pg/errors.h"
 #include "pg/runtime.h"
 
@@ -25,6 +26,21 @@ coll::Operation make_operation(coll::Listener& listener, const Request& request,
   return {listener, with_lists(request), deadline};
 }
 
+/// Whatever thread this is: it does not wait for its own streams, and tensors made in inference mode will do.
+void make(const Request::Copies& copies) {
+  if (copies.empty()) return;
+  const at::AutoDispatchBelowADInplaceOrView below;
+  for (const auto& [to, from] : copies) {
+    if (!to.is_privateuseone()) {
+      to.copy_(from);
+      continue;
+    }
+    const c10::Stream current = device::exchange_stream(device::default_stream(to.device().index()));
+    to.copy_(from);
+    device::exchange_stream(current);
+  }
+}
+
 }  // namespace
 
 std::optional<c10::Stream> side_stream(const Request& request) {
@@ -39,23 +55,19 @@ std::optional<c10::Stream> side_stream(const Request& request) {
 WorkOCCL::Part::Part(WorkOCCL& work, Request&& request, Deadline deadline)
     : work(work), request(std::move(request)), operation(make_operation(*this, this->request, deadline)) {}
 
-void WorkOCCL::Part::copy() {
-  if (request.copies.empty() || operation.error()) return;
-  std::call_once(copied, [this] {
-    const c10::NoGradGuard no_grad;
-    for (const auto& [tensor, source] : request.copies)
-      if (tensor.defined()) tensor.copy_(source);
-  });
+void WorkOCCL::Part::beginning(coll::Operation&) {
+  make(request.before);
+  if (request.combined.empty()) return;
+  std::vector<const void*> from;
+  for (const at::Tensor& t : request.combined) from.push_back(t.const_data_ptr());
+  void* const to[] = {request.combination.data_ptr()};
+  const coll::Collective& c = request.collective;
+  kernels::reduce(c.dtype, c.op, to, from, c.in.count, kernels::Store::cached, {});
 }
 
-void WorkOCCL::Part::completed(coll::Operation&) noexcept {
-  try {
-    copy();
-  } catch (const std::exception&) {
-    // Whoever waits tries again, and hears of it.
-  }
-  work.one_less();
-}
+void WorkOCCL::Part::succeeded(coll::Operation&) { make(request.after); }
+
+void WorkOCCL::Part::completed(coll::Operation&) noexcept { work.one_less(); }
 
 void WorkOCCL::Part::released(coll::Operation&) noexcept { c10::raw::intrusive_ptr::decref(&work); }
 
@@ -233,13 +245,12 @@ bool WorkOCCL::wait(std::chrono::milliseconds timeout) {
 bool WorkOCCL::wait_on_host(std::chrono::milliseconds timeout) {
   if (!ended()) check_not_forked(*group_);
   const Deadline deadline = timeout == kNoTimeout ? Deadline::never() : Deadline::after(timeout);
-  for (Part& part : parts_) {
+  for (const Part& part : parts_) {
     const coll::Operation& op = part.operation;
     if (!engine().wait(*group_, op, deadline, interrupt_check()))
       raise(Error(Errc::timeout, concat("occl: Timed out waiting ", timeout.count(), "ms for ", op.describe(),
                                         " #", op.sequence(), " of group ", group_->mesh().name(), " on rank ",
                                         rank_, "; it is still in flight")));
-    part.copy();
   }
   if (const Error* failed = error()) raise(*failed);
   return true;

@@ -4,7 +4,6 @@
 #include <atomic>
 #include <list>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -26,9 +25,13 @@ struct Request {
   coll::Transfer transfer;
   std::vector<coll::Block> in, out;         // what `collective` points to where blocks are listed
   std::vector<at::Tensor> inputs, outputs;  // kept alive; outputs are the result
-  /// Tensors whose memory cannot be moved as it lies, or is moved once for several of them, and where their
-  /// elements come from when the operation has succeeded. (Of an input: an undefined tensor and its copy.)
-  std::vector<std::pair<at::Tensor, at::Tensor>> copies;
+  /// What is to be copied on this rank, in the group's order: to `first` from `second`. `before`: into what
+  /// the operation reads. `after`: out of what it has written.
+  using Copies = std::vector<std::pair<at::Tensor, at::Tensor>>;
+  Copies before, after;
+  /// After `before`: these are combined into `combination`, which is what the operation reads.
+  std::vector<at::Tensor> combined;
+  at::Tensor combination;
 };
 
 /// The current stream of the request's device if that is a side stream.
@@ -77,13 +80,12 @@ class WorkOCCL final : public c10d::Work {
     Part(WorkOCCL& work, Request&& request, Deadline deadline);
     void completed(coll::Operation&) noexcept override;
     void released(coll::Operation&) noexcept override;
-    /// Makes the copies, if nobody has.
-    void copy();
+    void beginning(coll::Operation&) override;
+    void succeeded(coll::Operation&) override;
 
     WorkOCCL& work;
     const Request request;
     coll::Operation operation;
-    std::once_flag copied;
   };
   using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 

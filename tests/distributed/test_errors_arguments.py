@@ -230,6 +230,10 @@ def lists_of_tensors(rank, n, device):
     refused(pg.allgather, "invalid tensor size at index 1", [[t] * 2 * n] * 2, [t, t[:3]])
     refused(pg.allgather, "one list for each of the 2 inputs, got 1", [[t] * 2 * n], [t, t])
     refused(pg.allgather, f"expected {2 * n} tensors .* got {n}", [[t] * n] * 2, [t, t])
+    for call in (pg.broadcast, pg.allreduce):
+        refused(call, "overlap", [t[:3], t[1:]])
+    refused(pg.allgather, "overlap", [[t] * n], [t.clone()])
+    refused(pg.allgather_coalesced, "expected 1 tensors of each rank, got 0", [[]] * n, [t])
     opts = dist.BroadcastOptions()
     opts.rootTensor = 2
     refused(pg.broadcast, "invalid root tensor: 2", [t, t.clone()], opts)

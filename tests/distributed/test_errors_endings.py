@@ -104,6 +104,15 @@ def child(rank, store, how, ended):
 
 
 def three_children(rank, n, device, *, store, how):
+    if how == "raises in start_processes":  # which handles the exception, and calls sys.exit
+        ended = multiprocessing.get_context("fork").Event()
+        arguments = (store, "raises", ended)
+        context = torch.multiprocessing.start_processes(child, arguments, 3, join=False, start_method="fork")
+        wait([context.processes[2].sentinel])
+        ended.set()
+        for process in context.processes:
+            process.join()
+        return [process.exitcode for process in context.processes]
     context = multiprocessing.get_context("fork")
     ended = context.Event()
     children = [context.Process(target=child, args=(r, store, how, ended)) for r in range(3)]
@@ -118,7 +127,14 @@ def three_children(rank, n, device, *, store, how):
 
 @pytest.mark.parametrize(
     ("how", "code"),
-    [("returns", 0), ("sys.exit", 3), ("raises", 1), ("os._exit", 0), ("killed", -signal.SIGKILL)],
+    [
+        ("returns", 0),
+        ("sys.exit", 3),
+        ("raises", 1),
+        ("raises in start_processes", 1),
+        ("os._exit", 0),
+        ("killed", -signal.SIGKILL),
+    ],
 )
 def test_how_a_process_of_multiprocessing_ends_tells_its_peers_whether_it_died(fresh, how, code):
     """These processes run no function of atexit."""

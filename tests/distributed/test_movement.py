@@ -204,6 +204,33 @@ def lists_of_columns(rank, n, device):
         assert torch.equal(one, sum(theirs))
 
 
+def copies_keep_the_order(rank, n, device):
+    """What is copied before and after an operation is part of it, also where nobody waits in between."""
+    for count in (4, 100_000):
+        x, out = torch.ones(count, 2, device=device), torch.zeros(count, device=device)
+        views = [x[:, i % 2] for i in range(n)]
+        works = [dist.all_reduce(x, async_op=True), dist.reduce_scatter(out, views, async_op=True)]
+        base = torch.zeros(count, n, device=device)
+        columns = list(base.unbind(1))
+        works += [dist.all_gather(columns, out.clone() * 0 + 1, async_op=True)]
+        works += [dist.all_reduce(base, async_op=True)]
+        a, b = torch.ones(count, device=device), torch.ones(count, device=device)
+        works += [dist.all_reduce(a, async_op=True), backend(device).allreduce([a, b])]
+        for work in works:
+            work.wait()
+        assert (out == n * n).all() and (base == n).all() and (a == n * n + n).all() and a.equal(b)
+
+
+def copies_in_inference_mode(rank, n, device):
+    """The thread that makes them is not in that mode."""
+    with torch.inference_mode():
+        out = scattered([torch.zeros(4, device=device) for _ in range(n)])
+        work = dist.all_gather(out, torch.full((4,), rank + 1.0, device=device), async_op=True)
+        while not work.is_completed():
+            time.sleep(0.01)
+        assert work.is_success() and [t[0].item() for t in out] == list(range(1, n + 1))
+
+
 def several_of_each_rank(rank, n, device):
     """Lists of several tensors in one call of the backend, as Gloo takes them."""
     pg = backend(device)

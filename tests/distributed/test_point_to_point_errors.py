@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -12,19 +14,22 @@ from .worker import listen, tell
 SMALL, LARGE = 10, 100_000
 
 
-def still_works(rank, device):
+def still_works(rank, device, group=None):
     t = torch.ones(1000, device=device)
-    dist.all_reduce(t)
+    dist.all_reduce(t, group=group)
     assert (t == dist.get_world_size()).all()
     out = torch.zeros(50000, device=device)
-    works = [dist.isend(torch.full_like(out, rank), 1 - rank), dist.irecv(out, 1 - rank)]
+    sent = torch.full_like(out, rank)
+    works = [dist.isend(sent, 1 - rank, group), dist.irecv(out, 1 - rank, group)]
     for work in works:
         work.wait()
     assert (out == 1 - rank).all()
 
 
 def mismatch(rank, n, device, *, sent, received, posted_first, then):
-    """Rank 0 sends `sent` (count, dtype) where rank 1 expects `received`, and then something else."""
+    """Rank 0 sends `sent` (count, dtype) where rank 1 expects `received`. A small one has left before anybody
+    could know: then the sender's next message ends the group."""
+    group = dist.new_group()
     order = {"send": (0, 1), "recv": (1, 0)}[posted_first]
     for turn in order:
         if rank != turn:
@@ -32,18 +37,26 @@ def mismatch(rank, n, device, *, sent, received, posted_first, then):
             continue
         count, dtype = sent if rank == 0 else received
         t = torch.zeros(count, dtype=getattr(torch, dtype), device=device)
-        work = dist.isend(t, 1, tag=3) if rank == 0 else dist.irecv(t, 0, tag=3)
+        work = dist.isend(t, 1, group, tag=3) if rank == 0 else dist.irecv(t, 0, group, tag=3)
         dist.barrier()
+    one = torch.zeros(1, device=device)
     if rank == 0 and sent[0] == SMALL:
-        work.wait()  # it left before anybody could know
-        work = dist.irecv(torch.zeros(1, device=device), 1, tag=77) if then == "receives" else None
+        work.wait()
+        work = dist.irecv(one, 1, group, tag=77) if then == "receives" else None
     with pytest.raises(dist.DistBackendError) as caught:
         while not work:  # the news may not be here yet
-            dist.send(torch.zeros(1, device=device), 1, tag=77)
+            dist.send(one, 1, group, tag=77)
         work.wait()
-    assert (
+    text = (
         f"rank 0 sent {sent[1]}[{sent[0]}] with tag 3 where rank 1 called recv({received[1]}[{received[0]}])"
-    ) in str(caught.value)
+    )
+    assert text in str(caught.value)
+    if sent[0] == LARGE:
+        return still_works(rank, device, group)
+    if rank == 1:
+        with pytest.raises(dist.DistBackendError, match=r"rank 0 .* ended group .*" + re.escape(text)):
+            dist.recv(one, 0, group, tag=78)
+    dist.barrier()
     still_works(rank, device)
 
 
@@ -147,3 +160,25 @@ def test_a_receive_from_any_rank_waits_for_those_who_are_left(fresh, device):
         team.say(1, "go on")
         outcomes = team.finish()
         assert not any(outcome.failed for outcome in outcomes), outcomes
+
+
+def bad_batch(rank, n, device):
+    """A batch of which one part is refused is not sent at all; the next one is."""
+    t, out = torch.full((4,), float(rank), device=device), torch.zeros(4, device=device)
+    wrong = torch.zeros(8, device=device)[::2]
+
+    def batch(sent):
+        return [dist.P2POp(dist.irecv, out, 1 - rank), dist.P2POp(dist.isend, sent, 1 - rank)]
+
+    for _ in range(3):
+        with pytest.raises(ValueError, match="contiguous"):
+            dist.batch_isend_irecv(batch(wrong))
+        for work in dist.batch_isend_irecv(batch(t)):
+            work.wait()
+        assert (out == 1 - rank).all()
+    still_works(rank, device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_batch_is_sent_as_a_whole_or_not_at_all(pool, device):
+    pool.run(bad_batch, 2, device)

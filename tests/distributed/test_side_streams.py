@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from .checks import assert_works
+from .checks import assert_works, backend
 from .devices import DEVICES
 from .worker import listen, tell
 
@@ -115,6 +117,63 @@ def errors_come_with_the_synchronisation(rank, n, device):
 
 def test_an_error_is_raised_by_the_next_synchronisation_with_the_stream(pool):
     pool.run(errors_come_with_the_synchronisation, 2)
+
+
+def lists_of_columns(rank, n, device):
+    """What is copied waits for the stream like everything else, and no stream waits for itself."""
+    stream = torch.Stream(device="dev")
+    for _ in range(20):
+        out = list(torch.zeros(400, n, device="dev").unbind(1))
+        a, b, u = (torch.full((400,), rank + 1.0, device="dev") for _ in range(3))
+        with stream:
+            dist.all_reduce(a, async_op=True).wait()
+            dist.all_gather(out, a, async_op=True).wait()
+            dist.all_reduce(u)
+            backend("dev").allreduce([a, b]).wait()
+            dist.all_reduce(u)
+        stream.synchronize()
+        assert all((t == 3).all() for t in out) and (a == 9).all() and a.equal(b) and (u == 6).all()
+
+
+def test_tensors_that_are_copied_keep_the_order_of_the_stream(pool):
+    pool.run(lists_of_columns, 2)
+
+
+def interrupted(rank, n, device, *, wait):
+    """Rank 1 does not come; Ctrl-C ends rank 0's wait for the device, and the stream goes on."""
+    stream, t = torch.dev.Stream(), torch.ones(3, device="dev")
+    if rank == 1:
+        listen()
+        return dist.all_reduce(t)
+    event = torch.dev.Event()
+    with stream:
+        dist.all_reduce(t, async_op=True).wait()
+        event.record()
+        waits = {
+            "stream": stream.synchronize,
+            "device": torch.dev.synchronize,
+            "event": event.synchronize,
+            "item": lambda: t.sum().item(),
+        }
+        tell("ready")
+        with pytest.raises(KeyboardInterrupt):
+            waits[wait]()
+    tell("interrupted")
+    stream.synchronize()
+    assert (t == 2).all()
+    return None
+
+
+@pytest.mark.parametrize("wait", ["stream", "device", "event", "item"])
+def test_ctrl_c_ends_the_wait_for_a_stream(fresh, wait):
+    with fresh(2) as team:
+        team.join().start(interrupted, "dev", wait=wait)
+        assert team.hear(0) == "ready"
+        team.wait_until_asleep(0)
+        os.kill(team.pids[0], signal.SIGINT)
+        assert team.hear(0) == "interrupted"
+        team.say(1, "go on")
+        ends_well(team)
 
 
 def a_timeout_is_for_the_host(rank, n, device):
