@@ -113,7 +113,7 @@ MUTATIONS = [
     Mutation("records may be longer than what was written", "coll/messenger.cpp", "record_bytes(e.bytes) > readable)", "false)", BROKEN),
     Mutation("beginnings may be longer than the message", "coll/messenger.cpp", ": e.bytes < bytes_of(t);", ": true;", BROKEN),
     Mutation("text of peers is printed as it is", "base/error.h", "if (!fine) out[i] = '?';", "", HOSTILE),
-    Mutation("slots may be smaller than a line for each rank", "coll/mesh.cpp", "size_ * kLine)", "kLine)", ("plain/test_group:64 ranks",)),
+    Mutation("slots may be smaller than a line for each rank", "coll/mesh.cpp", "size_ * kLine)", "kLine)", ("plain/test_group:place in a slot",)),
     # Who gets in.
     Mutation("users are not compared", "shm/socket.cpp", "&& credentials.uid == geteuid()", "", HOSTILE),
     Mutation("clients of other users are heard", "shm/endpoint.cpp", "if (!same_user(client.get()))", "if (false)", HOSTILE),
@@ -165,7 +165,7 @@ def failure(test: str, root: Path) -> str | None:
     built = cpp_build.build(mode, source, root)
     corpus = root / "tests" / "fuzz" / "corpus" / f"{program}.txt"
     arguments = [str(corpus)] if fuzz.exists() else [part] if part else []
-    quiet = {"ASAN_OPTIONS": "detect_leaks=0", "TSAN_OPTIONS": "halt_on_error=1", "EXPLORE_FACTOR": "10"}
+    quiet = {"ASAN_OPTIONS": "detect_leaks=0", "TSAN_OPTIONS": "halt_on_error=1", "EXPLORE_FACTOR": "30"}
     prefix = ["setarch", "--addr-no-randomize"] if mode == "tsan" else []
     try:
         done = subprocess.run(

@@ -43,7 +43,13 @@ std::shared_ptr<Group> Group::open(Engine& engine, std::unique_ptr<Mesh> mesh, D
   };
   if (!engine.wait_until(all_joined, deadline, interrupted)) {
     std::string text;
-    for (const int rank : missing) text += concat(text.empty() ? "" : ", ", joined.describe(rank));
+    for (const int rank : missing) {
+      const auto other = joined.member(rank).block.header().connecting.load(std::memory_order_relaxed);
+      text += concat(text.empty() ? "" : ", ", joined.describe(rank));
+      if (other && other <= static_cast<std::uint32_t>(joined.size()) &&
+          other - 1 != static_cast<std::uint32_t>(rank))
+        text += concat(", which connects to ", joined.describe(static_cast<int>(other) - 1), ",");
+    }
     fail(Errc::timeout, "occl: Timed out after ", deadline.span().count(), " ms on rank ", joined.rank(),
          " of group ", joined.name(), " waiting for ", text, " to join the group");
   }

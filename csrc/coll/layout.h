@@ -41,9 +41,10 @@ struct alignas(kLine) GroupHeader {
   std::uint32_t magic = shm::kMagic;
   std::int32_t rank = 0;
   std::int32_t size = 0;
-  Atomic<std::uint32_t> presence = 0;  // kAborted: `reason` was written before
-  Atomic<std::uint32_t> joined = 0;    // it has mapped the others; seq_cst: pairs with Group::open
-  std::array<char, 8 * kLine - 40> reason{};
+  Atomic<std::uint32_t> presence = 0;    // kAborted: `reason` was written before
+  Atomic<std::uint32_t> joined = 0;      // it has mapped the others; seq_cst: pairs with Group::open
+  Atomic<std::uint32_t> connecting = 0;  // to this rank, + 1. Relaxed: for a text
+  std::array<char, 8 * kLine - 44> reason{};
   Atomic<std::uint64_t> offer = 0;  // offset of this rank's Offer (coll/shrink.cpp), 0: none
 
   /// For another group. Ranks of the last one have all left, and may still ask whether this one has: either
@@ -53,6 +54,7 @@ struct alignas(kLine) GroupHeader {
     rank = of_rank;
     size = of_size;
     joined.store(0, std::memory_order_relaxed);  // nobody knows of the new group yet
+    connecting.store(0, std::memory_order_relaxed);
     offer.store(0, std::memory_order_relaxed);
     presence.store(0, std::memory_order_seq_cst);
   }

@@ -93,6 +93,7 @@ std::vector<std::shared_ptr<shm::Peer>> Mesh::connect(const std::vector<Invitati
       fail(Errc::protocol, "rank ", i, " of group ", name_, " joined as rank ", it.rank, " of ", it.size,
            " where this is rank ", rank_, " of ", size_);
     OCCL_FAULT_POINT("mesh.connect");
+    own_.header().connecting.store(static_cast<std::uint32_t>(i) + 1, std::memory_order_relaxed);
     try {
       if (it.address.node != endpoint_->address().node)
         fail(Errc::not_implemented,

@@ -45,6 +45,18 @@ TEST("a mix of all collectives on all paths is right with 5 ranks, more than the
   run_random_cases(5, 120, 3);
 }
 TEST("64 ranks work on however few cores there are") { run_random_cases(64, 4, 5); }
+
+TEST("each of 64 ranks has a place in a slot, however small slots are meant to be") {
+  Tuning tuning;
+  tuning.one_shot_bytes = 256;
+  tuning.slot_bytes = 512;
+  Cluster cluster(64, tuning);
+  cluster.each([](Rank& rank) {
+    int round = 0;
+    for (const Kind kind : {Kind::all_to_all, Kind::reduce_scatter, Kind::scatter})
+      run(rank, {kind, 0, std::vector<std::size_t>(64, 20), false, ++round}, false);
+  });
+}
 TEST("a group of one rank works") { run_random_cases(1, 100, 4); }
 
 TEST("thousands of operations in flight end in order") {

@@ -164,11 +164,10 @@ TEST("a message that does not fit is an error on both sides that names both") {
       const auto misfit = transfer(m, sends, 1 - rank.rank, 3);
       // The small one has left before anybody could know: then the sender's next message ends the group.
       if (sends && small) rank.run(misfit);
-      const Error error =
-          error_of([&] { rank.run(sends && small ? transfer(other, false, 1, 5) : misfit); });
+      const Error error = error_of([&] { rank.run(sends && small ? transfer(other, false, 1, 5) : misfit); });
       CHECK(error.code() == Errc::mismatch &&
-                contains(error, concat("rank 0 sent uint8[", bytes, "] with tag 3 where rank 1 called recv(uint8[",
-                                       bytes + 1, "])")),
+                contains(error, concat("rank 0 sent uint8[", bytes,
+                                       "] with tag 3 where rank 1 called recv(uint8[", bytes + 1, "])")),
             error.what());
       if (sends) other.fill(0, 9);
       const auto next = [&] { rank.run(transfer(other, sends, 1 - rank.rank, 9)); };
