@@ -1,7 +1,10 @@
 #include "pg/work.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/StreamGuard.h>
+
 #include <ATen/record_function.h>
+#include <algorithm>
 
 #include "coll/engine.h"
 #include "device/allocator.h"
@@ -27,18 +30,23 @@ coll::Operation make_operation(coll::Listener& listener, const Request& request,
 }
 
 /// Whatever thread this is: it does not wait for its own streams, and tensors made in inference mode will do.
-void make(const Request::Copies& copies) {
+void copy_all(const Request::Copies& copies) {
   if (copies.empty()) return;
   const at::AutoDispatchBelowADInplaceOrView below;
   for (const auto& [to, from] : copies) {
-    if (!to.is_privateuseone()) {
-      to.copy_(from);
-      continue;
-    }
-    const c10::Stream current = device::exchange_stream(device::default_stream(to.device().index()));
+    c10::OptionalStreamGuard guard;
+    if (to.is_privateuseone()) guard.reset_stream(device::default_stream(to.device().index()));
     to.copy_(from);
-    device::exchange_stream(current);
   }
+}
+
+/// What a future of an all_gather into a list carries: one tensor, a row for each rank, as NCCL's. (Hooks of
+/// DistributedDataParallel look for that.) Where the outputs differ in size it is the list, as in all others.
+std::vector<at::Tensor> for_future(c10d::OpType type, std::vector<at::Tensor> outputs) {
+  const auto alike = [&](const at::Tensor& t) { return t.sizes() == outputs.front().sizes(); };
+  if (type != c10d::OpType::ALLGATHER || !std::all_of(outputs.begin(), outputs.end(), alike)) return outputs;
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return {at::stack(outputs)};
 }
 
 }  // namespace
@@ -56,7 +64,7 @@ WorkOCCL::Part::Part(WorkOCCL& work, Request&& request, Deadline deadline)
     : work(work), request(std::move(request)), operation(make_operation(*this, this->request, deadline)) {}
 
 void WorkOCCL::Part::beginning(coll::Operation&) {
-  make(request.before);
+  copy_all(request.before);
   if (request.combined.empty()) return;
   std::vector<const void*> from;
   for (const at::Tensor& t : request.combined) from.push_back(t.const_data_ptr());
@@ -65,7 +73,7 @@ void WorkOCCL::Part::beginning(coll::Operation&) {
   kernels::reduce(c.dtype, c.op, to, from, c.in.count, kernels::Store::cached, {});
 }
 
-void WorkOCCL::Part::succeeded(coll::Operation&) { make(request.after); }
+void WorkOCCL::Part::succeeded(coll::Operation&) { copy_all(request.after); }
 
 void WorkOCCL::Part::completed(coll::Operation&) noexcept { work.one_less(); }
 
@@ -158,7 +166,7 @@ void WorkOCCL::settle(const FuturePtr& future) const noexcept try {
   if (const Error* failed = error())
     future->setError(as_exception(*failed));
   else
-    future->markCompleted(c10::IValue(outputs()));
+    future->markCompleted(c10::IValue(for_future(opType_, outputs())));
 } catch (const std::exception& error) {
   TORCH_WARN("a callback on the future of a collective failed: ", error.what());
 }

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook, quantization_hooks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -84,6 +84,19 @@ def parallel(rank, n, device, *, options, hook, tolerance):
         assert_all_close(net.parameters(), parameters, **tolerance)
 
 
+def quantized(rank, n, device, *, hook):
+    """The hooks look for one tensor in the future of an all_gather. Eight bits are all that is left."""
+    net = DistributedDataParallel(model().to(device))
+    net.register_comm_hook(dist.group.WORLD, getattr(quantization_hooks, hook))
+    (x,) = batches(1)
+    loss_of(net, x.to(device).chunk(n)[rank]).backward()
+    gradients, _ = trained_alone(steps=1)
+    for p, alone in zip(net.parameters(), gradients, strict=True):
+        coarse = max(g.abs().max() for g in gradients) / 20
+        assert (p.grad.cpu() - alone).abs().max() < coarse
+    assert_same_everywhere([p.grad for p in net.parameters()], device)
+
+
 def accumulated(rank, n, device):
     """no_sync: gradients of two batches, reduced once."""
     net = DistributedDataParallel(model().to(device))
@@ -153,6 +166,12 @@ ROUGH = {"rtol": 5e-2, "atol": 5e-3}
 )
 def test_data_parallel_training_is_that_of_one_process(pool, options, hook, tolerance, world_size, device):
     pool.run(parallel, world_size, device, limit=30, options=options, hook=hook, tolerance=tolerance)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("hook", ["quantization_pertensor_hook", "quantization_perchannel_hook"])
+def test_quantization_hooks_reduce_gradients(pool, hook, device):
+    pool.run(quantized, 2, device, hook=hook)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -135,14 +135,17 @@ def sequence_numbers(rank, n, device):
 
 
 def collectives_of_lists(rank, n, device):
-    """The future of an all_gather has all outputs."""
+    """The future of an all_gather has all outputs in one tensor, unless their sizes differ."""
+    mine = torch.full((10,), float(rank), device=device)
     outputs = [torch.zeros(10, device=device) for _ in range(n)]
-    future = dist.all_gather(
-        outputs, torch.full((10,), float(rank), device=device), async_op=True
-    ).get_future()
-    values = future.wait()
-    values = values[0] if isinstance(values[0], list) else values
-    assert [int(v[0]) for v in values] == list(range(n))
+    work = dist.all_gather(outputs, mine, async_op=True)
+    (rows,) = work.get_future().wait()
+    assert rows.tolist() == [[float(r)] * 10 for r in range(n)]
+    assert all(a is b for a, b in zip(work.result(), outputs, strict=True))
+
+    outputs = [torch.zeros(r + 1, device=device) for r in range(n)]
+    values = dist.all_gather(outputs, mine[: rank + 1], async_op=True).get_future().wait()
+    assert [v.tolist() for v in values] == [[float(r)] * (r + 1) for r in range(n)]
 
 
 BODIES = [
