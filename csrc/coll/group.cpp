@@ -16,15 +16,6 @@ constexpr std::chrono::seconds kSecondThoughts{3};
 
 }  // namespace
 
-std::string Operation::describe() const {
-  if (!is_transfer_) return Signature::of(collective_).describe();
-  const Transfer& t = transfer_;
-  return concat(
-      t.send ? "send(" : "recv(", name_of(t.dtype), "[", t.buffer.count, "], ",
-      t.send ? "dst=" : "src=", t.peer == Transfer::kAnyRank ? std::string("any") : std::to_string(t.peer),
-      ", tag=", t.tag, ")");
-}
-
 Group::Group(Engine& engine, std::unique_ptr<Mesh> mesh)
     : engine_(engine), mesh_(std::move(mesh)), executor_(*mesh_), messenger_(*mesh_) {}
 
@@ -211,14 +202,6 @@ void Group::check_aborts() {
   }
 }
 
-std::string Group::doing(const Operation& op) const {
-  return concat(op.describe(), " #", op.sequence(), " of group ", mesh_->name(), " on rank ", mesh_->rank());
-}
-
-std::string Group::timed_out(const Operation& op) const {
-  return concat("occl: Timed out waiting ", op.deadline().span().count(), "ms for ", doing(op));
-}
-
 /// Nothing moves: is that because it never will?
 void Group::check(OperationList& done) {
   messenger_.show_receives();
@@ -248,16 +231,6 @@ void Group::check_gone(bool died, OperationList& done) {
     if (died || !collectives_.empty()) throw error;
     messenger_.fail(i, error, done);
   }
-}
-
-/// Who goes may do so because of a death, which this process has perhaps not heard of yet.
-std::string Group::the_dead(int other_than) const {
-  std::string text;
-  for (int i = 0; i < mesh_->size(); ++i)
-    if (const Member& member = mesh_->member(i);
-        i != other_than && member.peer->has_exited() && !member.left())
-      text += concat("; ", mesh_->describe(i), " has exited");
-  return text;
 }
 
 /// Does this wait for a rank whose call of the same kind was refused? A rank that was refused itself knows
@@ -323,53 +296,6 @@ void Group::check_deadlines() {
         senders += concat(senders.empty() ? "" : "; or for ", mesh_->describe(i), ", ", whereabouts(i));
     fail(Errc::timeout, timed_out(*op), ": it waits for ", senders);
   }
-}
-
-namespace {
-
-/// The newest of a rank's two posts, or null.
-const Post* newest_post(const SharedBlock& block) {
-  const auto stamp = [](const Post& post) {
-    return post.stamp.load(std::memory_order_acquire);
-  };  // Executor::post
-  const Post& post = stamp(block.post(0)) > stamp(block.post(1)) ? block.post(0) : block.post(1);
-  return stamp(post) ? &post : nullptr;
-}
-
-std::string describe(const Post& post) {
-  return concat(Signature{post.signature}.describe(), " #", post.stamp.load(std::memory_order_relaxed));
-}
-
-}  // namespace
-
-/// What a rank was seen to do last, for those who wait for it in vain. It may go on meanwhile: only a text.
-std::string Group::whereabouts(int rank) const {
-  const Member& member = mesh_->member(rank);
-  const Post* last = newest_post(member.block);
-  std::string text = concat("its last operation was ", last ? describe(*last) : "none");
-  for (int i = 0; i < mesh_->size(); ++i)
-    if (const auto wanted = member.block.recv(i).wanted.load(std::memory_order_relaxed))
-      text += concat("; it waits for a message from rank ", i, " with tag ", wanted - 1);
-  return text + messenger_.unexpected_from(rank) + engine_.ahead_elsewhere(*this, *member.peer);
-}
-
-std::string Group::ahead(const shm::Peer& process) const {
-  // While this rank stands still and has not left, no other one writes over what is read here.
-  const std::unique_lock driving(drive_mutex_, std::try_to_lock);
-  std::string text;
-  if (!driving || error()) return text;
-  for (int i = 0; i < mesh_->size(); ++i) {
-    const Member& member = mesh_->member(i);
-    if (member.peer.get() != &process || i == mesh_->rank()) continue;
-    const Post* last = newest_post(member.block);
-    if (last && last->stamp.load(std::memory_order_relaxed) > sequence())
-      text += concat("; it has called ", describe(*last), " of group ", mesh_->name(), ", which rank ",
-                     mesh_->rank(), " of that group has not");
-    if (const auto wanted = member.block.recv(mesh_->rank()).wanted.load(std::memory_order_relaxed))
-      text += concat("; it waits for a message with tag ", wanted - 1, " of rank ", mesh_->rank(),
-                     " of group ", mesh_->name());
-  }
-  return text;
 }
 
 /// The group is over on this rank, and so on all ranks.
