@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <optional>
 #include <thread>
 
 #include "bind/bind.h"
@@ -68,17 +69,17 @@ void bind_backend(py::module_& module) {
       .def("__deepcopy__", [](const ProcessGroupOCCL::Options& self, const py::dict&) {
         return c10::make_intrusive<ProcessGroupOCCL::Options>(self);
       });
-  group.def(py::init([](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                        c10::intrusive_ptr<ProcessGroupOCCL::Options> options, const ProcessGroupOCCL* parent,
-                        std::vector<int> ranks) {
-              return c10::make_intrusive<ProcessGroupOCCL>(
-                  store, rank, size, std::move(options),
-                  parent ? parent->as_parent(std::move(ranks)) : ProcessGroupOCCL::Parent{});
-            }),
-            py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options"),
-            py::arg("parent") = nullptr, py::arg("ranks") = std::vector<int>{},
-            py::call_guard<py::gil_scoped_release>(),
-            "`ranks` of the group `parent` make this one: whoever waits for one that has died is told.");
+  group.def(
+      py::init([](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                  c10::intrusive_ptr<ProcessGroupOCCL::Options> options,
+                  const std::optional<c10::intrusive_ptr<ProcessGroupOCCL>>& parent, std::vector<int> ranks) {
+        return c10::make_intrusive<ProcessGroupOCCL>(
+            store, rank, size, std::move(options),
+            parent ? (*parent)->as_parent(std::move(ranks)) : ProcessGroupOCCL::Parent{});
+      }),
+      py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options"), py::arg("parent") = py::none(),
+      py::arg("ranks") = std::vector<int>{}, py::call_guard<py::gil_scoped_release>(),
+      "`ranks` of the group `parent` make this one: whoever waits for one that has died is told.");
   group.def_property_readonly(
       "options",
       [](ProcessGroupOCCL& self) {
