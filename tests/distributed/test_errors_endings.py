@@ -68,6 +68,11 @@ def early_end(rank, n, device):
         raise EndInterpreter(0)
     listen()
     exchange(rank, device)
+    if rank == 0:
+        assert dist.recv(torch.ones(4, device=device)) == 1  # from any rank: one is left
+    else:
+        listen()
+        dist.send(torch.ones(4, device=device), 0)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -77,6 +82,8 @@ def test_messages_go_on_when_another_rank_ends_in_good_order(fresh, device):
         team.wait_for(2)
         for rank in (0, 1):
             team.say(rank, "go on")
+        team.wait_until_asleep(0)
+        team.say(1, "go on")
         for outcome in team.finish():
             assert outcome.rank == 2 or not outcome.failed, outcome.traceback
 
