@@ -44,14 +44,14 @@ std::string Signature::describe() const {
   const auto field = [this](int low, int high) {
     return word >> low & ((std::uint64_t{1} << (high - low)) - 1);
   };
-  const auto kind = field(0, kDTypeBit);
+  const std::uint64_t kind = word & kKindMask;
   if (kind >= kKinds) return "an unknown operation";
   const Traits& t = kTraits[kind];
   if (static_cast<Kind>(kind) == Kind::barrier) return "barrier()";
   if (static_cast<Kind>(kind) == Kind::all_reduce_sparse) return concat(t.name, "(...)");
-  const std::uint64_t volume = word >> kCountBit;
+  const auto count = even();
   std::string text = concat(t.name, "(", name_of(static_cast<DType>(field(kDTypeBit, kOpBit))), "[",
-                            !(volume & kUneven)               ? std::to_string(volume)
+                            count                             ? std::to_string(*count)
                             : t.in_per_rank || t.out_per_rank ? "uneven"
                                                               : "dimensions in another order",
                             "]");

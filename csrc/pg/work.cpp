@@ -1,9 +1,9 @@
 #include "pg/work.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/record_function.h>
 #include <c10/core/StreamGuard.h>
 
-#include <ATen/record_function.h>
 #include <algorithm>
 
 #include "coll/engine.h"

@@ -111,20 +111,17 @@ def child(rank, store, how, ended):
 
 
 def three_children(rank, n, device, *, store, how):
-    if how == "raises in start_processes":  # which handles the exception, and calls sys.exit
-        ended = multiprocessing.get_context("fork").Event()
-        arguments = (store, "raises", ended)
-        context = torch.multiprocessing.start_processes(child, arguments, 3, join=False, start_method="fork")
-        wait([context.processes[2].sentinel])
-        ended.set()
-        for process in context.processes:
-            process.join()
-        return [process.exitcode for process in context.processes]
     context = multiprocessing.get_context("fork")
     ended = context.Event()
-    children = [context.Process(target=child, args=(r, store, how, ended)) for r in range(3)]
-    for process in children:
-        process.start()
+    if how == "raises in start_processes":  # which handles the exception, and calls sys.exit
+        arguments = (store, "raises", ended)
+        children = torch.multiprocessing.start_processes(
+            child, arguments, 3, join=False, start_method="fork"
+        ).processes
+    else:
+        children = [context.Process(target=child, args=(r, store, how, ended)) for r in range(3)]
+        for process in children:
+            process.start()
     wait([children[2].sentinel])
     ended.set()
     for process in children:
