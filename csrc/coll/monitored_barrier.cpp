@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "coll/rank_set.h"
 
 namespace occl::coll {
 namespace {
@@ -26,17 +27,14 @@ std::string reached_words(const Mesh& mesh) {
 
 using Bits = std::array<Atomic<std::uint64_t>, kMaxRanks / 64>;
 
-void show(Bits& bits, const std::vector<int>& missing) {
-  for (auto& word : bits) word.store(0, std::memory_order_relaxed);
-  for (const int rank : missing)
-    bits[rank / 64].fetch_or(std::uint64_t{1} << rank % 64, std::memory_order_relaxed);
+void show(Bits& bits, const RankSet& missing) {
+  for (std::size_t i = 0; i < bits.size(); ++i) bits[i].store(missing[i], std::memory_order_relaxed);
 }
 
-std::vector<int> shown(const Bits& bits, int size) {
-  std::vector<int> ranks;
-  for (int rank = 0; rank < size; ++rank)
-    if (bits[rank / 64].load(std::memory_order_relaxed) >> rank % 64 & 1) ranks.push_back(rank);
-  return ranks;
+RankSet shown(const Bits& bits) {
+  RankSet missing;
+  for (std::size_t i = 0; i < bits.size(); ++i) missing[i] = bits[i].load(std::memory_order_relaxed);
+  return missing;
 }
 
 }  // namespace
@@ -79,7 +77,7 @@ void monitored_barrier(Group& group, std::chrono::milliseconds timeout, bool all
           std::find_if(ranks.begin(), ranks.end(), [&](int rank) { return mesh.member(rank).gone(); });
       ranks = {first == ranks.end() ? ranks.front() : *first};
     }
-    show(own.missing[number & 1], ranks);
+    show(own.missing[number & 1], set_of(ranks));
     if (ranks.empty()) own.passed.store(number, std::memory_order_seq_cst);
     own.decided.store(number, std::memory_order_seq_cst);
     mesh.ring_all();
@@ -87,7 +85,7 @@ void monitored_barrier(Group& group, std::chrono::milliseconds timeout, bool all
   } else if (verdict.decided.load(std::memory_order_seq_cst) >= number) {
     // This rank has called it, so rank 0 cannot have passed a later one.
     if (verdict.passed.load(std::memory_order_seq_cst) == number) return;
-    ranks = shown(verdict.missing[number & 1], mesh.size());
+    ranks = ranks_of(shown(verdict.missing[number & 1]), mesh.size());
   } else {  // in the same words as with rank 0's answer: both often have the same timeout, and either may be
             // first
     fail(Errc::timeout, "[Rank ", mesh.rank(), "]: ", reached_words(mesh), "Rank ", mesh.rank(),

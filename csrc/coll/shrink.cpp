@@ -1,9 +1,9 @@
 #include "coll/shrink.h"
 
 #include <algorithm>
-#include <array>
 
 #include "base/error.h"
+#include "coll/rank_set.h"
 
 namespace occl::coll {
 namespace {
@@ -12,19 +12,12 @@ namespace {
 /// before its offset is published: whoever finds it reads it in peace.
 struct Offer {
   Invitation invitation;
-  std::array<std::uint64_t, kMaxRanks / 64> survivors{};
+  RankSet survivors{};
 };
 
-std::array<std::uint64_t, kMaxRanks / 64> bits_of(const std::vector<int>& ranks) {
-  std::array<std::uint64_t, kMaxRanks / 64> bits{};
-  for (const int rank : ranks) bits[rank / 64] |= std::uint64_t{1} << rank % 64;
-  return bits;
-}
-
-std::string list_of(const std::array<std::uint64_t, kMaxRanks / 64>& bits) {
+std::string list_of(const RankSet& set) {
   std::string text;
-  for (int rank = 0; rank < kMaxRanks; ++rank)
-    if (bits[rank / 64] >> rank % 64 & 1) text += concat(text.empty() ? "" : ", ", rank);
+  for (const int rank : ranks_of(set, kMaxRanks)) text += concat(text.empty() ? "" : ", ", rank);
   return text;
 }
 
@@ -34,7 +27,7 @@ constexpr std::chrono::seconds kDispute{1};
 
 bool keeps_dead(const Mesh& mesh, const Offer& offer) {
   for (int i = 0; i < mesh.size(); ++i)
-    if ((offer.survivors[i / 64] >> i % 64 & 1) && mesh.member(i).peer->exited()) return true;
+    if (contains(offer.survivors, i) && mesh.member(i).peer->exited()) return true;
   return false;
 }
 
@@ -81,7 +74,7 @@ std::shared_ptr<Group> shrink(const Group& old, const std::vector<int>& survivor
   const auto at = std::find(survivors.begin(), survivors.end(), mesh.rank());
   auto smaller = std::make_unique<Mesh>(engine.endpoint(), name, static_cast<int>(at - survivors.begin()),
                                         static_cast<int>(survivors.size()), mesh.tuning());
-  const auto kept = bits_of(survivors);
+  const auto kept = set_of(survivors);
   Published published(mesh, Offer{smaller->invitation(), kept});
 
   std::vector<const Offer*> offers;
