@@ -1,4 +1,4 @@
-"""Fixtures of the distributed tests. Run ``-m full`` for the full matrix of operations, types and sizes."""
+"""Fixtures of the distributed tests."""
 
 from __future__ import annotations
 
@@ -14,18 +14,8 @@ LATENCIES = pytest.StashKey[list]()
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "full: the full product of the matrix, for minutes; run with -m full")
     config.stash[COMBINATIONS] = Counter()
     config.stash[LATENCIES] = []
-
-
-def pytest_collection_modifyitems(config, items):
-    """Leaves the full matrix out (and pytest says how many) unless marks are chosen explicitly."""
-    if config.option.markexpr:
-        return
-    full = [item for item in items if item.get_closest_marker("full")]
-    config.hook.pytest_deselected(items=full)
-    items[:] = [item for item in items if item not in full]
 
 
 def pytest_terminal_summary(terminalreporter, config):
