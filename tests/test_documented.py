@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import torch
@@ -26,3 +29,12 @@ def test_every_virtual_method_of_a_backend_is_in_the_table_with_what_we_do():
 def test_what_is_not_overridden_has_a_reason():
     rows = re.findall(r"^\| `(\w+)` \| no \| (.*) \|$", (ROOT / "docs/backend.md").read_text(), re.M)
     assert rows and all(len(reason) > 10 for _, reason in rows), rows
+
+
+def test_make_test_all_leaves_no_test_out():
+    recipe = r"^test-all: setup\n\t@\$\(VENV_PYTHON\) -m pytest (.*) \$\(ARGS\)$"
+    (options,) = re.findall(recipe, (ROOT / "Makefile").read_text(), re.M)
+    command = [sys.executable, "-m", "pytest", *shlex.split(options), "--collect-only", "-q"]
+    paths = ["tests/distributed/test_reductions.py", "tests/test_mutations.py"]
+    listed = subprocess.run([*command, *paths], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "tests collected" in listed and "deselected" not in listed, listed[-200:]
