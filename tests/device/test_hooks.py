@@ -32,7 +32,7 @@ at::Generator default_generator(int64_t index) {
 
 
 @pytest.mark.full
-def test_a_cpp_extension_finds_every_hook(run_python, tmp_path):
+def test_a_cpp_extension_finds_every_hook(pytorch_compiles, run_python, tmp_path):
     (tmp_path / "hooks.cpp").write_text(HOOKS)
     run_python(
         f"""

@@ -21,9 +21,7 @@ def fresh():
 
 
 @pytest.fixture
-def compiled_graphs(monkeypatch):
-    if " " in torch.__file__:
-        pytest.skip(f"inductor hands its compiler paths without quotes, and PyTorch is in {torch.__file__!r}")
+def compiled_graphs(pytorch_compiles, monkeypatch):
     return how_graphs_were_treated(monkeypatch)
 
 
@@ -87,7 +85,7 @@ def test_training_is_the_same_as_without(compiled_graphs):
 
 
 @pytest.mark.full
-def test_arguments_changed_in_place():
+def test_arguments_changed_in_place(pytorch_compiles):
     @torch.compile
     def f(x, y):
         x.add_(y)
@@ -135,7 +133,7 @@ def test_sizes_that_change(compiled_graphs):
 
 
 @pytest.mark.full
-def test_a_compiled_call_on_a_side_stream_waits_for_what_is_queued():
+def test_a_compiled_call_on_a_side_stream_waits_for_what_is_queued(pytorch_compiles):
     f = torch.compile(lambda x: x + 1)
     x = torch.zeros(1 << 20, device="dev")
     f(x)
