@@ -30,6 +30,7 @@ class Mutation:
 
 SLEEP = ("explore/test_interleavings:bell",)
 RING = ("explore/test_interleavings:ring", "tsan/test_ring")
+ENDS = ("explore/test_interleavings:two ends",)
 WHOLE = (
     "explore/test_interleavings:collectives",
     "explore/test_interleavings:threads",
@@ -64,6 +65,13 @@ MUTATIONS = [
     Mutation("tail read with relaxed", "shm/ring.h", f"tail_->load({SEQ})", f"tail_->load({RELAXED})", RING),
     Mutation("tail read with acquire", "shm/ring.h", f"tail_->load({SEQ})", f"tail_->load({ACQUIRE})", RING),
     Mutation("published before it is put", "shm/ring.h", "    const std::size_t at = position_ & (capacity_ - 1);\n    const std::size_t first = std::min(bytes.size(), capacity_ - at);\n    if (first) std::memcpy(data_ + at", "    head_->store(position_ + bytes.size());\n    const std::size_t at = position_ & (capacity_ - 1);\n    const std::size_t first = std::min(bytes.size(), capacity_ - at);\n    if (first) std::memcpy(data_ + at", RING),
+    # Both ends of a message.
+    Mutation("a piece is claimed with release", "shm/two_ends.h", f"own_->store(job_ + taken_ + 1, {SEQ})", f"own_->store(job_ + taken_ + 1, {RELEASE})", ENDS),
+    Mutation("claims are looked at with acquire", "shm/two_ends.h", f"other_->load({SEQ})", f"other_->load({ACQUIRE})", ENDS),
+    Mutation("the back does not see that the front has gone on", "shm/two_ends.h", ": end_ == End::back;", ": false;", ENDS),
+    Mutation("another job's claims count", "shm/two_ends.h", "same_job ? taken_ + 1", "true ? taken_ + 1", ENDS),
+    Mutation("the sender's count is not waited for", "coll/messenger_moves.cpp", "if (!it->rest) return moved > 0;", "if (!it->rest) it->rest = 0;", ("tsan/test_messenger:both ends",)),
+    Mutation("the sender's count has no limit", "coll/messenger_moves.cpp", "if (*it->rest > pieces.n - copied)", "if (false)", BROKEN),
     # Posts and ticks.
     Mutation("a post is stamped with release", "coll/executor.cpp", f"post.stamp.store(q_, {SEQ})", f"post.stamp.store(q_, {RELEASE})", WHOLE),
     Mutation("a post is stamped with relaxed", "coll/executor.cpp", f"post.stamp.store(q_, {SEQ})", f"post.stamp.store(q_, {RELAXED})", ("tsan/test_group",)),
@@ -83,10 +91,10 @@ MUTATIONS = [
     Mutation("the first step beside lists is kept", "coll/executor.cpp", "agreed_ && !pairs_;", "agreed_;", ("plain/test_group:equal parts",)),
     Mutation("slots of mixed ranks are located too early", "coll/executor.cpp", "agreed_ = direct || (first_step_made && !any_mapped);", "agreed_ = true;", WHOLE),
     # Messages.
-    Mutation("a ring is announced with release", "coll/messenger.cpp", f"line.ring.store(ring.offset, {SEQ})", f"line.ring.store(ring.offset, {RELEASE})", ("explore/test_interleavings:single",)),
+    Mutation("a ring is announced with release", "coll/messenger_moves.cpp", f"line.ring.store(ring.offset, {SEQ})", f"line.ring.store(ring.offset, {RELEASE})", ("explore/test_interleavings:single",)),
     Mutation("a ring is looked for with acquire", "coll/messenger.cpp", f"block.send(mesh_.rank()).ring.load({SEQ})", f"block.send(mesh_.rank()).ring.load({ACQUIRE})", ("explore/test_interleavings:single",)),
-    Mutation("a sent record rings nobody", "coll/messenger.cpp", "  mesh_.member(rank).peer->bell().ring();\n  return true;", "  return true;", ("explore/test_interleavings:message",)),
-    Mutation("a reader that made room rings nobody", "coll/messenger.cpp", "if (moved) member.peer->bell().ring();", "", ("explore/test_interleavings:message",)),
+    Mutation("a sent record rings nobody", "coll/messenger_moves.cpp", "  mesh_.member(rank).peer->bell().ring();\n  return true;", "  return true;", ("explore/test_interleavings:message",)),
+    Mutation("a reader that made room rings nobody", "coll/messenger_moves.cpp", "if (moved) member.peer->bell().ring();", "", ("explore/test_interleavings:message",)),
     Mutation("the sender of a small message hears of no misfit", "coll/messenger.cpp", "    note(rank, nack);", "    if (e.record != Record::eager) note(rank, nack);", ("plain/test_messenger:does not fit",)),
     Mutation("arrived messages are not preferred", "coll/messenger.cpp", "if (it == waiting.end()) continue;", "continue;", MESSAGES),
     # Who drives.
@@ -110,8 +118,8 @@ MUTATIONS = [
     Mutation("block sizes have no limit", "coll/executor.cpp", "if (largest > kMaxBlockBytes / shape_.element_size)", "if (false)", BROKEN),
     Mutation("offsets in control regions are not checked", "shm/peer.cpp", "if (offset > control_size_ || bytes > control_size_ - offset)", "if (false)", BROKEN),
     Mutation("offsets in regions are not checked", "shm/peer.cpp", "if (ref.offset > size || bytes > size - ref.offset)", "if (false)", BROKEN),
-    Mutation("records may be longer than what was written", "coll/messenger.cpp", "record_bytes(e.bytes) > readable)", "false)", BROKEN),
-    Mutation("beginnings may be longer than the message", "coll/messenger.cpp", ": e.bytes < bytes_of(t);", ": true;", BROKEN),
+    Mutation("records may be longer than what was written", "coll/messenger_moves.cpp", "record_bytes(e.bytes) > readable)", "false)", BROKEN),
+    Mutation("beginnings may be longer than the message", "coll/messenger.cpp", ": e.bytes < t.bytes();", ": true;", BROKEN),
     Mutation("text of peers is printed as it is", "base/error.h", "if (!fine) out[i] = '?';", "", HOSTILE),
     Mutation("slots may be smaller than a line for each rank", "coll/mesh.cpp", "size_ * kLine)", "kLine)", ("plain/test_group:place in a slot",)),
     # Who gets in.

@@ -16,6 +16,7 @@ BROKEN = {
     "posts": ["POSTS=1", "SKIP_WAIT"],
     "slots": ["NO_ALTERNATION", "NO_TICK", "SLOTS=1"],
     "ring": ["PUBLISH_FIRST", "RELEASE_FIRST", "TOO_MUCH_ROOM", "NO_BELL"],
+    "two_ends": ["LOOK_FIRST", "NO_REST", "ANY_JOB", "FRESH_BACK"],
     "hand_over": [
         "NO_HAND_OVER",
         "NO_RING_ON_HAND_OVER",

@@ -42,6 +42,12 @@ std::string concat(const Parts&... parts) {
   return std::move(out).str();
 }
 
+/// One more item of a list in a text: "a, b, c".
+template <class... Parts>
+void enlist(std::string& list, const Parts&... parts) {
+  list += concat(list.empty() ? "" : ", ", parts...);
+}
+
 /// Text that a peer wrote, of at most `most` bytes: control characters, and bytes that are not UTF-8, become
 /// '?'.
 inline std::string printable(const char* text, std::size_t most) {

@@ -17,6 +17,8 @@ struct Tuning {
   std::uint64_t streaming_bytes = std::uint64_t{16} << 20;
   /// Up to so many bytes a message travels in the ring and its send completes at once.
   std::uint32_t eager_bytes = 8 << 10;
+  /// From so many bytes on, a message between buffers that peers can reach is copied by both sides.
+  std::uint64_t both_ends_bytes = 128 << 10;
 };
 
 /// What a group's memory layout is made for; tuning may not exceed it.

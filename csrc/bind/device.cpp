@@ -57,8 +57,7 @@ py::list run_compiled(const py::function& code, py::list inputs, int index) {
 void bind_device(py::module_& module) {
   dev::set_wait_wrapper([](const std::function<bool()>& slice) {
     const auto wait = [&] {
-      while (!slice())
-        if (pg::interrupt_check()) pg::interrupt_check()();
+      while (!slice()) pg::interrupt_check()();
     };
     if (!PyGILState_Check()) return wait();
     py::gil_scoped_release release;

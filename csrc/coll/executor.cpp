@@ -397,7 +397,9 @@ void Executor::run(const Move& move, std::size_t lo, std::size_t hi) {
     result.where = Where::result;
     dsts[n_dst++] = address(result, mesh_.rank(), move, lo);
   }
-  const auto store = streaming_ && move.dst.where == Where::tensor && !move.also_result
+  // What is reduced in place has just been read into the caches: there is nothing to go past.
+  const bool in_place = move.reduce && c_.in.base == c_.out.base;
+  const auto store = streaming_ && move.dst.where == Where::tensor && !move.also_result && !in_place
                          ? kernels::Store::streaming
                          : kernels::Store::cached;
   const std::span<void* const> to(reinterpret_cast<void* const*>(dsts.data()), n_dst);

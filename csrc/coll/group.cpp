@@ -36,7 +36,7 @@ std::shared_ptr<Group> Group::open(Engine& engine, std::unique_ptr<Mesh> mesh, D
     std::string text;
     for (const int rank : missing) {
       const auto other = joined.member(rank).block.header().connecting.load(std::memory_order_relaxed);
-      text += concat(text.empty() ? "" : ", ", joined.describe(rank));
+      enlist(text, joined.describe(rank));
       if (other && other <= static_cast<std::uint32_t>(joined.size()) &&
           other - 1 != static_cast<std::uint32_t>(rank))
         text += concat(", which connects to ", joined.describe(static_cast<int>(other) - 1), ",");

@@ -39,21 +39,17 @@ inline constexpr std::uint32_t kLeft = 1, kAborted = 2;
 struct alignas(kLine) GroupHeader {
   Atomic<std::uint64_t> incarnation = 0;  // random: what a peer was told to expect here
   std::uint32_t magic = shm::kMagic;
-  std::int32_t rank = 0;
-  std::int32_t size = 0;
   Atomic<std::uint32_t> presence = 0;    // kAborted: `reason` was written before
   Atomic<std::uint32_t> joined = 0;      // it has mapped the others; seq_cst: pairs with Group::open
   Atomic<std::uint32_t> connecting = 0;  // to this rank, + 1. Relaxed: for a text
-  std::array<char, 8 * kLine - 44> reason{};
+  std::array<char, 8 * kLine - 36> reason{};
   Atomic<std::uint64_t> offer = 0;  // offset of this rank's Offer (coll/shrink.cpp), 0: none
 
   /// For another group. Ranks of the last one have all left, and may still ask whether this one has: either
   /// they see its last presence, or then its new incarnation.
-  void begin(std::uint64_t random, int of_rank, int of_size) {
+  void begin(std::uint64_t random) {
     incarnation.store(random, std::memory_order_seq_cst);  // pairs with Member::left, as does presence
-    rank = of_rank;
-    size = of_size;
-    joined.store(0, std::memory_order_relaxed);  // nobody knows of the new group yet
+    joined.store(0, std::memory_order_relaxed);            // nobody knows of the new group yet
     connecting.store(0, std::memory_order_relaxed);
     offer.store(0, std::memory_order_relaxed);
     presence.store(0, std::memory_order_seq_cst);
@@ -118,11 +114,13 @@ struct ListedBlock {
 };
 
 struct alignas(kLine) SendLine {
-  Atomic<std::uint64_t> ring = 0;  // offset in the control region, 0: none yet
-  Atomic<std::uint64_t> head = 0;  // see shm/ring.h
+  Atomic<std::uint64_t> ring = 0;   // offset in the control region, 0: none yet
+  Atomic<std::uint64_t> head = 0;   // see shm/ring.h
+  Atomic<std::uint64_t> taken = 0;  // of a direct message, from its back: see shm/two_ends.h
 };
 struct alignas(kLine) RecvLine {
   Atomic<std::uint64_t> tail = 0;    // see shm/ring.h
+  Atomic<std::uint64_t> taken = 0;   // of a direct message, from its front: see shm/two_ends.h
   Atomic<std::uint64_t> wanted = 0;  // tag + 1 of the first receive that sleeps, 0: none. Relaxed: for texts
 };
 
@@ -136,9 +134,9 @@ class SharedBlock {
   static std::size_t bytes(int size) { return offset_payload(size) + 2 * kMaxOneShotBytes; }
 
   /// Begins the life of the objects in zeroed memory. The header may have had one before.
-  void construct(std::uint64_t incarnation, int rank) {
+  void construct(std::uint64_t incarnation) {
     if (header_->magic != shm::kMagic) new (header_) GroupHeader;
-    header_->begin(incarnation, rank, size_);
+    header_->begin(incarnation);
     new (base_ + kTick) Tick;
     new (&roll_call()) RollCall;
     for (int i = 0; i < 3; ++i) new (refusals() + i) Refusal;

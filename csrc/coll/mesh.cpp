@@ -22,7 +22,7 @@ Mesh::Mesh(std::shared_ptr<shm::Endpoint> endpoint, std::string name, int rank, 
   header_ = arena.keep_again(sizeof(GroupHeader));
   const auto block = allocate(SharedBlock::bytes(size));
   own_ = SharedBlock(reinterpret_cast<GroupHeader*>(arena.at(header_)), arena.at(block.offset), size);
-  own_.construct(incarnation_, rank);
+  own_.construct(incarnation_);
   OCCL_FAULT_POINT("mesh.made");
 }
 

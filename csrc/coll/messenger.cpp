@@ -4,29 +4,12 @@
 
 #include "base/error.h"
 #include "base/fault_point.h"
-#include "kernels/kernels.h"
-#include "shm/socket.h"
 
 namespace occl::coll {
 namespace {
 
-constexpr std::size_t kDataBytes = kRingBytes / 8;  // payload of one data record
-
-std::size_t record_bytes(std::size_t payload) {
-  return sizeof(Envelope) + (payload + kLine - 1) / kLine * kLine;
-}
-
-std::size_t bytes_of(const Transfer& t) { return t.buffer.count * size_of(t.dtype); }
-
 bool fits(const Transfer& t, const Envelope& e) {
   return t.buffer.count == e.count && static_cast<std::uint32_t>(t.dtype) == e.dtype && t.order == e.order;
-}
-
-Envelope reply(Record record, std::uint64_t id) {
-  Envelope e;
-  e.record = record;
-  e.id = id;
-  return e;
 }
 
 }  // namespace
@@ -44,7 +27,7 @@ void Messenger::match(int rank, Operation& op, const Envelope& e, CopyPayload&& 
                       OperationList& done) {
   const Transfer& t = op.transfer();
   op.source_ = rank;
-  const bool whole = e.record == Record::eager ? e.bytes == bytes_of(t) : e.bytes < bytes_of(t);
+  const bool whole = e.record == Record::eager ? e.bytes == t.bytes() : e.bytes < t.bytes();
   if (!fits(t, e) || !whole) {
     Envelope nack = e;
     nack.record = Record::nack;
@@ -62,7 +45,7 @@ void Messenger::match(int rank, Operation& op, const Envelope& e, CopyPayload&& 
   OCCL_FAULT_POINT("message.matched");
   channel(rank).receiving.push_back({&op, e, e.bytes});
   if (e.record != Record::stream) return;
-  note(rank, reply(Record::grant, e.id));
+  note(rank, Record::grant, e.id);
   push_notes(rank);  // before the copy: the sender goes on meanwhile
   copy_payload(t.buffer.data);
 }
@@ -106,111 +89,16 @@ bool Messenger::advance(OperationList& done) {
   return moved;
 }
 
-bool Messenger::push_sends(int rank, OperationList& done) {
-  Channel& ch = channel(rank);
-  bool moved = false;
-  while (!ch.queue.empty() && !mesh_.member(rank).gone()) {  // who is gone takes nothing: see needs()
-    Operation& op = ch.queue.front();
-    const Transfer& t = op.transfer();
-    Envelope e;
-    e.tag = t.tag;
-    e.id = ch.next_id;
-    e.count = t.buffer.count;
-    e.dtype = static_cast<std::uint32_t>(t.dtype);
-    e.order = t.order;
-    const std::size_t bytes = bytes_of(t);
-    const bool eager = bytes <= mesh_.tuning().eager_bytes;
-    if (eager) {
-      e.bytes = bytes;
-    } else if (const auto ref = mesh_.endpoint().regions().find(t.buffer.data, bytes)) {
-      e.record = Record::direct;
-      e.ref = ref->pack();
-    } else {
-      e.record = Record::stream;
-      e.bytes = mesh_.tuning().eager_bytes;
-    }
-    if (!write(rank, e, t.buffer.data)) break;
-    ++ch.next_id;
-    ch.queue.pop();
-    moved = true;
-    op.exposed_ = e.record == Record::direct;
-    if (eager)
-      end(op, done);
-    else
-      ch.sending.push_back({&op, e.id, e.bytes});
-  }
-  return moved;
-}
-
-bool Messenger::push_notes(int rank) {
-  Channel& ch = channel(rank);
-  bool moved = false;
-  while (!ch.notes.empty() && write(rank, ch.notes.front(), nullptr)) {
-    ch.notes.pop_front();
-    --notes_;
-    moved = true;
-  }
-  return moved;
-}
-
-bool Messenger::push_data(int rank, OperationList& done) {
-  Channel& ch = channel(rank);
-  bool moved = false;
-  for (auto it = ch.sending.begin(); it != ch.sending.end();) {
-    const Transfer& t = it->op->transfer();
-    const std::size_t bytes = bytes_of(t);
-    while (it->granted && it->sent < bytes) {
-      Envelope e;
-      e.record = Record::data;
-      e.id = it->id;
-      e.bytes = std::min(kDataBytes, bytes - it->sent);
-      if (!write(rank, e, t.buffer.data + it->sent)) return moved;
-      it->sent += e.bytes;
-      moved = true;
-    }
-    if (it->granted && it->sent == bytes) {
-      end(*it->op, done);
-      it = ch.sending.erase(it);
-    } else {
-      ++it;
-    }
-  }
-  return moved;
-}
-
-bool Messenger::take_records(int rank, OperationList& done) {
-  Channel& ch = channel(rank);
-  const Member& member = mesh_.member(rank);
-  if (!ch.reader) {
-    const auto& line = member.block.send(mesh_.rank());
-    const std::uint64_t ring = line.ring.load(std::memory_order_seq_cst);  // pairs with `write`
-    if (ring == 0) return false;
-    ch.reader = shm::RingReader(member.peer->control(ring, kRingBytes), kRingBytes, &line.head,
-                                &mesh_.own().recv(rank).tail);
-  }
-  bool moved = false;
-  for (;;) {
-    const std::size_t readable = ch.reader.readable();
-    if (readable == 0) break;
-    Envelope e;
-    if (readable >= sizeof(Envelope) && readable <= kRingBytes) ch.reader.peek(shm::writable_bytes_of(e));
-    if (readable < sizeof(Envelope) || readable > kRingBytes || e.bytes > kRingBytes ||
-        record_bytes(e.bytes) > readable)
-      occl::fail(Errc::protocol, mesh_.describe(rank), " wrote a broken message record");
-    take(rank, e, done);
-    OCCL_FAULT_POINT("message.taken");
-    ch.reader.release(record_bytes(e.bytes));
-    moved = true;
-  }
-  if (moved) member.peer->bell().ring();  // it may wait for room
-  return moved;
-}
-
 void Messenger::take(int rank, const Envelope& e, OperationList& done) {
   Channel& ch = channel(rank);
   const auto payload = [&](std::byte* to) { ch.reader.peek({to, e.bytes}, sizeof(Envelope)); };
   const auto sending = [&] {
     return std::find_if(ch.sending.begin(), ch.sending.end(), [&](const Sending& s) { return s.id == e.id; });
+  };
+  const auto receiving = [&](Record record) {
+    return std::find_if(ch.receiving.begin(), ch.receiving.end(), [&](const Receiving& r) {
+      return r.envelope.record == record && r.envelope.id == e.id;
+    });
   };
   switch (e.record) {
     case Record::eager:
@@ -225,7 +113,10 @@ void Messenger::take(int rank, const Envelope& e, OperationList& done) {
       }
       return;
     case Record::grant:
-      if (const auto it = sending(); it != ch.sending.end()) it->granted = true;
+      if (const auto it = sending(); it != ch.sending.end()) {
+        it->granted = true;
+        it->to = e.ref;
+      }
       return;
     case Record::ack:
     case Record::nack:
@@ -237,13 +128,16 @@ void Messenger::take(int rank, const Envelope& e, OperationList& done) {
         throw *misfit(mesh_.rank(), rank, e);  // of a send that has ended long ago: this ends the group
       }
       return;
+    case Record::rest:
+      // All may have been copied before the sender came to it: then nobody waits.
+      if (const auto it = receiving(Record::direct); it != ch.receiving.end()) it->rest = e.count;
+      return;
     case Record::data: {
-      const auto it = std::find_if(ch.receiving.begin(), ch.receiving.end(),
-                                   [&](const Receiving& r) { return r.envelope.id == e.id; });
-      if (it == ch.receiving.end() || e.bytes > bytes_of(it->op->transfer()) - it->received) break;
+      const auto it = receiving(Record::stream);
+      if (it == ch.receiving.end() || e.bytes > it->op->transfer().bytes() - it->received) break;
       payload(it->op->transfer().buffer.data + it->received);
       it->received += e.bytes;
-      if (it->received == bytes_of(it->op->transfer())) {
+      if (it->received == it->op->transfer().bytes()) {
         Operation& op = *it->op;
         ch.receiving.erase(it);
         end(op, done);
@@ -266,30 +160,6 @@ std::unique_ptr<Error> Messenger::misfit(int sender, int receiver, const Envelop
              nack.order == nack.other_order ? "" : ": their dimensions are in different orders in memory"));
 }
 
-bool Messenger::pull_direct(int rank, OperationList& done) {
-  Channel& ch = channel(rank);
-  const auto it = std::find_if(ch.receiving.begin(), ch.receiving.end(),
-                               [](const Receiving& r) { return r.envelope.record == Record::direct; });
-  if (it == ch.receiving.end()) return false;
-  Operation& op = *it->op;
-  const Transfer& t = op.transfer();
-  const std::size_t bytes = bytes_of(t);
-  const std::byte* from = mesh_.reach(rank, shm::Ref::unpack(it->envelope.ref), bytes, op.deadline());
-  OCCL_FAULT_POINT("message.pull");
-  const std::size_t slice = std::min(kSliceBytes, bytes - it->received);
-  void* const to[] = {t.buffer.data + it->received};
-  const auto store =
-      bytes >= mesh_.tuning().streaming_bytes ? kernels::Store::streaming : kernels::Store::cached;
-  kernels::copy(to, from + it->received, slice, store);
-  it->received += slice;
-  if (it->received == bytes) {
-    note(rank, reply(Record::ack, it->envelope.id));
-    ch.receiving.erase(it);
-    end(op, done);
-  }
-  return true;
-}
-
 Operation* Messenger::take_receive(int rank, std::uint32_t tag) {
   for (Operation* op = receives_.begin(); op; op = OperationList::next(*op)) {
     const Transfer& t = op->transfer();
@@ -300,32 +170,18 @@ Operation* Messenger::take_receive(int rank, std::uint32_t tag) {
   return nullptr;
 }
 
-bool Messenger::write(int rank, const Envelope& e, const std::byte* payload) {
-  Channel& ch = channel(rank);
-  SendLine& line = mesh_.own().send(rank);
-  if (!ch.writer) {
-    OCCL_FAULT_POINT("message.ring");
-    const auto ring = mesh_.allocate(kRingBytes);
-    ch.writer = shm::RingWriter(mesh_.endpoint().arena().at(ring.offset), kRingBytes, &line.head,
-                                &mesh_.member(rank).block.recv(mesh_.rank()).tail);
-    line.ring.store(ring.offset, std::memory_order_seq_cst);  // pairs with take_records, and with sleepers
-  }
-  const std::size_t bytes = record_bytes(e.bytes);
-  if (!ch.writer.has_room(bytes)) return false;
-  OCCL_FAULT_POINT("message.write");
-  ch.writer.put(shm::bytes_of(e));
-  ch.writer.put({payload, e.bytes});
-  ch.writer.skip(bytes - sizeof(Envelope) - e.bytes);
-  OCCL_FAULT_POINT("message.publish");
-  ch.writer.publish();
-  OCCL_FAULT_POINT("message.published");
-  mesh_.member(rank).peer->bell().ring();
-  return true;
-}
-
 void Messenger::note(int rank, const Envelope& envelope) {
   channel(rank).notes.push_back(envelope);
   ++notes_;
+}
+
+void Messenger::note(int rank, Record record, std::uint64_t id, std::uint64_t ref, std::uint64_t count) {
+  Envelope e;
+  e.record = record;
+  e.id = id;
+  e.ref = ref;
+  e.count = count;
+  note(rank, e);
 }
 
 void Messenger::show_receives() {

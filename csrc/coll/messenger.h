@@ -4,9 +4,13 @@
 //
 //     small                       large, mapped                  large, not mapped
 //     eager + payload ──▶         direct + address ──▶           stream + beginning ──▶
-//                                 (receiver copies from          ◀── grant
+//                                 (the receiver copies from      ◀── grant
 //                                  the sender's memory)          data + payload ──▶ ...
 //                                 ◀── ack
+//
+// Where the receiver's memory is mapped too, and the message is long, both copy (shm/two_ends.h):
+//
+//     direct + address ──▶   ◀── grant + address   (both copy, until they meet)   rest ──▶   ◀── ack
 //
 // A send completes when its bytes have been taken over: at once for eager. Where a receive does not fit, the
 // sender gets a nack; if its send has completed, that ends the group, for nobody else could be told. A
@@ -18,23 +22,25 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "coll/mesh.h"
 #include "coll/operation.h"
 #include "shm/ring.h"
+#include "shm/two_ends.h"
 
 namespace occl::coll {
 
-enum class Record : std::uint32_t { eager = 1, direct, stream, ack, nack, grant, data };
+enum class Record : std::uint32_t { eager = 1, direct, stream, ack, nack, grant, data, rest };
 
 struct Envelope {
   Record record = Record::eager;
   std::uint32_t tag = 0;
   std::uint64_t id = 0;     // number of the message in its direction
-  std::uint64_t count = 0;  // elements of the whole message
+  std::uint64_t count = 0;  // elements of the whole message; rest: pieces that the sender copied
   std::uint64_t bytes = 0;  // payload behind this envelope
-  std::uint64_t ref = 0;    // direct: where the message lies
+  std::uint64_t ref = 0;    // direct: where the message lies; grant of a direct one: where it goes
   std::uint32_t dtype = 0;
   std::uint32_t order = 0;                         // see Transfer
   std::uint32_t other_dtype = 0, other_order = 0;  // nack: of the receive, as is the next
@@ -82,11 +88,15 @@ class Messenger {
     std::uint64_t id;
     std::size_t sent = 0;  // stream: bytes
     bool granted = false;
+    std::uint64_t to = 0;  // direct, granted: where it goes, ...
+    shm::Taker back;       // ... and the pieces that this side copies
   };
   struct Receiving {  // matched, not complete
     Operation* op;
     Envelope envelope;
-    std::size_t received = 0;  // bytes
+    std::size_t received = 0;           // stream: bytes
+    shm::Taker front;                   // direct: the pieces that this side copies, once it is its turn
+    std::optional<std::uint64_t> rest;  // direct: so many the sender has copied, and it copies no more
   };
   struct Channel {  // everything with one other rank
     shm::RingWriter writer;
@@ -104,6 +114,7 @@ class Messenger {
   bool push_data(int rank, OperationList& done);
   bool take_records(int rank, OperationList& done);
   bool pull_direct(int rank, OperationList& done);
+  bool push_direct(int rank, Sending& sending);
   void take(int rank, const Envelope& envelope, OperationList& done);
   std::unique_ptr<Error> misfit(int sender, int receiver, const Envelope& nack) const;
   /// Gives an arrived message to a receive, or fails it when the two do not fit.
@@ -117,6 +128,7 @@ class Messenger {
   Channel& channel(int rank);
   bool write(int rank, const Envelope& envelope, const std::byte* payload);
   void note(int rank, const Envelope& envelope);
+  void note(int rank, Record record, std::uint64_t id, std::uint64_t ref = 0, std::uint64_t count = 0);
   void hide_receives();
   void end(Operation& op, OperationList& done, std::unique_ptr<Error> error = nullptr);
 

@@ -95,7 +95,7 @@ void monitored_barrier(Group& group, std::chrono::milliseconds timeout, bool all
 
   std::string list, reasons;
   for (const int rank : ranks) {
-    list += concat(list.empty() ? "" : ", ", rank);
+    enlist(list, rank);
     reasons += concat(reasons.empty() ? "" : "; ", why(mesh, rank));
   }
   std::string prefix;

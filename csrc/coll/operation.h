@@ -21,6 +21,8 @@ struct Transfer {
   DType dtype = DType::bytes;
   Block buffer;
   std::uint32_t order = 0;  // of its dimensions in memory: both sides must have the same (0: the usual one)
+
+  std::size_t bytes() const { return buffer.count * size_of(dtype); }
 };
 
 class Operation;

@@ -17,7 +17,7 @@ struct Offer {
 
 std::string list_of(const RankSet& set) {
   std::string text;
-  for (const int rank : ranks_of(set, kMaxRanks)) text += concat(text.empty() ? "" : ", ", rank);
+  for (const int rank : ranks_of(set, kMaxRanks)) enlist(text, rank);
   return text;
 }
 
@@ -109,7 +109,7 @@ std::shared_ptr<Group> shrink(const Group& old, const std::vector<int>& survivor
     std::string missing;
     for (const int rank : survivors)
       if (const Offer* offer = offer_of(mesh.member(rank)); !offer || offer->survivors != kept)
-        missing += concat(missing.empty() ? "" : ", ", mesh.describe(rank));
+        enlist(missing, mesh.describe(rank));
     fail(Errc::timeout, "occl: Timed out shrinking group ", mesh.name(), " to ranks ", list_of(kept),
          " on rank ", mesh.rank(), ": ", missing, " did not call shrink");
   }

@@ -66,7 +66,7 @@ const Kernels& choose() {
   for (const Kernels* kernels : all)
     if (wish == kernels->name) return *kernels;
   std::string names;
-  for (const Kernels* kernels : all) names += concat(names.empty() ? "" : ", ", kernels->name);
+  for (const Kernels* kernels : all) enlist(names, kernels->name);
   fail(Errc::invalid_argument, environment::kIsa, " is \"", wish, "\", but this machine runs ", names);
 }
 

@@ -16,11 +16,11 @@ ProcessGroupOCCL::ProcessGroupOCCL(const c10::intrusive_ptr<c10d::Store>& store,
     : CapableBackend(rank, size), options_(std::move(options)) {
   const std::string name = options_->group_name.empty() ? "?" : options_->group_name;
   const auto look = [&] {
-    if (interrupt_check()) interrupt_check()();
+    interrupt_check()();
     std::string exited;  // all of them: one may have failed because of another
     for (const int i : parent.ranks)
       if (const coll::Mesh& mesh = parent.group->mesh(); mesh.member(i).peer->has_exited())
-        exited += concat(exited.empty() ? "" : ", ", mesh.describe(i));
+        enlist(exited, mesh.describe(i));
     if (!exited.empty())
       fail(Errc::peer_exited, exited, " of group ", parent.group->mesh().name(), " exited while group ", name,
            " was created");
@@ -154,7 +154,7 @@ void ProcessGroupOCCL::waitForPendingWorks() {
   if (!hook_)
     raise(Error(Errc::invalid_argument, "waitForPendingWorks: call registerOnCompletionHook first"));
   while (!hook_->wait(std::chrono::milliseconds(50)))  // every work has a timeout, so this ends
-    if (interrupt_check()) interrupt_check()();
+    interrupt_check()();
 }
 
 }  // namespace occl::pg

@@ -70,7 +70,7 @@ std::vector<coll::Invitation> read_all(c10d::Store& store, const std::string& na
   if (!wait_for(store, keys, timeout, look)) {
     std::string missing;
     for (int i = 0; i < size; ++i)
-      if (!store.check({keys[i]})) missing += concat(missing.empty() ? "" : ", ", i);
+      if (!store.check({keys[i]})) enlist(missing, i);
     if (!missing.empty())
       fail(Errc::timeout, "occl: Timed out after ", timeout.count(), " ms on rank ", rank, " of group ", name,
            " waiting for rank(s) ", missing, " of ", size, " to create the group");

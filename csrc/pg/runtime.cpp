@@ -19,7 +19,7 @@ namespace {
 // The progress engine is one of the two deliberate globals of the project (the other is the device registry).
 std::atomic<coll::Engine*> the_engine = nullptr;
 std::mutex engine_mutex;
-std::function<void()> the_interrupt_check;
+std::function<void()> the_interrupt_check = [] {};
 std::function<void()> the_return_check;
 
 void forget_parent() {
@@ -100,10 +100,12 @@ Tuning tuning_from_environment() {
       tuning.streaming_bytes = number;
     else if (is_number && name == "eager_bytes")
       tuning.eager_bytes = static_cast<std::uint32_t>(std::min<std::uint64_t>(number, kRingBytes / 4));
+    else if (is_number && name == "both_ends_bytes")
+      tuning.both_ends_bytes = number;
     else
       fail(Errc::invalid_argument, environment::kTuning, "=\"", text, "\": \"", item,
-           "\" is not one_shot_bytes=N, slot_bytes=N, streaming_bytes=N or eager_bytes=N with a number of "
-           "bytes N");
+           "\" is not one_shot_bytes=N, slot_bytes=N, streaming_bytes=N, eager_bytes=N or both_ends_bytes=N "
+           "with a number of bytes N");
   }
   return tuning;
 }

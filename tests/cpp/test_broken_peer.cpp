@@ -1,5 +1,7 @@
 // modes: plain asan
 // One honest rank, and others that break the protocol: the group ends with an error that names who and what.
+#include <optional>
+
 #include "check.h"
 #include "fuzz/victim.h"
 
@@ -17,6 +19,8 @@ struct Game {
     Tuning t;
     t.one_shot_bytes = static_cast<std::uint32_t>(one_shot_bytes);
     t.slot_bytes = 512;
+    t.eager_bytes = 256;
+    t.both_ends_bytes = 256;
     return t;
   }
   Hostile& peer() { return *victim.hostile[1]; }
@@ -166,7 +170,7 @@ TEST("message rings and records that make no sense are an error") {
     CHECK(
         contains(with([bytes](Game&, SendLine&, Envelope& e) { e.bytes = bytes; }), "broken message record"),
         bytes);
-  for (const std::uint32_t record : {0u, 8u, ~0u})
+  for (const std::uint32_t record : {0u, 9u, ~0u})
     CHECK(contains(with([record](Game&, SendLine&, Envelope& e) { e.record = static_cast<Record>(record); }),
                    "makes no sense"));
   CHECK(contains(with([](Game&, SendLine&, Envelope& e) { e.record = Record::data; }), "makes no sense"));
@@ -195,6 +199,62 @@ TEST("a message is not more than what was written of it, and its beginning not m
   CHECK(received(Record::stream, 79) == "waits");
   for (const std::size_t written : {80, 81, 4096})
     CHECK(contains(received(Record::stream, written), "sent uint8[80]"), written);
+}
+
+TEST("who copies the other end of a message says how much, and not more than there is") {
+  // The honest rank receives 1000 bytes in 16 pieces, of which the peer's word says that it has some.
+  const auto received = [](std::uint64_t claimed, std::optional<std::uint64_t> said) -> std::string {
+    Game game;
+    constexpr std::size_t kBytes = 1000;
+    game.victim.submit(Transfer{false, 1, 0, DType::u8, {game.victim.memory(kBytes, true), kBytes}});
+    SendLine& line = game.block().send(0);
+    line.taken.store(claimed);
+    Envelope e;
+    e.record = Record::direct;
+    e.id = 7;
+    e.count = kBytes;
+    const std::uint64_t ring = game.peer().extra();
+    std::memcpy(game.peer().control + ring, &e, sizeof(e));
+    line.head.store(sizeof(e));
+    line.ring.store(ring);
+    game.victim.group->drive(true);
+    if (said) {
+      e.record = Record::rest;
+      e.count = *said;
+      std::memcpy(game.peer().control + ring + sizeof(e), &e, sizeof(e));
+      line.head.store(2 * sizeof(e));
+      game.victim.group->drive(true);
+    }
+    const coll::Operation& receive = game.victim.calls[0]->operation;
+    return !receive.finished() ? "waits" : receive.error() ? receive.error()->what() : "ended";
+  };
+  constexpr std::uint64_t kJob = std::uint64_t{7} << 32, kPieces = 16;
+  CHECK(received(0, {}) == "ended");                             // the peer never came
+  CHECK(received((std::uint64_t{6} << 32) + 3, {}) == "ended");  // it did to the last message
+  for (const std::uint64_t claimed : {std::uint64_t{1}, std::uint64_t{9}, kPieces, kPieces + 1}) {
+    CHECK(received(kJob + claimed, {}) == "waits", claimed);
+    CHECK(received(kJob + claimed, claimed - 1) == "ended", claimed);
+  }
+  for (const std::uint64_t said : {kPieces, ~std::uint64_t{0}})
+    CHECK(contains(received(kJob + 9, said), "copied more of a message than there is"), said);
+}
+
+TEST("the other end of a message is nowhere but in the receiver's memory") {
+  for (const std::uint64_t wild : {std::uint64_t{1} << 16, std::uint64_t{65536 - 999}, ~std::uint64_t{0}}) {
+    Game game;
+    game.victim.submit(Transfer{true, 1, 0, DType::u8, {game.victim.memory(1000, true), 1000}});
+    game.victim.group->drive(true);
+    SendLine& line = game.block().send(0);
+    Envelope e;
+    e.record = Record::grant;
+    e.id = 1;
+    e.ref = wild;
+    const std::uint64_t ring = game.peer().extra();
+    std::memcpy(game.peer().control + ring, &e, sizeof(e));
+    line.head.store(sizeof(e));
+    line.ring.store(ring);
+    CHECK(contains(game.error(Errc::protocol), "pointed outside of its memory region"), wild);
+  }
 }
 
 TEST("positions of a reader that are nonsense harm nobody but it") {

@@ -8,6 +8,7 @@
 #include "explore/explore.h"
 #include "shm/bell.h"
 #include "shm/ring.h"
+#include "shm/two_ends.h"
 
 using namespace occl;
 using namespace occl::coll;
@@ -269,6 +270,41 @@ TEST("threads that wait for what another one of their rank ends") {
           },
           1500 * kFactor, kSeed),
       1500);
+}
+
+TEST("two ends: each piece is taken once, and who waits no more has the buffer for itself") {
+  using shm::Taker;
+  for (const std::uint32_t n : {1u, 2u, 3u})
+    check_all(exhaust(
+                  [n] {
+                    Atomic<std::uint64_t> front_word = 0, back_word = 0;
+                    Plain<int> copies[3];
+                    const auto copy = [&](std::size_t piece) { copies[piece].set(copies[piece].get() + 1); };
+                    Taker front(Taker::End::front, 7, n, &front_word, &back_word);
+                    std::uint64_t rest = 0;
+                    Thread sender([&] {
+                      Taker back(Taker::End::back, 7, n, &back_word, &front_word);
+                      while (back.take()) copy(n - back.taken());
+                      rest = back.taken();
+                    });
+                    while (front.take()) copy(front.taken() - 1);
+                    if (front.stopped()) {
+                      sender.join();
+                      CHECK(front.taken() + rest + 1 >= n);
+                      for (auto i = front.taken(); i + rest < n; ++i) copy(i);
+                    }
+                    for (std::uint32_t i = 0; i < n; ++i) {
+                      CHECK(copies[i].get() == 1);
+                      copies[i].set(0);  // the next message of the same two
+                    }
+                    Taker next(Taker::End::front, 8, n, &front_word, &back_word);
+                    while (next.take()) copy(next.taken() - 1);
+                    CHECK(next.taken() == n && !next.stopped());
+                    if (!front.stopped()) sender.join();
+                    for (std::uint32_t i = 0; i < n; ++i) CHECK(copies[i].get() == 1);
+                  },
+                  {.preemptions = 3}),
+              40);
 }
 
 TEST("messages of every kind in both directions") {

@@ -85,6 +85,41 @@ TEST("large messages cross in both directions at once") {
   });
 }
 
+TEST("long messages between mapped buffers are copied from both ends, around every threshold") {
+  for (const std::size_t both : {std::size_t{0}, std::size_t{1} << 14, std::size_t{1} << 40}) {
+    Tuning tuning;
+    tuning.both_ends_bytes = both;
+    Cluster cluster(3, tuning);
+    cluster.each([](Rank& rank) {
+      const std::size_t eager = Tuning{}.eager_bytes, piece = std::size_t{1} << 12;
+      std::vector<std::unique_ptr<Message>> ins, outs;
+      std::vector<std::unique_ptr<Call>> calls;
+      std::uint32_t tag = 0;
+      // Several at once between each two, to itself too; sends first on one, receives first on the others.
+      for (const std::size_t size : {eager + 1, 4 * piece - 1, 4 * piece, 4 * piece + 1, 7 * piece + 63,
+                                     std::size_t{3} << 20, (std::size_t{17} << 20) + 5}) {
+        ++tag;
+        for (int other = 0; other < rank.size; ++other)
+          for (const bool send : {rank.rank == 0, rank.rank != 0}) {
+            if (size > 4 << 20 && other == rank.rank) continue;
+            auto& list = send ? outs : ins;
+            list.push_back(std::make_unique<Message>(rank, size, true));
+            if (send) list.back()->fill(rank.rank, tag);
+            calls.push_back(
+                std::make_unique<Call>(transfer(*list.back(), send, other, tag), Deadline::after(kPatience)));
+            rank.submit(*calls.back());
+          }
+      }
+      for (auto& call : calls) {
+        rank.wait(*call);
+        const Transfer& t = call->operation.transfer();
+        for (const auto& in : ins)
+          if (in->data == t.buffer.data) in->check(t.peer, t.tag);
+      }
+    });
+  }
+}
+
 TEST("a thousand messages match their receives in any order of posting, by tag and source") {
   for (const int size : {2, 3}) {
     Cluster cluster(size);

@@ -35,6 +35,7 @@ void one(Input& in) {
             it.tuning.slot_bytes = static_cast<std::uint32_t>(in.number());
             it.tuning.streaming_bytes = in.number();
             it.tuning.eager_bytes = static_cast<std::uint32_t>(in.number());
+            it.tuning.both_ends_bytes = in.number();
             break;
           case 3:
             in.fill(it.address.host.data(), it.address.host.size());

@@ -7,6 +7,7 @@ namespace fuzz {
 void one(Input& in) {
   Tuning tuning;
   tuning.eager_bytes = 64;
+  tuning.both_ends_bytes = 256;
   Victim victim(static_cast<int>(in.below(2)), 2, tuning);
   const int me = victim.hostile[0] ? 1 : 0, other = 1 - me;
   Hostile& hostile = *victim.hostile[other];

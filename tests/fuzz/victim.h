@@ -52,7 +52,7 @@ struct Hostile {
         control(static_cast<std::byte*>(std::aligned_alloc(shm::page_size(), control_bytes))) {
     std::memset(control, 0, control_bytes);
     block = SharedBlock(reinterpret_cast<GroupHeader*>(control), control + shm::page_size(), size);
-    block.construct(rank + 1, rank);
+    block.construct(rank + 1);
     shm::Address address;
     address.nonce = rank + 1;
     peer = shm::Peer::local(address, control, control_bytes, shm::Bell(&word, &sleepers), std::move(regions));
