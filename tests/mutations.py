@@ -72,6 +72,8 @@ MUTATIONS = [
     Mutation("another job's claims count", "shm/two_ends.h", "same_job ? taken_ + 1", "true ? taken_ + 1", ENDS),
     Mutation("the sender's count is not waited for", "coll/messenger_moves.cpp", "if (!it->rest) return moved > 0;", "if (!it->rest) it->rest = 0;", ("tsan/test_messenger:both ends",)),
     Mutation("the sender's count has no limit", "coll/messenger_moves.cpp", "if (*it->rest > pieces.n - copied)", "if (false)", BROKEN),
+    Mutation("the message of who has given up is taken", "coll/messenger_moves.cpp", "if (mesh_.member(rank).aborted() || mesh_.member(rank).left()) return moved > 0;", "", BROKEN),
+    Mutation("a receive that was given up may be written to", "coll/messenger.cpp", "if (receiving.front) receiving.front.revoke();", ";", BROKEN),
     # Posts and ticks.
     Mutation("a post is stamped with release", "coll/executor.cpp", f"post.stamp.store(q_, {SEQ})", f"post.stamp.store(q_, {RELEASE})", WHOLE),
     Mutation("a post is stamped with relaxed", "coll/executor.cpp", f"post.stamp.store(q_, {SEQ})", f"post.stamp.store(q_, {RELAXED})", ("tsan/test_group",)),

@@ -266,6 +266,8 @@ void Messenger::fail(int rank, const Error& error, OperationList& done) {
     if (!channels_[i] || (rank != Transfer::kAnyRank && rank != i)) continue;
     channels_[i]->queue = {};
     channels_[i]->sending.clear();
+    for (auto& receiving : channels_[i]->receiving)
+      if (receiving.front) receiving.front.revoke();
     channels_[i]->receiving.clear();
     notes_ -= channels_[i]->notes.size();
     channels_[i]->notes.clear();

@@ -1,5 +1,7 @@
 // How the bytes of messages move: into rings, out of them, and from memory to memory.
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 
 #include "base/error.h"
 #include "base/fault_point.h"
@@ -11,6 +13,9 @@ namespace occl::coll {
 namespace {
 
 constexpr std::size_t kDataBytes = kRingBytes / 8;  // payload of one data record
+
+/// So long a sender waits for the receiver's memory before it leaves all of a message to the receiver.
+constexpr auto kReachPatience = std::chrono::seconds(1);
 
 std::size_t record_bytes(std::size_t payload) {
   return sizeof(Envelope) + (payload + kLine - 1) / kLine * kLine;
@@ -168,9 +173,9 @@ bool Messenger::pull_direct(int rank, OperationList& done) {
                  &mesh_.member(rank).block.send(mesh_.rank()).taken};
     const auto to = mesh_.endpoint().regions().find(t.buffer.data, t.bytes());
     if (to && t.bytes() >= mesh_.tuning().both_ends_bytes && rank != mesh_.rank()) {
+      op.exposed_ = true;
       note(rank, Record::grant, id, to->pack());
       push_notes(rank);  // before the copy: the sender begins meanwhile
-      op.exposed_ = true;
     }
   }
   OCCL_FAULT_POINT("message.pull");
@@ -185,6 +190,10 @@ bool Messenger::pull_direct(int rank, OperationList& done) {
   } else if (copied < pieces.n) {
     return true;
   }
+  // A sender that has given up may use its buffer for something else. acquire: what was read before stays
+  // before.
+  std::atomic_thread_fence(std::memory_order_acquire);
+  if (mesh_.member(rank).aborted() || mesh_.member(rank).left()) return moved > 0;  // Group's checks end this
   note(rank, Record::ack, id);
   ch.receiving.erase(it);
   end(op, done);
@@ -194,8 +203,19 @@ bool Messenger::pull_direct(int rank, OperationList& done) {
 /// The sender's part of a direct message. Its receiver says when there is nothing more to do.
 bool Messenger::push_direct(int rank, Sending& sending) {
   const Transfer& t = sending.op->transfer();
-  const Pieces pieces(mesh_.reach(rank, shm::Ref::unpack(sending.to), t.bytes(), sending.op->deadline()),
-                      t.buffer.data, t.bytes(), mesh_.tuning());
+  std::byte* to = nullptr;
+  try {
+    to = mesh_.reach(rank, shm::Ref::unpack(sending.to), t.bytes(), Deadline::after(kReachPatience));
+  } catch (const Error& error) {
+    if (error.code() == Errc::protocol) throw;
+    OCCL_FAULT_POINT("message.alone");
+    // No memory for the mapping, or the receiver is stopped or gone: it does without this side, or others say
+    // so.
+    note(rank, Record::rest, sending.id);
+    sending.granted = false;
+    return true;
+  }
+  const Pieces pieces(to, t.buffer.data, t.bytes(), mesh_.tuning());
   if (!sending.back)
     sending.back = {shm::Taker::End::back, sending.id, pieces.n, &mesh_.own().send(rank).taken,
                     &mesh_.member(rank).block.recv(mesh_.rank()).taken};

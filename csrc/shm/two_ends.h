@@ -35,7 +35,7 @@ class Taker {
 
   explicit operator bool() const { return own_ != nullptr; }
 
-  /// May this side move its next piece, which is number `taken()` from its end? Never again after a false.
+  /// May this side move its next piece, which is number `taken()` from its end? If not, it never may again.
   bool take() {
     if (taken_ == pieces_) return false;
     own_->store(job_ + taken_ + 1, std::memory_order_seq_cst);            // pairs with the other's load
@@ -46,6 +46,9 @@ class Taker {
     taken_ += !stopped_;
     return !stopped_;
   }
+
+  /// The front's: the back shall take nothing more. A piece that it has begun it may still be moving.
+  void revoke() { own_->store(job_ | 0xffffffff, std::memory_order_seq_cst); }  // pairs with take
 
   /// So many pieces were moved by this side.
   std::uint64_t taken() const { return taken_; }

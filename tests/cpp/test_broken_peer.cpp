@@ -239,6 +239,47 @@ TEST("who copies the other end of a message says how much, and not more than the
     CHECK(contains(received(kJob + 9, said), "copied more of a message than there is"), said);
 }
 
+/// The honest rank receives 1000 bytes, in 16 pieces, in message 7.
+struct DirectGame : Game {
+  DirectGame() {
+    victim.submit(Transfer{false, 1, 0, DType::u8, {victim.memory(1000, true), 1000}});
+    Envelope e;
+    e.record = Record::direct;
+    e.id = 7;
+    e.count = 1000;
+    std::memcpy(peer().control + peer().extra(), &e, sizeof(e));
+    line().head.store(sizeof(e));
+    line().ring.store(peer().extra());
+  }
+  SendLine& line() { return block().send(0); }
+};
+
+TEST("what was copied from a rank that has given up meanwhile is not its message") {
+  DirectGame game;
+  game.line().taken.store((std::uint64_t{7} << 32) + 16);  // it has them all, it says: the honest rank waits
+  game.victim.group->drive(true);
+  game.block().header().presence.store(kAborted);
+  Envelope e;
+  e.record = Record::rest;
+  e.id = 7;
+  e.count = 0;
+  std::memcpy(game.peer().control + game.peer().extra() + sizeof(e), &e, sizeof(e));
+  game.line().head.store(2 * sizeof(e));
+  CHECK(!game.error(Errc::aborted).empty());
+  CHECK(game.victim.calls[0]->operation.error());
+}
+
+TEST("who gives up a receive lets nobody begin to write into its buffer") {
+  DirectGame game;
+  game.line().taken.store((std::uint64_t{7} << 32) + 2);  // the honest rank takes the others, and waits
+  game.victim.group->drive(true);
+  CHECK(!game.victim.calls[0]->operation.finished());
+  game.victim.group->abort("enough");
+  shm::Taker back(shm::Taker::End::back, 7, 16, &game.line().taken,
+                  &game.victim.group->mesh().own().recv(1).taken);
+  CHECK(!back.take());
+}
+
 TEST("the other end of a message is nowhere but in the receiver's memory") {
   for (const std::uint64_t wild : {std::uint64_t{1} << 16, std::uint64_t{65536 - 999}, ~std::uint64_t{0}}) {
     Game game;
