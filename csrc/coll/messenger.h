@@ -114,7 +114,7 @@ class Messenger {
   bool push_data(int rank, OperationList& done);
   bool take_records(int rank, OperationList& done);
   bool pull_direct(int rank, OperationList& done);
-  bool push_direct(int rank, Sending& sending);
+  void push_direct(int rank, Sending& sending);
   void take(int rank, const Envelope& envelope, OperationList& done);
   std::unique_ptr<Error> misfit(int sender, int receiver, const Envelope& nack) const;
   /// Gives an arrived message to a receive, or fails it when the two do not fit.

@@ -93,8 +93,9 @@ bool Messenger::push_data(int rank, OperationList& done) {
   Channel& ch = channel(rank);
   bool moved = false;
   for (auto it = ch.sending.begin(); it != ch.sending.end();) {
-    if (it->granted && it->op->exposed_) {
-      moved |= push_direct(rank, *it++);
+    if (it->granted && it->op->exposed_) {  // a direct one
+      push_direct(rank, *it++);
+      moved = true;
       continue;
     }
     const Transfer& t = it->op->transfer();
@@ -201,7 +202,7 @@ bool Messenger::pull_direct(int rank, OperationList& done) {
 }
 
 /// The sender's part of a direct message. Its receiver says when there is nothing more to do.
-bool Messenger::push_direct(int rank, Sending& sending) {
+void Messenger::push_direct(int rank, Sending& sending) {
   const Transfer& t = sending.op->transfer();
   std::byte* to = nullptr;
   try {
@@ -211,27 +212,20 @@ bool Messenger::push_direct(int rank, Sending& sending) {
     OCCL_FAULT_POINT("message.alone");
     // No memory for the mapping, or the receiver is stopped or gone: it does without this side, or others say
     // so.
-    note(rank, Record::rest, sending.id);
-    sending.granted = false;
-    return true;
   }
-  const Pieces pieces(to, t.buffer.data, t.bytes(), mesh_.tuning());
-  if (!sending.back)
-    sending.back = {shm::Taker::End::back, sending.id, pieces.n, &mesh_.own().send(rank).taken,
-                    &mesh_.member(rank).block.recv(mesh_.rank()).taken};
-  OCCL_FAULT_POINT("message.push");
-  std::size_t moved = 0;
-  while (moved < kSliceBytes) {
-    if (sending.back.take()) {
-      moved += pieces.copy(pieces.n - sending.back.taken());
-      continue;
-    }
-    note(rank, Record::rest, sending.id, 0, sending.back.taken());
-    push_notes(rank);
-    sending.granted = false;
-    break;
+  if (to) {
+    const Pieces pieces(to, t.buffer.data, t.bytes(), mesh_.tuning());
+    if (!sending.back)
+      sending.back = {shm::Taker::End::back, sending.id, pieces.n, &mesh_.own().send(rank).taken,
+                      &mesh_.member(rank).block.recv(mesh_.rank()).taken};
+    OCCL_FAULT_POINT("message.push");
+    std::size_t moved = 0;
+    while (moved < kSliceBytes && sending.back.take()) moved += pieces.copy(pieces.n - sending.back.taken());
+    if (moved >= kSliceBytes) return;  // there may be more
   }
-  return true;
+  note(rank, Record::rest, sending.id, 0, sending.back.taken());
+  push_notes(rank);
+  sending.granted = false;
 }
 
 bool Messenger::write(int rank, const Envelope& e, const std::byte* payload) {

@@ -27,6 +27,14 @@ struct Game {
   SharedBlock& block() { return peer().block; }
   Post& post() { return block().post(1); }
   void arrive() { post().stamp.store(1); }
+  SendLine& line() { return block().send(0); }
+  /// The next record of the peer's ring, without a payload.
+  void send(const Envelope& e) {
+    const std::uint64_t ring = peer().extra(), at = line().head.load();
+    std::memcpy(peer().control + ring + at, &e, sizeof(e));
+    line().head.store(at + sizeof(e));
+    line().ring.store(ring);
+  }
 
   /// Drives until the group has ended. Fails if that takes long: nobody but this thread does anything.
   std::string error(Errc expected) {
@@ -201,34 +209,39 @@ TEST("a message is not more than what was written of it, and its beginning not m
     CHECK(contains(received(Record::stream, written), "sent uint8[80]"), written);
 }
 
-TEST("who copies the other end of a message says how much, and not more than there is") {
-  // The honest rank receives 1000 bytes in 16 pieces, of which the peer's word says that it has some.
-  const auto received = [](std::uint64_t claimed, std::optional<std::uint64_t> said) -> std::string {
-    Game game;
-    constexpr std::size_t kBytes = 1000;
-    game.victim.submit(Transfer{false, 1, 0, DType::u8, {game.victim.memory(kBytes, true), kBytes}});
-    SendLine& line = game.block().send(0);
-    line.taken.store(claimed);
+/// The honest rank receives 1000 bytes in 16 pieces, in message 7, of which the peer's word says `claimed`.
+struct DirectGame : Game {
+  explicit DirectGame(std::uint64_t claimed) {
+    victim.submit(Transfer{false, 1, 0, DType::u8, {victim.memory(1000, true), 1000}});
+    line().taken.store(claimed);
     Envelope e;
     e.record = Record::direct;
     e.id = 7;
-    e.count = kBytes;
-    const std::uint64_t ring = game.peer().extra();
-    std::memcpy(game.peer().control + ring, &e, sizeof(e));
-    line.head.store(sizeof(e));
-    line.ring.store(ring);
-    game.victim.group->drive(true);
+    e.count = 1000;
+    send(e);
+    victim.group->drive(true);
+  }
+  void say_rest(std::uint64_t pieces) {
+    Envelope e;
+    e.record = Record::rest;
+    e.id = 7;
+    e.count = pieces;
+    send(e);
+  }
+  const coll::Operation& receive() const { return victim.calls[0]->operation; }
+};
+constexpr std::uint64_t kJob = std::uint64_t{7} << 32, kPieces = 16;
+
+TEST("who copies the other end of a message says how much, and not more than there is") {
+  const auto received = [](std::uint64_t claimed, std::optional<std::uint64_t> said) -> std::string {
+    DirectGame game(claimed);
     if (said) {
-      e.record = Record::rest;
-      e.count = *said;
-      std::memcpy(game.peer().control + ring + sizeof(e), &e, sizeof(e));
-      line.head.store(2 * sizeof(e));
+      game.say_rest(*said);
       game.victim.group->drive(true);
     }
-    const coll::Operation& receive = game.victim.calls[0]->operation;
+    const coll::Operation& receive = game.receive();
     return !receive.finished() ? "waits" : receive.error() ? receive.error()->what() : "ended";
   };
-  constexpr std::uint64_t kJob = std::uint64_t{7} << 32, kPieces = 16;
   CHECK(received(0, {}) == "ended");                             // the peer never came
   CHECK(received((std::uint64_t{6} << 32) + 3, {}) == "ended");  // it did to the last message
   for (const std::uint64_t claimed : {std::uint64_t{1}, std::uint64_t{9}, kPieces, kPieces + 1}) {
@@ -239,43 +252,19 @@ TEST("who copies the other end of a message says how much, and not more than the
     CHECK(contains(received(kJob + 9, said), "copied more of a message than there is"), said);
 }
 
-/// The honest rank receives 1000 bytes, in 16 pieces, in message 7.
-struct DirectGame : Game {
-  DirectGame() {
-    victim.submit(Transfer{false, 1, 0, DType::u8, {victim.memory(1000, true), 1000}});
-    Envelope e;
-    e.record = Record::direct;
-    e.id = 7;
-    e.count = 1000;
-    std::memcpy(peer().control + peer().extra(), &e, sizeof(e));
-    line().head.store(sizeof(e));
-    line().ring.store(peer().extra());
-  }
-  SendLine& line() { return block().send(0); }
-};
-
 TEST("what was copied from a rank that has given up meanwhile is not its message") {
-  DirectGame game;
-  game.line().taken.store((std::uint64_t{7} << 32) + 16);  // it has them all, it says: the honest rank waits
-  game.victim.group->drive(true);
+  DirectGame game(kJob + kPieces);  // it has them all, it says: the honest rank waits
   game.block().header().presence.store(kAborted);
-  Envelope e;
-  e.record = Record::rest;
-  e.id = 7;
-  e.count = 0;
-  std::memcpy(game.peer().control + game.peer().extra() + sizeof(e), &e, sizeof(e));
-  game.line().head.store(2 * sizeof(e));
+  game.say_rest(0);
   CHECK(!game.error(Errc::aborted).empty());
-  CHECK(game.victim.calls[0]->operation.error());
+  CHECK(game.receive().error());
 }
 
 TEST("who gives up a receive lets nobody begin to write into its buffer") {
-  DirectGame game;
-  game.line().taken.store((std::uint64_t{7} << 32) + 2);  // the honest rank takes the others, and waits
-  game.victim.group->drive(true);
-  CHECK(!game.victim.calls[0]->operation.finished());
+  DirectGame game(kJob + 2);  // the honest rank takes the others, and waits
+  CHECK(!game.receive().finished());
   game.victim.group->abort("enough");
-  shm::Taker back(shm::Taker::End::back, 7, 16, &game.line().taken,
+  shm::Taker back(shm::Taker::End::back, 7, kPieces, &game.line().taken,
                   &game.victim.group->mesh().own().recv(1).taken);
   CHECK(!back.take());
 }
@@ -285,15 +274,11 @@ TEST("the other end of a message is nowhere but in the receiver's memory") {
     Game game;
     game.victim.submit(Transfer{true, 1, 0, DType::u8, {game.victim.memory(1000, true), 1000}});
     game.victim.group->drive(true);
-    SendLine& line = game.block().send(0);
     Envelope e;
     e.record = Record::grant;
     e.id = 1;
     e.ref = wild;
-    const std::uint64_t ring = game.peer().extra();
-    std::memcpy(game.peer().control + ring, &e, sizeof(e));
-    line.head.store(sizeof(e));
-    line.ring.store(ring);
+    game.send(e);
     CHECK(contains(game.error(Errc::protocol), "pointed outside of its memory region"), wild);
   }
 }
