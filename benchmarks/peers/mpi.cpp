@@ -30,7 +30,7 @@ class Mpi : public Library {
     char text[MPI_MAX_LIBRARY_VERSION_STRING];
     int length = 0;
     MPI_Get_library_version(text, &length);
-    std::string line(text, length);
+    std::string line(text);  // Open MPI counts the terminating zero in the length
     for (char& c : line)
       if (c == '\t') c = ' ';
     return line;
