@@ -38,4 +38,8 @@ std::span<const Kernels* const> available();
 /// The last of `available()`, or the lower one that OCCL_ISA names.
 const Kernels& chosen();
 
+/// The same for one call on buffers of so many bytes: without 512-bit instructions where it is a small one.
+const Kernels& chosen(std::size_t bytes);
+inline constexpr std::size_t kLargeCallBytes = 16 << 10;
+
 }  // namespace occl::kernels

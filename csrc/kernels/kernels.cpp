@@ -70,6 +70,14 @@ const Kernels& choose() {
   fail(Errc::invalid_argument, environment::kIsa, " is \"", wish, "\", but this machine runs ", names);
 }
 
+/// A core that meets 512-bit instructions after a pause runs slower for a while, which is most of a small call.
+const Kernels& without_512_bits(const Kernels& kernels) {
+#if defined(__x86_64__)
+  if (&kernels == &avx512) return avx2;
+#endif
+  return kernels;
+}
+
 bool in_table(DType dtype, ReduceOp op) {
   return static_cast<int>(dtype) < kDTypes && static_cast<int>(op) < kReduceOps;
 }
@@ -97,6 +105,11 @@ const Kernels& chosen() {
   return kernels;
 }
 
+const Kernels& chosen(std::size_t bytes) {
+  static const Kernels& small = without_512_bits(chosen());
+  return bytes < kLargeCallBytes ? small : chosen();
+}
+
 const char* isa() { return chosen().name; }
 
 bool supported(DType dtype, ReduceOp op) {
@@ -108,9 +121,9 @@ void reduce(DType dtype, ReduceOp op, std::span<void* const> dsts, std::span<con
   assert(supported(dtype, op) && !srcs.empty() && !dsts.empty());
   assert(factors.size() == (op == ReduceOp::premul_sum ? srcs.size() : 0));
   const DefaultFloatEnvironment environment;
-  chosen().reduce[static_cast<int>(dtype)][static_cast<int>(op)]({dsts.data(), dsts.size(), srcs.data(),
-                                                                  srcs.size(), count * size_of(dtype),
-                                                                  factors.data(), store == Store::streaming});
+  const std::size_t bytes = count * size_of(dtype);
+  chosen(bytes).reduce[static_cast<int>(dtype)][static_cast<int>(op)](
+      {dsts.data(), dsts.size(), srcs.data(), srcs.size(), bytes, factors.data(), store == Store::streaming});
 }
 
 void copy(std::span<void* const> dsts, const void* src, std::size_t bytes, Store store) {
@@ -119,7 +132,7 @@ void copy(std::span<void* const> dsts, const void* src, std::size_t bytes, Store
     std::memcpy(dsts[0], src, bytes);
     return;
   }
-  chosen().copy({dsts.data(), dsts.size(), &src, 1, bytes, nullptr, store == Store::streaming});
+  chosen(bytes).copy({dsts.data(), dsts.size(), &src, 1, bytes, nullptr, store == Store::streaming});
 }
 
 }  // namespace occl::kernels

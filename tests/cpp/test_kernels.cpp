@@ -56,6 +56,14 @@ TEST("OCCL_ISA lowers the instruction set, and an unknown one is an error") {
   }));
 }
 
+TEST("small calls do without 512-bit instructions") {
+  for (const std::size_t bytes : {std::size_t{0}, std::size_t{4}, kernels::kLargeCallBytes - 1}) {
+    const std::string name = kernels::chosen(bytes).name;
+    CHECK(name == (kernels::chosen().name == std::string("avx512") ? "avx2" : kernels::isa()), bytes);
+  }
+  CHECK(&kernels::chosen(kernels::kLargeCallBytes) == &kernels::chosen());
+}
+
 TEST("every instruction set supports the same operations, and those are the documented ones") {
   for (const DType dtype : all_dtypes())
     for (int op = 0; op < kReduceOps; ++op) {
