@@ -13,8 +13,8 @@ struct Tuning {
   std::uint32_t one_shot_bytes = 16 << 10;
   /// Bytes of one staging slot. A rank stages through four of them (two filling, two with results).
   std::uint32_t slot_bytes = 256 << 10;
-  /// From so many bytes per buffer on, results are stored past the caches.
-  std::uint64_t streaming_bytes = std::uint64_t{16} << 20;
+  /// From so many bytes in the tensors of all ranks together on, results are stored past the caches.
+  std::uint64_t streaming_bytes = std::uint64_t{48} << 20;
   /// Up to so many bytes a message travels in the ring and its send completes at once.
   std::uint32_t eager_bytes = 8 << 10;
   /// From so many bytes on, a message between buffers that peers can reach is copied by both sides.

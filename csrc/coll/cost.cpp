@@ -87,7 +87,7 @@ const Machine& this_machine() {
 
 double seconds(const Shape& shape, const Plan& plan, const Machine& machine) {
   const Traffic t = traffic(shape, plan);
-  const bool cached = shape.largest * shape.element_size < machine.cache_bytes;
+  const bool cached = footprint(shape) < machine.cache_bytes;
   const double speed = cached ? machine.cached_bytes_per_second : machine.memory_bytes_per_second;
   // A copy reads and writes: its speed in bytes moved is twice the speed in bytes copied.
   return t.synchronisations * (shape.size - 1) * machine.line_seconds + (t.read + t.written) / (2 * speed);

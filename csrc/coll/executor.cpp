@@ -241,8 +241,7 @@ void Executor::choose_plan() {
     else
       slots_[mesh_.rank()] = staging();
   }
-  streaming_ = shape_.largest * shape_.element_size * std::max<std::uint32_t>(c_.out.n, 1) >=
-               mesh_.tuning().streaming_bytes;
+  streaming_ = footprint(shape_) >= mesh_.tuning().streaming_bytes;
   if (c_.op == ReduceOp::premul_sum)
     for (int i = 0; i < mesh_.size(); ++i)
       factors_[i] = i == mesh_.rank() ? c_.factor : mesh_.member(i).block.post(q_).factor;

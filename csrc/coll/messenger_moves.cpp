@@ -30,7 +30,8 @@ struct Pieces {
         bytes(bytes),
         size(std::clamp(bytes / 16 / kLine * kLine, least(tuning), kMostBytes)),
         n(static_cast<std::uint32_t>((bytes + size - 1) / size)),
-        store(bytes >= tuning.streaming_bytes ? kernels::Store::streaming : kernels::Store::cached) {}
+        store(kFootprint * bytes >= tuning.streaming_bytes ? kernels::Store::streaming
+                                                           : kernels::Store::cached) {}
 
   std::size_t copy(std::size_t piece) const {
     const std::size_t at = piece * size, length = std::min(size, bytes - at);
@@ -40,6 +41,8 @@ struct Pieces {
   }
 
   static constexpr std::size_t kMostBytes = std::size_t{1} << 20;
+  static constexpr std::size_t kFootprint =
+      4;  // two buffers, and those of the message that goes the other way
   static std::size_t least(const Tuning& tuning) {
     return std::clamp<std::size_t>(tuning.both_ends_bytes / 8 / kLine * kLine, kLine, kMostBytes);
   }

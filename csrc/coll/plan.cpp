@@ -126,6 +126,13 @@ std::size_t staged_bytes(const Shape& s) {
   return s.size == 1 ? 0 : s.largest * s.element_size * staged_blocks(s);
 }
 
+std::size_t footprint(const Shape& s) {
+  const Traits& t = traits(s.kind);
+  const bool one_tensor = !t.in_per_rank && !t.out_per_rank;  // both input and output
+  const std::size_t blocks = (t.in_per_rank ? s.size : 1) + (one_tensor ? 0 : t.out_per_rank ? s.size : 1);
+  return s.size * blocks * s.largest * s.element_size;
+}
+
 bool is_one_shot(const Shape& s, const Tuning& tuning) {
   return staged_bytes(s) <= std::min(tuning.one_shot_bytes, kMaxOneShotBytes);
 }

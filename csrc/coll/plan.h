@@ -55,6 +55,9 @@ Split direct_split(Kind kind);
 /// Bytes that one rank shows to the others if everything is staged at once.
 std::size_t staged_bytes(const Shape& shape);
 
+/// Bytes of the tensors of all ranks, counting each rank like the one that has most.
+std::size_t footprint(const Shape& shape);
+
 /// May this shape take one step? (Known before the ranks have met.)
 bool is_one_shot(const Shape& shape, const Tuning& tuning);
 

@@ -234,6 +234,13 @@ TEST("no slot is larger than its place") {
   }
 }
 
+TEST("a footprint counts the tensors of all ranks") {
+  const auto of = [](Kind kind) { return footprint({kind, 3, 0, 4, 10}) / 40; };  // in blocks
+  CHECK(of(Kind::all_reduce) == 3 && of(Kind::broadcast) == 3);                   // one tensor for each rank
+  CHECK(of(Kind::all_gather) == 3 * 4 && of(Kind::reduce_scatter) == 3 * 4 && of(Kind::gather) == 3 * 4);
+  CHECK(of(Kind::all_to_all) == 3 * 6);
+}
+
 TEST("a signature tells what it was made from") {
   Collective c;
   c.kind = Kind::all_reduce, c.dtype = DType::f32, c.op = ReduceOp::sum, c.volume = 4;
