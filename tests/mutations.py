@@ -92,6 +92,8 @@ MUTATIONS = [
     Mutation("equal parts that differ are nobody's mistake", "coll/executor.cpp", "return *even_ != signature;", "return false;", ("plain/test_group:do not list",)),
     Mutation("the first step beside lists is kept", "coll/executor.cpp", "agreed_ && !pairs_;", "agreed_;", ("plain/test_group:equal parts",)),
     Mutation("slots of mixed ranks are located too early", "coll/executor.cpp", "agreed_ = direct || (first_step_made && !any_mapped);", "agreed_ = true;", WHOLE),
+    Mutation("who took one step does not look who hopes for none", "coll/executor.cpp", "!is_one_shot(shape_, mesh_.tuning(), true)) {", "!is_one_shot(shape_, mesh_.tuning(), false)) {", ("plain/test_group:2 ranks",)),
+    Mutation("only one rank's cores count", "coll/mesh.cpp", "bits |= it.cores[word]", "bits = it.cores[word]", ("plain/test_group:bound",)),
     # Messages.
     Mutation("a ring is announced with release", "coll/messenger_moves.cpp", f"line.ring.store(ring.offset, {SEQ})", f"line.ring.store(ring.offset, {RELEASE})", ("explore/test_interleavings:single",)),
     Mutation("a ring is looked for with acquire", "coll/messenger.cpp", f"block.send(mesh_.rank()).ring.load({SEQ})", f"block.send(mesh_.rank()).ring.load({ACQUIRE})", ("explore/test_interleavings:single",)),

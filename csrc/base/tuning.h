@@ -7,10 +7,17 @@
 
 namespace occl {
 
+/// kDirectBytes if there is a core for each rank, else as one_shot_bytes: waiting costs more then.
+inline constexpr std::uint32_t kByCores = ~std::uint32_t{0};
+inline constexpr std::uint32_t kDirectBytes = 4 << 10;
+
 struct Tuning {
   /// Up to so many bytes that a rank shows to others, an operation takes one step: everybody posts its
   /// contribution beside the sequence number, everybody combines all of them.
   std::uint32_t one_shot_bytes = 16 << 10;
+  /// Beyond so many, buffers that all ranks can reach are used where they lie, though that takes one
+  /// synchronisation more.
+  std::uint32_t direct_bytes = kByCores;
   /// Bytes of one staging slot. A rank stages through four of them (two filling, two with results).
   std::uint32_t slot_bytes = 256 << 10;
   /// From so many bytes in the tensors of all ranks together on, results are stored past the caches.

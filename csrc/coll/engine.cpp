@@ -13,13 +13,6 @@ namespace {
 // A sleeper looks around this often even if nobody rings: for deadlines, for signals, for a broken peer.
 constexpr std::chrono::milliseconds kSlice{50};
 
-int available_cores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof(set), &set) != 0) return 1;
-  return std::max(CPU_COUNT(&set), 1);
-}
-
 inline void relax() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -78,8 +71,7 @@ Engine::Callback::~Callback() {
   if (role == Role::drives) engine_.absent_.fetch_sub(1, std::memory_order_seq_cst);
 }
 
-Engine::Engine(std::shared_ptr<shm::Endpoint> endpoint)
-    : endpoint_(std::move(endpoint)), cores_(available_cores()) {}
+Engine::Engine(std::shared_ptr<shm::Endpoint> endpoint) : endpoint_(std::move(endpoint)) {}
 
 Engine::~Engine() { stop_background(); }
 
@@ -161,7 +153,7 @@ bool Engine::wait(Group& group, const Operation& op, Deadline deadline,
                   const std::function<void()>& interrupted) {
   if (op.finished()) return true;
   Waiting waiting(*this);
-  const bool core_for_each = group.mesh().size() <= cores_;
+  const bool core_for_each = group.mesh().core_for_each();
   const auto turns_now = [&] { return core_for_each ? spin_.turns() : kShortSpin; };
   int turns = turns_now(), yields = core_for_each ? 0 : kYields, looked = 0;
   for (;;) {

@@ -101,7 +101,6 @@ class Engine {
   void doze();
 
   const std::shared_ptr<shm::Endpoint> endpoint_;
-  const int cores_;
   Spin spin_;
 
   Atomic<std::size_t> pending_ = 0;  // reasons to drive, in all groups: see Group::busy

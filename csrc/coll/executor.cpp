@@ -45,11 +45,11 @@ void Executor::post() {
   Post& post = mesh_.own().post(q_);
   // Ranks may know different sizes only where both sides have a block for each rank, and those differ.
   const bool same_view = !c_.in.list || !traits(c_.kind).out_per_rank;
-  const bool one_shot = same_view && is_one_shot(shape_, mesh_.tuning());
+  const bool small = same_view && is_one_shot(shape_, mesh_.tuning(), true);
   in_[me] = c_.in.base;
   out_[me] = c_.out.base;
   mapped_ = false;
-  if (!one_shot) {
+  if (!small) {
     const bool shows_out = direct_split(c_.kind) != Split::pull;
     post.in = own_ref(c_.in);
     post.out = shows_out ? own_ref(c_.out) : kUnmapped;
@@ -60,13 +60,10 @@ void Executor::post() {
     post.listed = c_.in.list || (shows_out && c_.out.list);
   }
   // What is certain to be staged is staged now, so that meeting is the first synchronisation already.
-  agreed_ = same_view && (one_shot || !mapped_);
+  agreed_ = same_view && (small || !mapped_);
   if (agreed_) {
     plan_ = make_plan(shape_, mesh_.tuning(), false);
-    in_staging_ = !one_shot;
-    slots_[me] = !one_shot                              ? staging()
-                 : staged_bytes(shape_) <= kInlineBytes ? post.payload.data()
-                                                        : mesh_.own().payload(q_);
+    use_own_slots();
     while (!moves_done()) {
     }
     step_ = 1;
@@ -200,16 +197,8 @@ std::vector<int> Executor::missing() const {
 
 /// All ranks have posted: now everybody knows the same, and chooses the same.
 void Executor::choose_plan() {
-  const bool one_shot_agreed = agreed_ && !pairs_ && plan_.path == Path::one_shot;
-  if (one_shot_agreed) {
-    // Contributions are inline or in the payload area, at places that need no looking up.
-    const bool in_line = staged_bytes(shape_) <= kInlineBytes;
-    for (int i = 0; i < mesh_.size(); ++i) {
-      if (i == mesh_.rank()) continue;
-      const SharedBlock& block = mesh_.member(i).block;
-      slots_[i] = in_line ? block.post(q_).payload.data() : block.payload(q_);
-    }
-  } else {
+  // What is small takes one step wherever it lies, and nothing needs looking up.
+  if (!agreed_ || pairs_ || !is_one_shot(shape_, mesh_.tuning(), true)) {
     bool all_mapped = mapped_, any_mapped = mapped_;
     for (int i = 0; i < mesh_.size(); ++i) {
       if (i == mesh_.rank()) continue;
@@ -231,34 +220,41 @@ void Executor::choose_plan() {
     const bool first_step_made = agreed_ && !pairs_;
     plan_ = make_plan(shape_, mesh_.tuning(), all_mapped);
     const bool direct = plan_.path == Path::direct;
-    in_staging_ = !direct;
     agreed_ = direct || (first_step_made && !any_mapped);
     if (!first_step_made) step_ = 0;
-    if (direct)
-      locate_tensors();
-    else if (agreed_)
-      locate_slots();
-    else
-      slots_[mesh_.rank()] = staging();
+    if (direct) locate_tensors();
+    if (!agreed_) use_own_slots();
   }
+  if (agreed_ && plan_.path != Path::direct) locate_slots();
   streaming_ = footprint(shape_) >= mesh_.tuning().streaming_bytes;
   if (c_.op == ReduceOp::premul_sum)
     for (int i = 0; i < mesh_.size(); ++i)
       factors_[i] = i == mesh_.rank() ? c_.factor : mesh_.member(i).block.post(q_).factor;
 }
 
-void Executor::locate_slots() {
-  const std::size_t bytes = 4 * std::size_t{mesh_.tuning().slot_bytes};
-  for (int i = 0; i < mesh_.size(); ++i)
-    slots_[i] = i == mesh_.rank() ? mesh_.staging()
-                                  : reach(i, shm::Ref::unpack(mesh_.member(i).block.post(q_).staging), bytes);
+/// Where a rank stages: beside its sequence number if one step is enough, else in its staging slots, and then
+/// peers are told where those are.
+void Executor::use_own_slots() {
+  in_staging_ = plan_.path == Path::staged;
+  if (in_staging_) {
+    slots_[mesh_.rank()] = mesh_.staging();
+    mesh_.own().post(q_).staging = mesh_.staging_ref();
+  } else {
+    slots_[mesh_.rank()] = slot_in(mesh_.own());
+  }
 }
 
-/// This rank's slots; peers are told where they are.
-std::byte* Executor::staging() {
-  std::byte* const slots = mesh_.staging();
-  mesh_.own().post(q_).staging = mesh_.staging_ref();
-  return slots;
+void Executor::locate_slots() {
+  const std::size_t bytes = 4 * std::size_t{mesh_.tuning().slot_bytes};
+  for (int i = 0; i < mesh_.size(); ++i) {
+    if (i == mesh_.rank()) continue;
+    const SharedBlock& block = mesh_.member(i).block;
+    slots_[i] = in_staging_ ? reach(i, shm::Ref::unpack(block.post(q_).staging), bytes) : slot_in(block);
+  }
+}
+
+std::byte* Executor::slot_in(const SharedBlock& block) const {
+  return staged_bytes(shape_) <= kInlineBytes ? block.post(q_).payload.data() : block.payload(q_);
 }
 
 /// Null where the rank has nothing.

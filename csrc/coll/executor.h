@@ -49,8 +49,9 @@ class Executor {
   void list_sizes() const;
   std::string called(int rank, Signature signature) const;
   std::byte* reach(int rank, shm::Ref ref, std::size_t bytes) const;
-  std::byte* staging();
+  void use_own_slots();
   void locate_slots();
+  std::byte* slot_in(const SharedBlock& block) const;
   void locate_tensors();
   bool moves_done();
   void run(const Move& move, std::size_t lo, std::size_t hi);

@@ -1,6 +1,9 @@
 #include "coll/mesh.h"
 
+#include <sched.h>
+
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <functional>
 #include <utility>
@@ -10,6 +13,20 @@
 #include "shm/socket.h"
 
 namespace occl::coll {
+namespace {
+
+/// On which any of the ranks may run.
+int count_cores(const std::vector<Invitation>& invitations) {
+  int count = 0;
+  for (std::size_t word = 0; word < invitations.front().cores.size(); ++word) {
+    std::uint64_t bits = 0;
+    for (const Invitation& it : invitations) bits |= it.cores[word];
+    count += std::popcount(bits);
+  }
+  return count;
+}
+
+}  // namespace
 
 Mesh::Mesh(std::shared_ptr<shm::Endpoint> endpoint, std::string name, int rank, int size,
            const Tuning& tuning)
@@ -68,6 +85,9 @@ Invitation Mesh::invitation() const {
   invitation.incarnation = incarnation_;
   invitation.rank = rank_;
   invitation.size = size_;
+  static_assert(sizeof(cpu_set_t) == sizeof(invitation.cores));
+  // With more cores than that it fails, and nothing is known.
+  sched_getaffinity(0, sizeof(cpu_set_t), reinterpret_cast<cpu_set_t*>(invitation.cores.data()));
   invitation.tuning = tuning_;
   return invitation;
 }
@@ -129,6 +149,8 @@ void Mesh::join(const std::vector<Invitation>& invitations, std::vector<std::sha
   const auto least = std::max<std::uint32_t>(tuning_.one_shot_bytes + kLine, size_ * kLine);
   tuning_.slot_bytes = std::clamp<std::uint32_t>(tuning_.slot_bytes / kLine * kLine, least, 64 << 20);
   tuning_.eager_bytes = std::min(tuning_.eager_bytes, kRingBytes / 4);
+  core_for_each_ = count_cores(invitations) >= size_;
+  if (tuning_.direct_bytes == kByCores && core_for_each_) tuning_.direct_bytes = kDirectBytes;
   own_.header().joined.store(1, std::memory_order_seq_cst);  // pairs with Member::joined, and with sleepers
   ring_all();
 }

@@ -2,6 +2,7 @@
 // needs.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -24,6 +25,7 @@ struct Invitation {
   std::uint64_t incarnation = 0;
   std::int32_t rank = 0;
   std::int32_t size = 0;
+  std::array<std::uint64_t, 16> cores{};  // where its threads may run, a bit for each
   Tuning tuning;
 };
 
@@ -70,6 +72,8 @@ class Mesh {
   int rank() const { return rank_; }
   int size() const { return size_; }
   const Tuning& tuning() const { return tuning_; }
+  /// May as many ranks run at the same time as there are? Of one bound to a core of its own, others know.
+  bool core_for_each() const { return core_for_each_; }
   shm::Endpoint& endpoint() const { return *endpoint_; }
   const SharedBlock& own() const { return own_; }
   const Member& member(int rank) const { return members_[rank]; }
@@ -113,6 +117,7 @@ class Mesh {
   std::string name_;
   int rank_, size_;
   Tuning tuning_;
+  bool core_for_each_ = false;
   std::uint64_t incarnation_;
   std::uint64_t header_;
   std::vector<shm::Arena::Block> blocks_;

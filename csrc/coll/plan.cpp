@@ -133,15 +133,17 @@ std::size_t footprint(const Shape& s) {
   return s.size * blocks * s.largest * s.element_size;
 }
 
-bool is_one_shot(const Shape& s, const Tuning& tuning) {
-  return staged_bytes(s) <= std::min(tuning.one_shot_bytes, kMaxOneShotBytes);
+bool is_one_shot(const Shape& s, const Tuning& tuning, bool mapped) {
+  const std::size_t bytes = staged_bytes(s);
+  return bytes <= std::min(tuning.one_shot_bytes, kMaxOneShotBytes) &&
+         (!mapped || bytes <= tuning.direct_bytes);
 }
 
 Plan make_plan(const Shape& s, const Tuning& tuning, bool mapped) {
   const Traits& t = traits(s.kind);
   Plan plan;
   plan.window = std::max<std::size_t>(s.largest, 1);
-  if (is_one_shot(s, tuning)) {
+  if (is_one_shot(s, tuning, mapped)) {
     plan.path = Path::one_shot;
     plan.steps = 2;
     return plan;

@@ -58,8 +58,9 @@ std::size_t staged_bytes(const Shape& shape);
 /// Bytes of the tensors of all ranks, counting each rank like the one that has most.
 std::size_t footprint(const Shape& shape);
 
-/// May this shape take one step? (Known before the ranks have met.)
-bool is_one_shot(const Shape& shape, const Tuning& tuning);
+/// May this shape take one step? `mapped` as for make_plan. (Known before the ranks have met, if it may even
+/// then.)
+bool is_one_shot(const Shape& shape, const Tuning& tuning, bool mapped);
 
 /// `mapped`: the buffers of all ranks lie in memory that all ranks can reach. Requires a slot of at least one
 /// cache line for each rank.

@@ -70,7 +70,8 @@ const Kernels& choose() {
   fail(Errc::invalid_argument, environment::kIsa, " is \"", wish, "\", but this machine runs ", names);
 }
 
-/// A core that meets 512-bit instructions after a pause runs slower for a while, which is most of a small call.
+/// A core that meets 512-bit instructions after a pause runs slower for a while, which is most of a small
+/// call.
 const Kernels& without_512_bits(const Kernels& kernels) {
 #if defined(__x86_64__)
   if (&kernels == &avx512) return avx2;

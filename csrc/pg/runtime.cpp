@@ -94,6 +94,8 @@ Tuning tuning_from_environment() {
     const bool is_number = begin != end && parsed.ec == std::errc{} && parsed.ptr == end;
     if (is_number && name == "one_shot_bytes")
       tuning.one_shot_bytes = static_cast<std::uint32_t>(std::min<std::uint64_t>(number, kMaxOneShotBytes));
+    else if (is_number && name == "direct_bytes")
+      tuning.direct_bytes = static_cast<std::uint32_t>(std::min<std::uint64_t>(number, kMaxOneShotBytes));
     else if (is_number && name == "slot_bytes")
       tuning.slot_bytes = static_cast<std::uint32_t>(std::min<std::uint64_t>(number, 64 << 20));
     else if (is_number && name == "streaming_bytes")
@@ -104,8 +106,8 @@ Tuning tuning_from_environment() {
       tuning.both_ends_bytes = number;
     else
       fail(Errc::invalid_argument, environment::kTuning, "=\"", text, "\": \"", item,
-           "\" is not one_shot_bytes=N, slot_bytes=N, streaming_bytes=N, eager_bytes=N or both_ends_bytes=N "
-           "with a number of bytes N");
+           "\" is not one_shot_bytes=N, direct_bytes=N, slot_bytes=N, streaming_bytes=N, eager_bytes=N or "
+           "both_ends_bytes=N with a number of bytes N");
   }
   return tuning;
 }

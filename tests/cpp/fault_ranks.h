@@ -293,7 +293,7 @@ class RankProcess {
     rank.rank = static_cast<int>(at);
     rank.size = static_cast<int>(ranks.size());
     Tuning tuning;
-    tuning.one_shot_bytes = 256, tuning.slot_bytes = 1024;
+    tuning.one_shot_bytes = 256, tuning.direct_bytes = 64, tuning.slot_bytes = 1024;
     tuning.eager_bytes = 256, tuning.both_ends_bytes = 4096;
     auto mesh = std::make_unique<coll::Mesh>(rank.endpoint, concat("group", int{round}), rank.rank, rank.size,
                                              tuning);

@@ -15,6 +15,7 @@ namespace {
 void run_random_cases(int size, int cases, std::uint64_t seed) {
   Tuning tuning;
   tuning.one_shot_bytes = 256;
+  tuning.direct_bytes = 64;
   tuning.slot_bytes = 512;
   Cluster cluster(size, tuning);
   std::mt19937_64 random(seed);
@@ -261,6 +262,30 @@ TEST("a rank that cannot join tells those who could why") {
   std::int64_t value = 1;
   const Error error = error_of([&] { cluster[0].run(all_reduce(&value, 1)); });
   CHECK(contains(error, "ended group later: rank 0 of group later speaks protocol version"), error.what());
+}
+
+TEST("ranks that are bound to different cores have a core for each") {
+  Cluster cluster(2);  // for its endpoints
+  const auto joined = [&](std::uint64_t first, std::uint64_t second, Tuning tuning = {}) {
+    std::vector<Invitation> invitations;
+    auto zero = std::make_unique<Mesh>(cluster[0].endpoint, "bound", 0, 2, tuning);
+    const Mesh one(cluster[1].endpoint, "bound", 1, 2, tuning);
+    for (const Mesh* mesh : {&std::as_const(*zero), &one}) {
+      invitations.push_back(mesh->invitation());
+      invitations.back().cores = {};
+    }
+    invitations[0].cores[0] = first;
+    invitations[1].cores[15] = second;
+    zero->join(invitations, {cluster[0].endpoint->as_local_peer(), cluster[1].endpoint->as_local_peer()});
+    return zero;
+  };
+  CHECK(joined(1, 1)->core_for_each() && joined(1, 1)->tuning().direct_bytes == kDirectBytes);
+  CHECK(!joined(1, 0)->core_for_each() && joined(1, 0)->tuning().direct_bytes == kByCores);
+  CHECK(!joined(0, 0)->core_for_each());  // nothing is known
+  Tuning tuning;
+  tuning.direct_bytes = 128;
+  CHECK(joined(1, 1, tuning)->tuning().direct_bytes == 128 &&
+        joined(1, 0, tuning)->tuning().direct_bytes == 128);
 }
 
 TEST("a group is open when all ranks have joined: then any of them may leave") {

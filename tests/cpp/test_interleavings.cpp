@@ -79,6 +79,7 @@ Transfer message(std::byte* data, std::size_t count, bool send, int peer) {
 Tuning small() {
   Tuning tuning;
   tuning.one_shot_bytes = 64;
+  tuning.direct_bytes = 16;
   tuning.slot_bytes = 128;
   tuning.eager_bytes = 64;
   return tuning;

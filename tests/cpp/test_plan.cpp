@@ -183,6 +183,7 @@ TEST("plans of thousands of random collectives produce what the rule says, witho
     const int size = trial % 20 == 0 ? 1 + random() % 64 : 1 + random() % 8;
     Tuning tuning;
     tuning.one_shot_bytes = random() % 3 ? 64 : 0;
+    tuning.direct_bytes = random() % 2 ? kByCores : 16;
     tuning.slot_bytes = 64 << random() % 6;
     const std::size_t element = sizes[random() % 5];
     const std::size_t limit = size > 8 ? 40 : 300;
@@ -209,6 +210,7 @@ TEST("plans of thousands of random collectives produce what the rule says, witho
 TEST("plans hold around the one-shot and slot thresholds") {
   Tuning tuning;
   tuning.one_shot_bytes = 256;
+  tuning.direct_bytes = 64;
   tuning.slot_bytes = 512;
   for (int kind = 1; kind < kKinds; ++kind)
     for (int size : {2, 3, 5})

@@ -32,6 +32,7 @@ void one(Input& in) {
             break;
           case 2:
             it.tuning.one_shot_bytes = static_cast<std::uint32_t>(in.number());
+            it.tuning.direct_bytes = static_cast<std::uint32_t>(in.number());
             it.tuning.slot_bytes = static_cast<std::uint32_t>(in.number());
             it.tuning.streaming_bytes = in.number();
             it.tuning.eager_bytes = static_cast<std::uint32_t>(in.number());

@@ -24,6 +24,7 @@ void one(Input& in) {
   shape.largest = in.below(4) ? in.byte() : in.take<std::uint32_t>() % 100000;
   Tuning tuning;
   tuning.one_shot_bytes = static_cast<std::uint32_t>(in.number());
+  tuning.direct_bytes = static_cast<std::uint32_t>(in.number());
   tuning.slot_bytes = static_cast<std::uint32_t>(in.number());
   // As Mesh::join does: a slot has at least a cache line for each rank, and room for what is shown at once.
   tuning.one_shot_bytes = std::min(tuning.one_shot_bytes, kMaxOneShotBytes);
@@ -33,7 +34,8 @@ void one(Input& in) {
 
   const Plan plan = make_plan(shape, tuning, mapped);
   require(plan.window > 0 && plan.steps > 0 && plan.windows > 0, "a plan is never empty");
-  require((plan.path == Path::one_shot) == is_one_shot(shape, tuning), "one-shot is known beforehand");
+  require((plan.path == Path::one_shot) == is_one_shot(shape, tuning, mapped),
+          "one-shot is known beforehand");
   const std::size_t slot = plan.path == Path::one_shot ? kMaxOneShotBytes : tuning.slot_bytes;
   const std::uint64_t steps[] = {0, 1, 2, plan.steps / 2, plan.steps - 1, in.number() % plan.steps};
   for (const std::uint64_t step : steps) {

@@ -23,6 +23,7 @@ void one(Input& in) {
   const int size = 2 + static_cast<int>(in.below(2)), me = static_cast<int>(in.below(size));
   Tuning tuning;
   tuning.one_shot_bytes = in.below(2) ? 256 : 0;
+  tuning.direct_bytes = in.below(2) ? kByCores : 40;
   tuning.slot_bytes = 512;
   Victim victim(me, size, tuning);
   std::array<std::vector<Block>, 8> lists;  // live as long as the operations
