@@ -41,8 +41,8 @@ struct Pieces {
   }
 
   static constexpr std::size_t kMostBytes = std::size_t{1} << 20;
-  static constexpr std::size_t kFootprint =
-      4;  // two buffers, and those of the message that goes the other way
+  /// Two buffers, and those of the message that goes the other way.
+  static constexpr std::size_t kFootprint = 4;
   static std::size_t least(const Tuning& tuning) {
     return std::clamp<std::size_t>(tuning.both_ends_bytes / 8 / kLine * kLine, kLine, kMostBytes);
   }
