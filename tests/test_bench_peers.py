@@ -254,14 +254,11 @@ def test_tables_go_between_their_marks_only(model):
         model.replace_between_marks(text, "bytes", "new")
 
 
-@pytest.mark.full
-@pytest.mark.skipif(not importlib.util.find_spec("sklearn"), reason="the digits network needs scikit-learn")
-def test_whole_training_steps_are_measured(tmp_path):
-    script = Path(__file__).parents[1] / "benchmarks" / "training.py"
-    file = tmp_path / "training.json"
-    options = ["--seconds", "2", "--models", "digits_ddp", "gpt_fsdp", "--json", str(file)]
+def written(script: str, file: Path, *options: str) -> dict:
+    """What a script of ``benchmarks`` writes."""
+    path = Path(__file__).parents[1] / "benchmarks" / script
     shown = subprocess.run(
-        [sys.executable, str(script), *options],
+        [sys.executable, str(path), *options, "--json", str(file)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -269,7 +266,22 @@ def test_whole_training_steps_are_measured(tmp_path):
         env=os.environ,
     )
     assert shown.returncode == 0, shown.stdout
-    results = json.loads(file.read_text())["results"]
+    return json.loads(file.read_text())
+
+
+@pytest.mark.full
+def test_the_start_is_measured(tmp_path):
+    results = written("startup.py", tmp_path / "startup.json", "--rounds", "2")
+    assert results["import"]["torch_occl_s"] > 0
+    assert set(results["groups"]) == {"occl", "gloo"}
+    assert all(value > 0 for row in results["groups"].values() for value in row.values())
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not importlib.util.find_spec("sklearn"), reason="the digits network needs scikit-learn")
+def test_whole_training_steps_are_measured(tmp_path):
+    options = ["--seconds", "2", "--models", "digits_ddp", "gpt_fsdp"]
+    results = written("training.py", tmp_path / "training.json", *options)["results"]
     assert set(results) == {"digits_ddp", "gpt_fsdp"}
     for rows in results.values():
         assert set(rows) == {"occl-dev", "occl-cpu", "gloo", "none-dev", "none-cpu"}

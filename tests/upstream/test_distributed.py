@@ -3,7 +3,8 @@
 A result is: passed on all ranks; skipped on all ranks, because it needs more ranks; or expected to fail, for
 the reason in `exceptions.py`. A test that is listed there and passes fails here, so that the list stays true.
 
-Full runs have in addition what takes long, and on the CPU what asks for an accelerator by name.
+By default four ranks run all of it, and two on the CPU and three on ``dev``. Full runs have in addition the
+other way round, what takes long, and on the CPU what asks for an accelerator by name.
 """
 
 from __future__ import annotations
@@ -20,7 +21,12 @@ def configurations():
                 elsewhere = device == "cpu" and name.endswith(
                     ("_cuda", "_gpu", "_nccl")
                 )  # runs on dev by default
-                full = elsewhere or exceptions.SLOW.get(name, world_size) != world_size
+                fewer = {"cpu": 2, "dev": 3}[device]
+                full = (
+                    elsewhere
+                    or world_size not in (4, fewer)
+                    or exceptions.SLOW.get(name, world_size) != world_size
+                )
                 yield pytest.param(
                     device,
                     world_size,

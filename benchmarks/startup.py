@@ -1,0 +1,102 @@
+"""What it takes to begin: the import of torch_occl, and groups after the first one.
+
+    python benchmarks/startup.py --json startup.json
+
+import     seconds that `import torch_occl` takes after `import torch`, in processes of their own
+create     milliseconds of dist.new_group() between ranks that are connected already
+destroy    the same of dist.destroy_process_group(group)
+
+occl and Gloo take turns. Every time of a group is that of the slowest rank.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch.distributed as dist
+
+from torch_occl.bench.gate import Gate
+from torch_occl.bench.launch import run_ranks
+from torch_occl.bench.measure import slowest
+from torch_occl.bench.noise import judge, verdict
+
+BACKENDS = ["occl", "gloo"]
+IMPORT = """
+import time
+begin = time.perf_counter()
+import torch
+between = time.perf_counter()
+import torch_occl
+print(between - begin, time.perf_counter() - between)
+"""
+
+
+def import_seconds(times: int) -> dict[str, float]:
+    """Medians for torch and for torch_occl after it, which torch does not load by itself here."""
+    environment = os.environ | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    command = [sys.executable, "-c", IMPORT]
+    runs = []
+    for _ in range(times):
+        shown = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+        runs.append([float(value) for value in shown.split()])
+    of_torch, of_occl = (statistics.median(column) for column in zip(*runs, strict=True))
+    return {"torch_s": of_torch, "torch_occl_s": of_occl}
+
+
+def work(rank: int, options: argparse.Namespace, folder: str, counters) -> None:
+    """What each rank does."""
+    store = dist.FileStore(str(Path(folder, "store")), options.ranks)
+    dist.init_process_group("occl", store=store, rank=rank, world_size=options.ranks)
+    gate = Gate(counters, rank)
+
+    def milliseconds(action: Callable[[], object]) -> tuple[float, object]:
+        gate.wait()
+        started = time.perf_counter()
+        result = action()
+        return slowest([time.perf_counter() - started])[0] * 1e3, result
+
+    taken: dict = {name: {"create_ms": [], "destroy_ms": []} for name in BACKENDS}
+    for round_ in range(options.rounds + 1):
+        for name in BACKENDS:
+            create, group = milliseconds(lambda name=name: dist.new_group(backend=name))
+            destroy, _ = milliseconds(lambda group=group: dist.destroy_process_group(group))
+            if round_:  # the first one warms up
+                taken[name]["create_ms"].append(create)
+                taken[name]["destroy_ms"].append(destroy)
+    if rank == 0:
+        Path(folder, "results").write_text(json.dumps(taken))
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write machine and results to FILE")
+    options = parser.parse_args()
+    about, written, shares = run_ranks(work, options, "groups")
+    taken = json.loads(written)
+    groups = {name: {k: statistics.median(v) for k, v in row.items()} for name, row in taken.items()}
+    imports = import_seconds(max(3, options.rounds // 4))
+    noise = judge([], *shares)
+    print(f"import torch {imports['torch_s']:.2f} s, then torch_occl {imports['torch_occl_s']:.3f} s\n")
+    print(f"{'':<10}{'create_ms':>15}{'destroy_ms':>15}")
+    for name, row in groups.items():
+        print(f"{name:<10}{row['create_ms']:>15.2f}{row['destroy_ms']:>15.2f}")
+    print("\n" + verdict(noise))
+    if options.json:
+        content = {"machine": about, "ranks": options.ranks, "noise": noise}
+        content |= {"import": imports, "groups": groups}
+        options.json.write_text(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
