@@ -22,21 +22,13 @@ import torch
 import torch.distributed as dist
 
 from torch_occl.bench.gate import Gate
-from torch_occl.bench.launch import run_ranks
-from torch_occl.bench.measure import slowest
-from torch_occl.bench.noise import judge, verdict
+from torch_occl.bench.launch import run_script
+from torch_occl.bench.measure import slowest, timed
 
 CONTENDERS = {"occl-dev": ("occl", "dev"), "occl-cpu": ("occl", "cpu"), "gloo": ("gloo", "cpu")}
 ELEMENTS = 16 << 20
 COMPUTE_SECONDS = 0.020
 QUIET_SECONDS = 2.0
-
-
-def timed(gate: Gate, action: Callable[[], object]) -> float:
-    gate.wait()
-    started = time.perf_counter()
-    action()
-    return slowest([time.perf_counter() - started])[0]
 
 
 def used(action: Callable[[], object]) -> float:
@@ -104,26 +96,13 @@ def work(rank: int, options: argparse.Namespace, folder: str, counters) -> None:
     dist.destroy_process_group()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write machine and results to FILE")
-    options = parser.parse_args()
-    about, written, shares = run_ranks(work, options, "one thread of computation each")
-    results = json.loads(written)
-    noise = judge([], *shares)
+def show(_: argparse.Namespace, results: dict) -> dict:
     columns = list(next(iter(results.values())))
     print(f"{'':<10}" + "".join(f"{column:>15}" for column in columns))
     for name, row in results.items():
         print(f"{name:<10}" + "".join(f"{row[column]:>15.3f}" for column in columns))
-    print("\n" + verdict(noise))
-    if options.json:
-        content = {"machine": about, "ranks": options.ranks, "noise": noise, "results": results}
-        options.json.write_text(json.dumps(content, indent=1) + "\n")
+    return {"results": results}
 
 
 if __name__ == "__main__":
-    main()
+    run_script(__doc__, work, 15, "one thread of computation each", show)

@@ -15,16 +15,13 @@ import os
 import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch.distributed as dist
 
 from torch_occl.bench.gate import Gate
-from torch_occl.bench.launch import run_ranks
-from torch_occl.bench.measure import slowest
-from torch_occl.bench.noise import judge, verdict
+from torch_occl.bench.launch import run_script
+from torch_occl.bench.measure import timed
 
 BACKENDS = ["occl", "gloo"]
 IMPORT = """
@@ -55,48 +52,29 @@ def work(rank: int, options: argparse.Namespace, folder: str, counters) -> None:
     dist.init_process_group("occl", store=store, rank=rank, world_size=options.ranks)
     gate = Gate(counters, rank)
 
-    def milliseconds(action: Callable[[], object]) -> tuple[float, object]:
-        gate.wait()
-        started = time.perf_counter()
-        result = action()
-        return slowest([time.perf_counter() - started])[0] * 1e3, result
-
     taken: dict = {name: {"create_ms": [], "destroy_ms": []} for name in BACKENDS}
+    made: list = []
     for round_ in range(options.rounds + 1):
         for name in BACKENDS:
-            create, group = milliseconds(lambda name=name: dist.new_group(backend=name))
-            destroy, _ = milliseconds(lambda group=group: dist.destroy_process_group(group))
+            create = timed(gate, lambda name=name: made.append(dist.new_group(backend=name)))
+            destroy = timed(gate, lambda: dist.destroy_process_group(made.pop()))
             if round_:  # the first one warms up
-                taken[name]["create_ms"].append(create)
-                taken[name]["destroy_ms"].append(destroy)
+                taken[name]["create_ms"].append(create * 1e3)
+                taken[name]["destroy_ms"].append(destroy * 1e3)
     if rank == 0:
         Path(folder, "results").write_text(json.dumps(taken))
     dist.destroy_process_group()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write machine and results to FILE")
-    options = parser.parse_args()
-    about, written, shares = run_ranks(work, options, "groups")
-    taken = json.loads(written)
+def show(options: argparse.Namespace, taken: dict) -> dict:
     groups = {name: {k: statistics.median(v) for k, v in row.items()} for name, row in taken.items()}
     imports = import_seconds(max(3, options.rounds // 4))
-    noise = judge([], *shares)
     print(f"import torch {imports['torch_s']:.2f} s, then torch_occl {imports['torch_occl_s']:.3f} s\n")
     print(f"{'':<10}{'create_ms':>15}{'destroy_ms':>15}")
     for name, row in groups.items():
         print(f"{name:<10}{row['create_ms']:>15.2f}{row['destroy_ms']:>15.2f}")
-    print("\n" + verdict(noise))
-    if options.json:
-        content = {"machine": about, "ranks": options.ranks, "noise": noise}
-        content |= {"import": imports, "groups": groups}
-        options.json.write_text(json.dumps(content, indent=1) + "\n")
+    return {"import": imports, "groups": groups}
 
 
 if __name__ == "__main__":
-    main()
+    run_script(__doc__, work, 30, "groups", show)

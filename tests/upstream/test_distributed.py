@@ -15,13 +15,12 @@ from . import exceptions, rewriting
 
 
 def configurations():
-    for device in ("cpu", "dev"):
+    for device, fewer in (("cpu", 2), ("dev", 3)):
         for world_size in (4, 2, 3):
             for name in rewriting.test_names():
                 elsewhere = device == "cpu" and name.endswith(
                     ("_cuda", "_gpu", "_nccl")
                 )  # runs on dev by default
-                fewer = {"cpu": 2, "dev": 3}[device]
                 full = (
                     elsewhere
                     or world_size not in (4, fewer)

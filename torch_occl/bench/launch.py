@@ -1,15 +1,17 @@
 """Starts the processes of a benchmark, and watches meanwhile how much of the machine others take."""
 
 import argparse
+import json
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch.multiprocessing as mp
 
 from torch_occl.bench import machine
 from torch_occl.bench.gate import make_counters
-from torch_occl.bench.noise import Watch
+from torch_occl.bench.noise import Watch, judge, verdict
 
 
 def run_ranks(
@@ -30,3 +32,31 @@ def run_ranks(
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(work, (options, folder, make_counters(options.ranks)), nprocs=options.ranks)
         return about, Path(folder, "results").read_bytes(), watch.shares()
+
+
+def run_script(
+    description: str | None,
+    work: Callable[..., None],
+    rounds: int,
+    note: str,
+    show: Callable[..., dict[str, Any]],
+) -> None:
+    """A whole benchmark of its own, with the options ``--ranks``, ``--rounds`` and ``--json``.
+
+    ``show(options, results)`` prints what rank 0 wrote as JSON, and returns what else belongs into the file,
+    beside the machine and how noisy it was.
+    """
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write machine and results to FILE")
+    options = parser.parse_args()
+    about, written, shares = run_ranks(work, options, note)
+    noise = judge([], *shares)
+    kept = show(options, json.loads(written))
+    print("\n" + verdict(noise))
+    if options.json:
+        content = {"machine": about, "ranks": options.ranks, "noise": noise, **kept}
+        options.json.write_text(json.dumps(content, indent=1) + "\n")

@@ -9,7 +9,7 @@ turns, in rotating order, so that a slow moment of the machine hits all alike.
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -181,6 +181,14 @@ def slowest(values: list[float]) -> list[float]:
     tensor = torch.tensor(values, dtype=torch.float64)
     dist.all_reduce(tensor, dist.ReduceOp.MAX)
     return tensor.tolist()
+
+
+def timed(gate: Gate, action: Callable[[], object]) -> float:
+    """Seconds until the slowest rank has done it; all begin together."""
+    gate.wait()
+    started = time.perf_counter()
+    action()
+    return slowest([time.perf_counter() - started])[0]
 
 
 def measure(
