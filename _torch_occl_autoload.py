@@ -1,17 +1,80 @@
-"""What ``import torch`` calls to find torch_occl (entry point group ``torch.backends``).
+"""What ``import torch`` calls where torch_occl is installed (entry point group ``torch.backends``).
 
-A module of its own, outside of the package: PyTorch lets an exception of an entry point end ``import torch``,
-and whatever is wrong with torch_occl must not do that.
+It registers the name ``occl`` for CPU tensors and nothing else: the device, and all that it changes, comes
+with ``import torch_occl``. It is a module outside of the package for two reasons: PyTorch lets an exception
+of an entry point end ``import torch``, and importing anything of the package makes the device.
 """
 
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
 import warnings
+from collections.abc import Callable
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
 
 
 def autoload() -> None:
-    """Imports torch_occl. Any failure becomes a warning."""
+    """Registers the backend's name; with ``OCCL_DEVICE=1`` imports torch_occl. A failure is a warning."""
     try:
-        import torch_occl  # noqa: F401
+        if os.environ.get("OCCL_DEVICE") == "1":
+            import torch_occl  # noqa: F401
+        else:
+            import torch.distributed as dist
+
+            if dist.is_available() and "occl" not in dist.Backend.backend_list:
+                register(create, ["cpu"])
     except Exception as error:  # noqa: BLE001  (everything: see above)
         warnings.warn(
             f"torch_occl could not be loaded, and is not available: {error}", RuntimeWarning, stacklevel=2
         )
+
+
+def create(opts: Any, options: Any = None) -> dist.Backend:
+    """The factory that makes the first group of a process that has not imported torch_occl."""
+    return _without_device().create(opts, options)
+
+
+def register(factory: Callable[..., dist.Backend], devices: list[str]) -> None:
+    """Registers ``occl`` for these device types, in the place of an earlier registration of ours."""
+    import torch.distributed as dist
+
+    dist.Backend.register_backend("occl", factory, extended_api=True, devices=devices)
+    # `_new_process_group_helper` makes CUSTOM the default backend of a group such as "cpu:gloo,dev:occl" if
+    # the first registered name, in upper case, is among its backends, in lower case. They never match; the
+    # group then has no default backend, and PyTorch warns "No backend of type 0 found" when it ends. So occl
+    # is entered in lower case as well.
+    plugins = dist.Backend._plugins
+    dist.Backend._plugins = {"occl": plugins["OCCL"]} | {k: v for k, v in plugins.items() if k != "occl"}
+
+
+def registered() -> bool:
+    """Whether the backend named ``occl`` is torch_occl's."""
+    import torch.distributed as dist
+
+    plugin = dist.Backend._plugins.get("OCCL")
+    return plugin is not None and plugin.creator_fn.__module__ in (__name__, "torch_occl._backend")
+
+
+def _without_device() -> ModuleType:
+    """``torch_occl._backend``, loaded without the package's ``__init__``, which makes the device.
+
+    The package is not left in ``sys.modules``, so that ``import torch_occl`` still makes the device later.
+    """
+    if "torch_occl._backend" not in sys.modules:
+        spec = importlib.util.find_spec("torch_occl")  # finds, and does not execute
+        package = ModuleType("torch_occl")
+        package.__path__ = spec.submodule_search_locations
+        sys.modules["torch_occl"] = package
+        try:
+            importlib.import_module("torch_occl._versions").check_running()
+            importlib.import_module("torch_occl._backend")
+        finally:
+            del sys.modules["torch_occl"]
+    return sys.modules["torch_occl._backend"]

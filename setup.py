@@ -5,10 +5,18 @@ import sys
 import sysconfig
 from pathlib import Path
 
+import torch.distributed
 from setuptools import setup
 from torch.utils.cpp_extension import BuildExtension, CppExtension
 
-SOURCES = sorted(str(path) for path in Path("csrc").rglob("*.cpp"))
+# What needs torch.distributed, which a PyTorch may be built without; the device does not.
+DISTRIBUTED = {*Path("csrc/pg").glob("*.cpp"), Path("csrc/bind/backend.cpp"), Path("csrc/bind/replicas.cpp")}
+DISTRIBUTED -= {Path("csrc/pg/errors.cpp"), Path("csrc/pg/runtime.cpp")}
+SOURCES = sorted(
+    str(path)
+    for path in Path("csrc").rglob("*.cpp")
+    if torch.distributed.is_available() or path not in DISTRIBUTED
+)
 HEADERS = sorted(str(path) for path in Path("csrc").rglob("*.h"))
 
 # The ninja of this environment is found even where the environment is not activated.

@@ -27,7 +27,7 @@ import os
 import time
 from pathlib import Path
 
-import torch  # also loads torch_occl, where it is installed: the backend "occl" and the device "dev"
+import torch
 import torch.distributed as dist
 from sklearn.datasets import load_digits
 from torch import nn
@@ -139,6 +139,8 @@ def count_correct(network: nn.Module, test: TensorDataset, device: torch.device)
 
 def main() -> None:
     arguments = parse_arguments()
+    if arguments.device == "dev":
+        import torch_occl  # noqa: F401  (makes the device, before the group that serves it)
     start(arguments.backend)
     rank, ranks = dist.get_rank(), dist.get_world_size()
     if arguments.batch_size % ranks:

@@ -22,7 +22,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-import torch  # also loads torch_occl, where it is installed: the backend "occl"
+import torch  # registers the backend "occl" for CPU tensors, where torch_occl is installed
 import torch.distributed as dist
 from ddp_digits import load, make_network
 from torch import nn

@@ -6,6 +6,8 @@ import signal
 import cpp_build
 import pytest
 
+import torch_occl  # noqa: F401  (makes the device for all tests)
+
 BUILD = pytest.StashKey()
 
 

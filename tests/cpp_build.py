@@ -121,12 +121,11 @@ def ninja_file(mode: str, core: list[Path], tests: list[Path], out: Path, compil
 
 def extension_rules(mode: str, out: Path) -> str:
     """What `ninja_file` lacks for the extension."""
-    from torch.utils.cpp_extension import include_paths, library_paths
+    from torch.utils.cpp_extension import include_paths
 
     includes = " ".join(
         f"-isystem {shlex.quote(path)}" for path in [*include_paths(), sysconfig.get_path("include")]
     )
-    libraries = " ".join(f"-L{shlex.quote(path)}" for path in library_paths())
     flags = f"{EXTENSION_MODES[mode]} {FLAGS}"
     lines, objects = [], []
     for source in extension_sources():
@@ -135,9 +134,16 @@ def extension_rules(mode: str, out: Path) -> str:
     lines += [
         f"build {out / EXTENSION}: link {' '.join(objects)} {out / 'core.a'}",
         f"  flags = -shared {flags}",
-        f"  libraries = {libraries} -lc10 -ltorch -ltorch_cpu -ltorch_python",
+        f"  libraries = {shlex.join(torch_libraries())}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def torch_libraries() -> list[str]:
+    """What the extension is linked with."""
+    from torch.utils.cpp_extension import library_paths
+
+    return [*(f"-L{path}" for path in library_paths()), "-lc10", "-ltorch", "-ltorch_cpu", "-ltorch_python"]
 
 
 def compiler(mode: str = "plain") -> str:
@@ -167,6 +173,14 @@ def build_all_in_background() -> subprocess.Popen:
     )
 
 
+def ninja_command() -> str:
+    """That of this environment, whether or not that is activated."""
+    command = shutil.which("ninja", path=f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ['PATH']}")
+    if not command:
+        raise RuntimeError("ninja is not installed: pip install ninja")
+    return command
+
+
 def ninja(mode: str, targets: list[str], root: Path) -> Path:
     """Brings targets of a mode up to date; returns the path of the first."""
     out = Path("build", "cpp", mode)
@@ -176,9 +190,7 @@ def ninja(mode: str, targets: list[str], root: Path) -> Path:
     )
     if EXTENSION in targets:
         rules += extension_rules(mode, out)
-    command = shutil.which("ninja", path=f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ['PATH']}")
-    if not command:
-        raise RuntimeError("ninja is not installed: pip install ninja")
+    command = ninja_command()
     jobs = os.environ.get("MAX_JOBS", str(os.cpu_count()))
     with (root / out / "build.ninja").open("a+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # another run of the tests may be building here

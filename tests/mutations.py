@@ -1,31 +1,40 @@
-"""Defects to put into the core one at a time: for each of them some test must fail.
+"""Defects to put in one at a time: for each of them some test must fail.
 
-``python tests/mutations.py`` (``make mutations``) works on a copy of the sources, and builds and runs only what does
-not need PyTorch. A mutation names the tests that should see it, the quickest first.
+``python tests/mutations.py`` (``make mutations``) works on a copy of the sources. A mutation names the tests that should
+see it, the quickest first: programs that do not need PyTorch, or tests of pytest, for which what depends on the
+mutated source is compiled and linked with the objects of the extension that is built. ``--times 10`` runs the tests of
+each ten times: a test that sees a defect by chance sees it less often than that.
 """
 
 import argparse
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import cpp_build
+import extension
 
 
 @dataclass(frozen=True)
 class Mutation:
     name: str
     file: str
-    """Below ``csrc``."""
+    """Below ``csrc``, or ``torch_occl/...``."""
     old: str
     """Text that occurs there exactly once."""
     new: str
     tests: tuple[str, ...]
-    """``mode/program``, or ``mode/program:part of a test's name``."""
+    """``mode/program``, or ``mode/program:part of a test's name``; or a test as pytest takes it, from ``tests/`` on."""
+
+    @property
+    def path(self) -> Path:
+        return Path(self.file) if self.file.startswith("torch_occl/") else Path("csrc", self.file)
 
 
 SLEEP = ("explore/test_interleavings:bell",)
@@ -41,6 +50,25 @@ MESSAGES = ("explore/test_interleavings:message", "plain/test_messenger", "tsan/
 BROKEN = ("plain/test_broken_peer",)
 HOSTILE = ("plain/test_hostile",)
 ENDPOINT = ("plain/test_endpoint",)
+
+STREAMS = "tests/distributed/test_side_streams.py::"
+BEGINS = (STREAMS + "test_a_collective_begins_when_its_stream_comes_to_it",)
+TWO_DEVICES = (STREAMS + "test_a_call_with_tensors_of_two_devices_uses_the_streams_of_both",)
+GOES_ON = (STREAMS + "test_a_wait_under_a_side_stream_makes_that_stream_wait",)
+LISTS = (STREAMS + "test_tensors_that_are_copied_keep_the_order_of_the_stream",)
+WORKS = "tests/distributed/test_futures.py::test_works_and_futures"
+CALLBACKS = ("tests/distributed/test_futures.py::test_a_callback_may_launch_collectives_and_wait_for_them",)
+CAPABLE = "tests/distributed/test_capabilities.py::"
+ON_DEV = "tests/device/test_streams.py::"
+HOST = (ON_DEV + "test_what_the_host_does_on_a_side_stream_waits_for_what_is_queued",)
+HOST_WAITS = (ON_DEV + "test_a_wait_of_the_host_ends_when_the_stream_has_come_there",)
+BUSY = (ON_DEV + "test_a_stream_that_waits_for_another_is_busy_until_that_one_has_come_there",)
+NESTED = (
+    ON_DEV + "test_contexts_nest_and_survive_exceptions",
+    ON_DEV + "test_a_context_can_be_entered_again",
+)
+QUEUE = ("plain/test_queue",)
+HOLD = ("plain/test_group:on hold",)
 
 SEQ = "std::memory_order_seq_cst"
 ACQUIRE = "std::memory_order_acquire"
@@ -139,6 +167,104 @@ MUTATIONS = [
     Mutation("answers may bring more descriptors", "shm/peer.cpp", "descriptors.size() != expected", "descriptors.size() < expected", HOSTILE),
     Mutation("a member that never came is rung", "coll/mesh.cpp", "members.push_back({std::move(peers[i]), block, ", "members_.push_back({peers[i], block}), members.push_back({std::move(peers[i]), block, ", ("asan/invitation",)),
     Mutation("blocks are used again while they are read", "shm/arena.cpp", "if (!retired.unread()) return false;", "", ENDPOINT),
+    # Streams: what is issued there begins, and is waited for, there.
+    Mutation("a collective does not wait for its stream", "pg/process_group.cpp", "const bool held = !all_idle(streams);\n  auto work", "const bool held = false;\n  auto work", BEGINS),
+    Mutation("a coalesced block does not wait for its stream", "pg/process_group.cpp", "const bool held = !all_idle(streams);\n  for", "const bool held = false;\n  for", BEGINS),
+    Mutation("what is held is released at once", "pg/process_group.cpp", "if (held) release_after(streams, work);\n  if (!async)", "if (held) work->release();\n  if (!async)", BEGINS),
+    Mutation("one idle stream is enough", "pg/process_group.cpp", "return std::all_of(streams.begin()", "return std::any_of(streams.begin()", TWO_DEVICES),
+    Mutation("the first stream to come releases", "pg/process_group.cpp", "if (left->fetch_sub(1, std::memory_order_acq_rel) == 1)", "if (left->fetch_sub(1, std::memory_order_acq_rel) > 1)", TWO_DEVICES),
+    Mutation("only the first tensor's stream counts", "pg/process_group.cpp", "for (const Request& request : requests) add_stream(streams, request);", "add_stream(streams, requests.front());", TWO_DEVICES),
+    Mutation("a synchronous call is not waited for by its stream", "pg/process_group.cpp", "if (!async) work->wait();", "", GOES_ON),
+    Mutation("a block that is begun anew sends what was left", "pg/process_group.cpp", "  forget_coalesced();  // PyTorch does not end it where the block of its context manager raises\n", "", ("tests/distributed/test_point_to_point_errors.py::test_a_block_that_was_not_ended_is_forgotten",)),
+    Mutation("a block goes on after a call that was refused", "pg/process_group.cpp", "    forget_coalesced();\n    throw;", "    throw;", ("tests/distributed/test_point_to_point_errors.py::test_a_batch_is_sent_as_a_whole_or_not_at_all",)),
+    Mutation("a coalesced call is sent before the block ends", "pg/process_group.cpp", "for (Request& request : requests) coalescing_.emplace_back(std::move(request), timeout);", "for (Request& request : requests) coalesced_->add(std::move(request), timeout);", ("tests/distributed/test_point_to_point_errors.py::test_a_batch_is_sent_as_a_whole_or_not_at_all",)),
+    Mutation("no stream waits for a work", "pg/work.cpp", "self->wait_on_host(kNoTimeout); }", "(void)self; }", GOES_ON),
+    Mutation("the host waits for a work on a stream", "pg/work.cpp", "if (timeout == kNoTimeout && streams_wait())", "if (false)", GOES_ON),
+    Mutation("a stream waits where the host gave a timeout", "pg/work.cpp", "if (timeout == kNoTimeout && streams_wait())", "if (streams_wait())", (STREAMS + "test_a_wait_with_a_timeout_holds_up_the_host",)),
+    Mutation("one device's stream waits for all", "pg/work.cpp", "if (!stream) return false;\n    if (std::find", "if (!stream && &part == &parts_.front()) return false;\n    if (!stream) continue;\n    if (std::find", TWO_DEVICES),
+    # Parts of a work: in the group's order, and all of them.
+    Mutation("only the first part is released", "pg/work.cpp", "  for (Part& part : parts_) engine().release(*group_, part.operation);", "  engine().release(*group_, parts_.front().operation);", (STREAMS + "test_a_collective_begins_when_its_stream_comes_to_it[coalesced-10-False]",)),
+    Mutation("copies before are made when it is issued", "pg/work.cpp", "operation(make_operation(*this, this->request, deadline)) {}", "operation(make_operation(*this, this->request, deadline)) { copy_all(this->request.before), const_cast<Request&>(this->request).before.clear(); }", (WORKS + "[copies_keep_their_place-2-cpu]",)),
+    Mutation("copies after are made when others have begun", "pg/work.cpp", "{ copy_all(request.after); }\n\nvoid WorkOCCL::Part::completed(coll::Operation&) noexcept {", "{}\n\nvoid WorkOCCL::Part::completed(coll::Operation&) noexcept { copy_all(request.after);", (WORKS + "[copies_keep_their_place-2-cpu]",)),
+    Mutation("a copy waits for the stream it is driven from", "pg/work.cpp", "if (to.is_privateuseone()) guard.reset_stream(device::default_stream(to.device().index()));", "", LISTS),
+    Mutation("callbacks come before the end", "pg/work.cpp", "  open_.store(0, std::memory_order_release);  // pairs with ended()\n  if (recordFunctionEndCallback_) recordFunctionEndCallback_();\n  tell();", "  tell();\n  open_.store(0, std::memory_order_release);", (WORKS + "[callbacks_come_after_the_end-2-cpu]",)),
+    Mutation("a future that comes late hears nothing", "pg/work.cpp", "  if (late) settle(future_);", "", (WORKS + "[late_futures-2-cpu]",)),
+    Mutation("the end is not remembered for late futures", "pg/work.cpp", "    told_ = true;\n", "", (WORKS + "[late_futures-2-cpu]",)),
+    Mutation("a work drives while its callbacks run", "pg/work.cpp", "  const coll::Engine::Callback callback(engine());\n", "", CALLBACKS),
+    Mutation("a work is waited for up to its first part", "pg/work.cpp", "; it is still in flight\")));\n  }", "; it is still in flight\")));\n    break;\n  }", (WORKS + "[a_block_ends_with_its_last_message-2-cpu]",)),
+    Mutation("a work ends with its first part", "pg/work.cpp", "if (open_.fetch_sub(1, std::memory_order_acq_rel) != 2) return;", "open_.fetch_sub(1, std::memory_order_acq_rel);", (WORKS + "[a_block_ends_with_its_last_message-2-cpu]",)),
+    Mutation("a work counts as pending no more when its hook is called", "pg/completion_hook.cpp", "  try {\n    hook_", "  {\n    std::lock_guard lock(mutex_);\n    if (--pending_ == 0) none_.notify_all();\n    ++pending_;\n  }\n  try {\n    hook_", (CAPABLE + "test_pending_works_are_those_whose_hook_has_not_returned[cpu]",)),
+    Mutation("a rank suspends by itself", "pg/process_group_memory.cpp", "launch(pg::barrier(), options_->timeout, false);", "", (CAPABLE + "test_a_group_is_suspended_when_all_ranks_have_come",)),
+    # Where ranks meet.
+    Mutation("each round meets at the first one's place", "pg/rendezvous.cpp", "const int64_t round = (store.add(concat(\"occl/\", size, \"/joined\"), 1) - 1) / size;", "const int64_t round = 0;", ("tests/distributed/test_init.py::test_groups_may_be_made_and_destroyed_again_and_again",)),
+    Mutation("a rank that makes no group tells nobody", "pg/rendezvous.cpp", "store.set(key, std::vector<uint8_t>(text.begin(), text.end()));", "", ("tests/distributed/test_groups.py::test_a_rank_that_cannot_make_a_group_tells_the_others_why",)),
+    # The queues behind streams, and the marks behind events.
+    Mutation("a queue is idle when its last task has begun", "device/queue.cpp", "return finished_ == issued_;", "return tasks_.empty();", QUEUE),
+    Mutation("a second thread takes tasks beside the first", "device/queue.cpp", "    running_ = true;\n", "", QUEUE),
+    Mutation("a queue whose thread has ended stays as it is", "device/queue.cpp", "running_ = false;  // under", "// under", QUEUE),
+    Mutation("the last exception of a queue is kept", "device/queue.cpp", "if (error && !error_) error_ = error;", "if (error) error_ = error;", QUEUE),
+    Mutation("nobody hears that a mark is passed", "device/queue.cpp", "  condition_.notify_all();\n", "", QUEUE),
+    Mutation("nobody hears that a task has finished", "device/queue.cpp", "    done_.notify_all();\n", "", QUEUE),
+    Mutation("a wait for a queue ends one task early", "device/queue.cpp", "return finished_ >= target;", "return finished_ + 1 >= target;", QUEUE),
+    Mutation("an event is recorded at once", "device/stream.cpp", "  if (query(stream)) {\n    mark->pass();", "  if (query(stream) || true) {\n    mark->pass();", HOST_WAITS),
+    Mutation("a stream does not wait for an event", "device/stream.cpp", "  enqueue(stream, [mark = event->mark] { mark->wait(); });\n", "", BUSY),
+    Mutation("a stream waits for the latest recording", "device/stream.cpp", "  enqueue(stream, [mark = event->mark] { mark->wait(); });", "  enqueue(stream, [event] { event->mark->wait(); });", (ON_DEV + "test_a_stream_waits_for_the_recording_it_saw",)),
+    Mutation("the default stream does not wait for an event", "device/stream.cpp", "if (is_default(stream)) return wait_on_host(*event->mark);", "if (is_default(stream)) return;", HOST_WAITS),
+    Mutation("nobody waits for an event", "device/stream.cpp", "  if (!event->mark->passed()) wait_on_host(*event->mark);\n", "", HOST_WAITS),
+    Mutation("nobody waits for a stream", "device/stream.cpp", "  Queue& queue = queue_of(stream);\n  wait_on_host(queue);\n", "  Queue& queue = queue_of(stream);\n", HOST_WAITS),
+    Mutation("nobody waits for a device", "device/stream.cpp", "  each_queue(index, [](Queue& queue) { wait_on_host(queue); });\n", "", HOST_WAITS),
+    Mutation("a computation does not wait for its stream", "device/fallback.cpp", "  wait_for_queued(target.device);\n", "", HOST),
+    Mutation("compiled code does not wait for its stream", "device/compiled.cpp", "  wait_for_queued(index);\n", "", HOST),
+    Mutation("a copy does not wait for its stream", "device/ops.cpp", "if (t->device().type() == kType) wait_for_queued(t->device().index());", ";", (ON_DEV + "test_a_blocking_copy_on_a_side_stream_comes_after_what_is_queued",)),
+    Mutation("a copy waits for one of two streams", "device/ops.cpp", "for (const Tensor* t : {static_cast<const Tensor*>(&self), &src})", "for (const Tensor* t : {static_cast<const Tensor*>(&self)})", (ON_DEV + "test_a_copy_between_devices_waits_for_the_streams_of_both",)),
+    Mutation("any memory may be copied later", "device/ops.cpp", "return t.has_storage() && is_pinned(t.storage().data());", "return t.has_storage();", (ON_DEV + "test_non_blocking_copy_of_ordinary_memory_is_done_at_the_return",)),
+    Mutation("a queued copy is of what the tensors become", "device/ops.cpp", "[to = as_it_is(self), from = as_it_is(src)]", "[to = self, from = src]", (ON_DEV + "test_non_blocking_copy_is_of_what_the_tensors_were",)),
+    Mutation("a tensor is resized before its stream is there", "device/ops.cpp", "  wait_for_queued(self.device().index());\n  OnDevice guard", "  OnDevice guard", HOST),
+    Mutation("a storage is resized before its stream is there", "device/hooks.cpp", "    wait_for_queued(impl->device().index());", "   ", HOST),
+    Mutation("a storage is moved before its stream is there", "device/alias.cpp", "  wait_for_queued(dev.device().index());", " ", HOST),
+    Mutation("memory is free before its streams are there", "device/allocator.cpp", "      enqueue(stream, [share] {});\n", "", ("tests/device/test_memory.py::test_record_stream_delays_reuse",)),
+    Mutation("the first stream to come frees memory", "device/allocator.cpp", "    streams.push_back(stream);\n", "    streams.assign(1, stream);\n", ("tests/device/test_memory.py::test_record_stream_delays_reuse",)),
+    Mutation("streams do not hold a block", "device/heap.cpp", "  block_at(p)->held = true;\n", "", ("plain/test_heap",)),
+    Mutation("a stream's thread keeps its graph", "device/stream.cpp", "    c10::GradMode::set_enabled(false);\n", "", (ON_DEV + "test_tasks_run_without_gradients_on_the_device_of_their_stream",)),
+    # Python.
+    Mutation("a stream does not wait for a stream", "torch_occl/_dev_streams.py", "self.wait_event(stream.record_event())", "stream.record_event()", BUSY),
+    Mutation("an event is recorded on the current stream", "torch_occl/_dev_streams.py", "event.record(self)", "event.record()", BUSY),
+    Mutation("streams are given back in the order they were taken", "torch_occl/_dev_streams.py", "for stream in reversed(self._before.pop()):", "for stream in self._before.pop():", NESTED),
+    Mutation("a context that was entered twice gives back what it found first", "torch_occl/_dev_streams.py", "reversed(self._before.pop())", "reversed(self._before.pop(0))", NESTED),
+    Mutation("the CPU looks before the stream is there", "torch_occl/_dev_interchange.py", "    torch.dev.current_stream(tensor.device).synchronize()\n", "", HOST),
+    # Order within the core.
+    Mutation("results are staged where parts are", "coll/executor.cpp", "(side.where == Where::result ? 2 : 0)", "0", WHOLE),
+    Mutation("a step begins before the last one has ended elsewhere", "coll/executor.cpp", "  cursor_ = 0;\n  stage_ = Stage::sync;", "  stage_ = Stage::sync;", WHOLE),
+    Mutation("a tick rings nobody", "coll/executor.cpp", "  OCCL_FAULT_POINT(\"tick.stamped\");\n  mesh_.ring_all();", "  OCCL_FAULT_POINT(\"tick.stamped\");", ("explore/test_interleavings:every path",)),
+    Mutation("a collective on hold begins", "coll/group.cpp", "    if (!op.ready()) return moved;\n", "", HOLD),
+    Mutation("a message on hold begins", "coll/group.cpp", "while (!transfers_held_.empty() && transfers_held_.front().ready())", "while (!transfers_held_.empty())", HOLD),
+    Mutation("a message passes one on hold", "coll/group.cpp", "    (op.is_transfer() ? transfers_held_ : collectives_).push(op);\n", "    if (op.is_transfer() && op.ready())\n      messenger_.post(op, done);\n    else\n      (op.is_transfer() ? transfers_held_ : collectives_).push(op);\n", HOLD),
+    Mutation("what is released is left to the next look", "coll/engine.cpp", "// pairs with Operation::ready\n  poll(group);", "// pairs with Operation::ready", ("explore/test_interleavings:released",)),
+    Mutation("a release looks before it releases", "coll/engine.cpp", f"  op.ready_.store(true, {SEQ});  // pairs with Operation::ready\n  poll(group);", f"  poll(group);\n  op.ready_.store(true, {SEQ});", ("explore/test_interleavings:released",)),
+    Mutation("who goes to sleep does not look once more", "coll/engine.cpp", "      moved = drive_all(true);\n", "      moved = false;\n", ("explore/test_interleavings:every path",)),
+    Mutation("an end is told before it is stored", "coll/group.cpp", f"    op.finished_.store(true, {SEQ});  // pairs with Operation::finished, and with sleepers\n    listener.completed(op);", f"    listener.completed(op);\n    op.finished_.store(true, {SEQ});", (WORKS + "[failed_future-2-cpu]",)),
+    Mutation("a rank leaves before it has told why", "coll/group.cpp", "  check_aborts();\n  check_gone(false, done);", "  check_gone(false, done);\n  check_aborts();", ("plain/test_group:heard to have aborted",)),
+    Mutation("who has left has not done its part", "coll/group.cpp", "    if (advance_collectives(done) || messenger_.advance(done)) return;\n", "", ("explore/test_interleavings:done its part",)),
+    Mutation("second thoughts are had once", "coll/group.cpp", "    second_thoughts_.reset();\n", "", ("plain/test_survivors:made again",)),
+    Mutation("a message made again is not forgiven", "coll/group.cpp", "      if (op.is_transfer()) forgive(op.transfer());\n", "", ("plain/test_survivors:made again",)),
+    Mutation("what was kept is not released", "coll/group.cpp", "    kept.take(exposed_);\n", "", ("plain/test_group:buffers",)),
+    Mutation("who closes does not leave", "coll/group.cpp", "    mesh_->leave();\n", "", ("plain/test_survivors:who does not come to shrink",)),
+    Mutation("notes without operations are left", "coll/group.cpp", "    set_restless(messenger_.has_notes());\n", "", ("plain/test_messenger:no room",)),
+    Mutation("what arrives last is received first", "coll/messenger.cpp", "ch.unexpected.push_back(std::move(message));", "ch.unexpected.push_front(std::move(message));", ("plain/test_messenger:same tag",)),
+    Mutation("a record's room is given back before it is read", "coll/messenger_moves.cpp", "    take(rank, e, done);\n    OCCL_FAULT_POINT(\"message.taken\");\n    ch.reader.release(record_bytes(e.bytes));", "    shm::RingReader before = ch.reader;\n    ch.reader.release(record_bytes(e.bytes));\n    std::swap(before, ch.reader);\n    take(rank, e, done);\n    std::swap(before, ch.reader);", MESSAGES),
+    Mutation("a record is published before its payload", "coll/messenger_moves.cpp", "  ch.writer.put(shm::bytes_of(e));\n", "  ch.writer.put(shm::bytes_of(e));\n  ch.writer.publish();\n", MESSAGES),
+    Mutation("the reason comes after the end", "coll/mesh.cpp", "  std::strncpy(header.reason.data(), reason, header.reason.size() - 1);\n  OCCL_FAULT_POINT(\"group.reason\");\n  header.presence.store(kAborted, std::memory_order_seq_cst);", "  header.presence.store(kAborted, std::memory_order_seq_cst);\n  std::strncpy(header.reason.data(), reason, header.reason.size() - 1);", ("tsan/test_group:abort ends",)),
+    Mutation("memory is used again while peers are in the group", "coll/mesh.cpp", "return !members.empty() && std::all_of(members.begin(), members.end(), std::mem_fn(&Member::gone));", "return true;", ("plain/test_group:have left",)),
+    Mutation("a verdict is given before it is written", "coll/monitored_barrier.cpp", f"    if (ranks.empty()) own.passed.store(number, {SEQ});\n    own.decided.store(number, {SEQ});", f"    own.decided.store(number, {SEQ});\n    if (ranks.empty()) own.passed.store(number, {SEQ});", ("explore/test_interleavings:monitored",)),
+    Mutation("who comes to a monitored barrier rings nobody", "coll/monitored_barrier.cpp", f"fetch_add(1, {SEQ}) + 1;\n  mesh.ring_all();", f"fetch_add(1, {SEQ}) + 1;", ("explore/test_interleavings:monitored",)),
+    Mutation("monitored barriers do not alternate", "coll/monitored_barrier.cpp", "show(own.missing[number & 1]", "show(own.missing[0]", ("plain/test_survivors:names the ranks",)),
+    Mutation("an offer rings nobody", "coll/subgroup.cpp", "offers().show(offer_);\n    parent_.mesh().ring_all();", "offers().show(offer_);", ("explore/test_interleavings:shrink",)),
+    Mutation("half an offer is taken", "coll/offer.h", "if (number() != shown.number) return std::nullopt;", "", ("plain/test_subgroup:half an offer",)),
+    Mutation("an offer that became a group is taken again", "coll/subgroup.cpp", "memory_.used[wanted_.ranks[i]] = invitations.back().incarnation;", "", ("plain/test_subgroup:one after the other",)),
+    Mutation("a rank joins before all have seen the same offers", "coll/subgroup.cpp", "return it->offer.agreed == seen;", "return true;", ("plain/test_subgroup:cannot take part",)),
+    Mutation("a failure is heard again and again", "coll/subgroup.cpp", "memory_.failures[rank] = failure.number;", "", ("plain/test_subgroup:cannot take part",)),
+    Mutation("ranks that contradict each other are told at the timeout", "coll/subgroup.cpp", "if (!all && dispute_.passed())", "if (false)", ("plain/test_subgroup:another order",)),
+    Mutation("threads make groups of one parent side by side", "coll/subgroup.cpp", "return !parent.meetings().busy.exchange(true, std::memory_order_seq_cst);", "return true;", ("plain/test_subgroup:threads of one", "tsan/test_subgroup:threads of one")),
 ]  # fmt: skip
 
 NOT_CAUGHT = {
@@ -156,12 +282,19 @@ NOT_CAUGHT = {
 
 def apply(mutation: Mutation, root: Path) -> str:
     """Writes the mutation into the sources below ``root``; returns the text as it was."""
-    path = root / "csrc" / mutation.file
+    path = root / mutation.path
     text = path.read_text()
     if (count := text.count(mutation.old)) != 1:
         raise ValueError(f"{mutation.name}: its text occurs {count} times in {mutation.file}")
     path.write_text(text.replace(mutation.old, mutation.new))
     return text
+
+
+PYTEST = "pytest"
+
+
+def mode_of(test: str) -> str:
+    return PYTEST if test.startswith("tests/") else test.split("/")[0]
 
 
 LIMIT = 240
@@ -170,6 +303,8 @@ LIMIT = 240
 
 def failure(test: str, root: Path) -> str | None:
     """How a test fails (or crashes, or hangs) with the sources below ``root``, or None."""
+    if mode_of(test) == PYTEST:
+        return failure_of_pytest([test], root)
     where, _, part = test.partition(":")
     mode, program = where.split("/")
     fuzz = root / "tests" / "fuzz" / f"{program}.cpp"
@@ -179,10 +314,20 @@ def failure(test: str, root: Path) -> str | None:
     arguments = [str(corpus)] if fuzz.exists() else [part] if part else []
     quiet = {"ASAN_OPTIONS": "detect_leaks=0", "TSAN_OPTIONS": "halt_on_error=1", "EXPLORE_FACTOR": "30"}
     prefix = ["setarch", "--addr-no-randomize"] if mode == "tsan" else []
+    return failure_of([*prefix, str(built), *arguments], root, quiet | os.environ)
+
+
+def failure_of_pytest(tests: list[str], root: Path) -> str | None:
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "", "-p", "no:cacheprovider", *tests]
+    return failure_of(command, root, os.environ | {"PYTHONPATH": str(root)})
+
+
+def failure_of(command: list[str], root: Path, environment: dict[str, str]) -> str | None:
     try:
         done = subprocess.run(
-            [*prefix, str(built), *arguments],
-            env=quiet | os.environ,
+            command,
+            cwd=root,
+            env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             timeout=LIMIT,
@@ -194,52 +339,79 @@ def failure(test: str, root: Path) -> str | None:
     )
 
 
+@contextlib.contextmanager
+def tree() -> Iterator[Path]:
+    """A copy of the tree to put mutations in: below the checkout, for compiler caches that know it."""
+    (cpp_build.ROOT / "build").mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="mutations-", dir=cpp_build.ROOT / "build") as folder:
+        copy_tree(Path(folder))
+        yield Path(folder)
+
+
 def copy_tree(root: Path, built: bool = True) -> None:
-    """Copies what the torch-free tests are built from, and what has been built of them."""
-    shutil.copytree(cpp_build.ROOT / "csrc", root / "csrc")
-    for folder in ("cpp", "fuzz"):
-        shutil.copytree(cpp_build.ROOT / "tests" / folder, root / "tests" / folder)
+    """Copies what the tests are built from and run with, and what has been built of it."""
+    without = shutil.ignore_patterns("__pycache__", "*.so")
+    for folder in ("csrc", "tests", "torch_occl"):
+        shutil.copytree(cpp_build.ROOT / folder, root / folder, ignore=without)
+    for file in ("pyproject.toml", "_torch_occl_autoload.py"):
+        shutil.copy2(cpp_build.ROOT / file, root / file)
     objects = cpp_build.ROOT / "build" / "cpp"
     if built and objects.exists():  # with their times: then little is to be built anew
         shutil.copytree(objects, root / "build" / "cpp", ignore=shutil.ignore_patterns("fuzz"))
+    if built and extension.is_built():
+        extension.put_back(root)
 
 
-def caught_by(mutation: Mutation, root: Path) -> str | None:
-    """The first test that fails with the mutation, or None. The sources are as before afterwards."""
+def caught_by(mutation: Mutation, root: Path, times: int = 1) -> list[str | None]:
+    """The first test that fails with the mutation, or None; so many times. The tree is as before afterwards."""
     before = apply(mutation, root)
+    extended = mutation.path.parts[0] == "csrc" and PYTEST in map(mode_of, mutation.tests)
     try:
-        return next((test for test in mutation.tests if failure(test, root)), None)
+        if extended:
+            extension.build(root, mutation.path)
+        return [next((test for test in mutation.tests if failure(test, root)), None) for _ in range(times)]
     finally:
-        (root / "csrc" / mutation.file).write_text(before)
+        (root / mutation.path).write_text(before)
+        if extended:
+            extension.put_back(root)
+
+
+def check_unmutated(tests: set[str], root: Path) -> None:
+    """Ends the program if a test fails as it is."""
+    python = sorted(test for test in tests if mode_of(test) == PYTEST)
+    failures = {test: failure(test, root) for test in sorted(tests - set(python))}
+    if python:
+        failures["pytest"] = failure_of_pytest(python, root)
+    for test, how in failures.items():
+        if how:
+            sys.exit(f"{test} fails without any mutation: {how}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--modes", nargs="*", default=list(cpp_build.MODES), help="only tests in these modes")
+    modes = [*cpp_build.MODES, PYTEST]
+    parser.add_argument("--modes", nargs="*", default=modes, help=f"only tests in some of {modes}")
+    parser.add_argument("--times", type=int, default=1, help="how often to run the tests of each")
     parser.add_argument("parts", nargs="*", help="only mutations with one of these in their name or file")
     args = parser.parse_args()
     chosen = [
         replace(m, tests=tests)
         for m in MUTATIONS
         if not args.parts or any(part in m.name or part in m.file for part in args.parts)
-        if (tests := tuple(test for test in m.tests if test.split("/")[0] in args.modes))
+        if (tests := tuple(test for test in m.tests if mode_of(test) in args.modes))
     ]
-    survivors = []
-    with tempfile.TemporaryDirectory(prefix="occl-mutations-") as folder:
-        root = Path(folder)
-        copy_tree(root)
-        for test in sorted({test for mutation in chosen for test in mutation.tests}):
-            if how := failure(test, root):
-                sys.exit(f"{test} fails without any mutation: {how}")
+    always = 0
+    with tree() as root:
+        check_unmutated({test for mutation in chosen for test in mutation.tests}, root)
         for mutation in chosen:
-            test = caught_by(mutation, root)
-            print(
-                f"{'caught' if test else 'SURVIVED'}: {mutation.name} [{mutation.file}] {test or ''}",
-                flush=True,
-            )
-            survivors += [] if test else [mutation.name]
-    print(f"{len(chosen) - len(survivors)} of {len(chosen)} mutations caught")
-    sys.exit(bool(survivors))
+            by = caught_by(mutation, root, args.times)
+            caught = [test for test in by if test]
+            always += len(caught) == args.times
+            how_often = f"caught {len(caught)}/{args.times}" if caught else "SURVIVED"
+            tests = ", ".join(dict.fromkeys(caught))
+            print(f"{how_often}: {mutation.name} [{mutation.file}] {tests}", flush=True)
+    print(f"{always} of {len(chosen)} mutations caught{' each time' if args.times > 1 else ''}")
+    sys.exit(always < len(chosen))
 
 
 if __name__ == "__main__":

@@ -31,8 +31,13 @@ def public(names) -> set[str]:
     }
 
 
-def members(node: ast.Module | ast.ClassDef) -> dict[str, ast.AST]:
-    return {child.name: child for child in node.body if isinstance(child, (ast.FunctionDef, ast.ClassDef))}
+def members(node: ast.Module | ast.ClassDef) -> dict[str, list[ast.AST]]:
+    """By name; overloads, and a property and its setter, have one name."""
+    found: dict[str, list[ast.AST]] = {}
+    for child in node.body:
+        if isinstance(child, (ast.FunctionDef, ast.ClassDef)):
+            found.setdefault(child.name, []).append(child)
+    return found
 
 
 def written(node: ast.FunctionDef) -> tuple[list[str], str]:
@@ -44,14 +49,23 @@ def written(node: ast.FunctionDef) -> tuple[list[str], str]:
 
     positional = [f"{a.arg}: {plain(a.annotation)}" for a in node.args.args if a.arg != "self"]
     only = [plain(a.annotation) for a in node.args.posonlyargs if a.arg != "self"]
-    return only + positional, plain(node.returns)
+    keywords = [f"{a.arg}: {plain(a.annotation)}" for a in node.args.kwonlyargs]
+    return only + positional + keywords, plain(node.returns)
 
 
-def generated(doc: str) -> tuple[list[str], str]:
-    """The same from the signature in a docstring of pybind11; an unnamed parameter has the name arg0."""
+def generated(doc: str) -> list[tuple[list[str], str]]:
+    """The same of each overload from the signatures in a docstring of pybind11; an unnamed parameter has the
+    name arg0."""
     for theirs, ours in SAME.items():
         doc = doc.replace(theirs, ours)
-    parameters, result = re.fullmatch(r"\w+\((.*)\) -> (.+)", doc.strip().splitlines()[0]).groups()
+    if "Overloaded function." in doc.splitlines():
+        return [one_generated(line) for line in re.findall(r"^\d+\. (\w+\(self: .*)$", doc, re.MULTILINE)]
+    return [one_generated(doc.strip().splitlines()[0])]
+
+
+def one_generated(line: str) -> tuple[list[str], str]:
+    parameters, result = re.fullmatch(r"\w+\((.*)\) -> (.+)", line).groups()
+    parameters = re.sub(r"Callable\[\[.*?\], \w+\]", "Callable", parameters.replace("*, ", ""))
     parameters = re.sub(r" = \S+?(?=, \w+:|$)", "", parameters)
     parts = [part for part in re.split(r", (?=\w+: )", parameters) if part and not part.startswith("self: ")]
     parts = [re.sub(r"^arg\d+: ", "", part) for part in parts]
@@ -61,24 +75,26 @@ def generated(doc: str) -> tuple[list[str], str]:
 def differences(stub: ast.Module | ast.ClassDef, module) -> list[str]:
     """What the stub and the module (or a class) do not have in common, in words."""
     in_stub, in_module = members(stub), dict(vars(module))
-    if not (getattr(in_module.get("__init__"), "__doc__", None) or "").startswith("__init__(self: "):
+    if "(self: " not in (getattr(in_module.get("__init__"), "__doc__", None) or ""):
         in_module.pop("__init__", None)  # the one that classes without a constructor inherit
     found = [f"only in the stub: {name}" for name in public(in_stub) - public(in_module)]
     found += [f"not in the stub: {name}" for name in public(in_module) - public(in_stub)]
     for name in public(in_stub) & public(in_module):
-        node, value = in_stub[name], in_module[name]
+        nodes, value = in_stub[name], in_module[name]
+        node = nodes[0]
         if isinstance(node, ast.ClassDef) or inspect.isclass(value):
             if not (isinstance(node, ast.ClassDef) and inspect.isclass(value)):
                 found.append(f"a class in one of them only: {name}")
                 continue
-            if [ast.unparse(base).split(".")[-1] for base in node.bases] != [value.__bases__[0].__name__]:
+            bases = [base.__name__ for base in value.__bases__]
+            if [ast.unparse(base).split(".")[-1] for base in node.bases] != bases:
                 found.append(f"another base: {name}")
             found += differences(node, value)
         elif isinstance(value, property):
             if "property" not in [ast.unparse(decorator) for decorator in node.decorator_list]:
                 found.append(f"not a property in the stub: {name}")
-        elif written(node) != generated(value.__doc__):
-            found.append(f"{name}: {written(node)} in the stub, {generated(value.__doc__)} in the module")
+        elif (stub_has := [written(it) for it in nodes]) != (module_has := generated(value.__doc__)):
+            found.append(f"{name}: {stub_has} in the stub, {module_has} in the module")
     return found
 
 

@@ -1,22 +1,38 @@
 """The extension module (``csrc/bind``). What users need is in ``torch_occl`` and ``torch.dev``."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, overload
 
 import torch
 import torch._C._distributed_c10d as c10d
 
 # ---- the backend ---------------------------------------------------------------------------------------
 
+class ArgumentError(ValueError, RuntimeError):
+    """Wrong arguments: what NCCL raises as ValueError and Gloo as RuntimeError."""
+
 class ProcessGroupOCCL(c10d.Backend):
     """The backend ``occl`` of one group; ``torch.distributed`` makes it."""
 
     class Options(c10d.Backend.Options):
-        """Options of a group: ``_timeout`` bounds every operation that names no timeout of its own."""
+        """Options of one group, which copies them when it is made."""
 
-        def __init__(self, timeout: timedelta = ...) -> None: ...
+        def __init__(
+            self, timeout: timedelta = ..., *, tuning: Mapping[str, int] = ..., staging_bytes: int = 0
+        ) -> None: ...
+        @property
+        def tuning(self) -> Mapping[str, int]:
+            """Thresholds by name, as in ``OCCL_TUNING``, which they override. Those of rank 0 hold."""
+        @tuning.setter
+        def tuning(self, numbers: Mapping[str, int]) -> None: ...
+        @property
+        def staging_bytes(self) -> int:
+            """Shared memory through which a rank stages tensors that peers cannot map; 0: the default."""
+        @staging_bytes.setter
+        def staging_bytes(self, number: int) -> None: ...
 
+    @overload
     def __init__(
         self,
         store: c10d.Store,
@@ -26,10 +42,16 @@ class ProcessGroupOCCL(c10d.Backend):
         parent: ProcessGroupOCCL | None = None,
         ranks: Sequence[int] = (),
     ) -> None:
-        """`ranks` of the group `parent` make this one: whoever waits for one that has died is told."""
+        """A collective call. With `parent`, `ranks` of that group make this one and meet through it."""
+    @overload
+    def __init__(self, store: c10d.Store, rank: int, size: int, timeout: timedelta = ...) -> None:
+        """The same with default options and this timeout."""
     @property
     def options(self) -> ProcessGroupOCCL.Options:
-        """The options this group was made with."""
+        """A copy of the options this group was made with."""
+
+    def perform_nocolor_split(self, device: object) -> None:
+        """Does nothing: ranks outside of a new group have no part in making it."""
 
     def merge(self, store: c10d.Store, rank: int, size: int) -> c10d.Backend:
         """A new group of the ranks that meet at `store`, whatever groups they come from."""
@@ -60,6 +82,9 @@ def _replicas_reduce(
 ) -> None:
     """For each i: combines inputs[i] in their order and stores the result into every tensor of outputs[i]."""
 
+def _init_device_groups() -> None:
+    """Once ``dev`` is made: its quantized and sparse tensors reach their backend."""
+
 def _announce_end() -> None:
     """Tells peers that this process ends in good order, and does not die."""
 
@@ -68,7 +93,7 @@ def _isa() -> str:
 
 # ---- the device ----------------------------------------------------------------------------------------
 
-def _init_device() -> None:
+def _init_device(groups: Callable[[], None]) -> None:
     """Registers everything of `dev` that is C++; once in a process."""
 
 def _device_taken() -> bool:
@@ -76,10 +101,10 @@ def _device_taken() -> bool:
 
 def _device_count() -> int: ...
 def _device_get() -> int:
-    """The current device of this thread."""
+    """The current device of this thread. A use, as `_device_set` and `_device_exchange` are."""
 
 def _device_resolve(index: int, /) -> int:
-    """`index`, or the current device for -1. Raises RuntimeError if there is no such device."""
+    """`index`, or the current device for -1. Raises RuntimeError if there is no such device. No use of it."""
 
 def _device_set(index: int, /) -> None: ...
 def _device_exchange(index: int, /) -> int:
@@ -88,7 +113,9 @@ def _device_exchange(index: int, /) -> int:
 def _device_used() -> bool:
     """Whether this process has used a device: children that it forks may not."""
 
-def _device_mark_used() -> None: ...
+def _device_mark_used() -> None:
+    """What every use of a device does first. Raises RuntimeError in a child that a user has forked."""
+
 def _device_in_bad_fork() -> bool: ...
 def _device_generator(index: int, /) -> torch.Generator:
     """The default generator of a device."""

@@ -1,24 +1,33 @@
 """Collective communication for PyTorch on one host, over shared memory, and the device ``dev`` to run it on.
 
-Importing this package (or, through autoload, just ``import torch``) registers
+Importing this package registers
 
-* the PrivateUse1 device ``dev`` (``torch.device("dev:0")``, ``torch.dev``), and
+* the PrivateUse1 device ``dev`` (``torch.device("dev:0")``, ``torch.dev``), unless ``OCCL_DEVICE=0`` is set
+  or another package has that device type, and
 * the ``torch.distributed`` backend ``occl`` for ``dev`` and CPU tensors.
+
+Where the package is installed, ``import torch`` alone registers the backend for CPU tensors.
 """
 
-import torch
+import torch.distributed
 
 from torch_occl import _versions
 
-_versions.check(torch.__version__)
+_versions.check_running()
 
-from torch_occl import _backend, _device  # noqa: E402
+from torch_occl import _C, _device  # noqa: E402, F401  (_C may have been loaded before the package)
 
-_backend.register(_device.register())
+_name = _device.register()
 
-from torch_occl._C import ProcessGroupOCCL, WorkOCCL  # noqa: E402
-from torch_occl._groups import shrink_group  # noqa: E402
-from torch_occl._memory import empty_shared  # noqa: E402
+__all__ = []
+if torch.distributed.is_available():  # some PyTorch is built without it, and has only the device then
+    from torch_occl import _backend
 
-__all__ = ["ProcessGroupOCCL", "WorkOCCL", "empty_shared", "shrink_group"]
+    _backend.register(_name)
+
+    from torch_occl._C import ArgumentError, ProcessGroupOCCL, WorkOCCL
+    from torch_occl._groups import shrink_group
+    from torch_occl._memory import empty_shared
+
+    __all__ += ["ArgumentError", "ProcessGroupOCCL", "WorkOCCL", "empty_shared", "shrink_group"]
 __version__ = "0.1.0"

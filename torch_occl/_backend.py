@@ -1,24 +1,27 @@
-"""Registers the backend ``occl`` with torch.distributed."""
+"""Makes backends, and registers the name ``occl`` with torch.distributed for all devices."""
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
+import _torch_occl_autoload
+
+# Not through the package, which may not have been imported: see _torch_occl_autoload.
+import torch_occl._ending  # noqa: F401  (the extension calls it)
+from torch_occl._C import ProcessGroupOCCL
+
 if TYPE_CHECKING:
     from datetime import timedelta
-
-    from torch_occl._C import ProcessGroupOCCL
 
 
 def _world() -> ProcessGroupOCCL | None:
     """The backend whose ranks ``global_ranks_in_group`` are, where it is ours."""
-    from torch_occl._C import ProcessGroupOCCL
-
     if not dist.is_initialized():
         return None
     world = dist.group.WORLD
@@ -31,28 +34,32 @@ def create(opts, options: ProcessGroupOCCL.Options | None = None) -> ProcessGrou
 
     Args:
         opts: store, group_rank, group_size, timeout, group_id, global_ranks_in_group.
-        options: what the user passed as ``pg_options``; None for the defaults.
+        options: what the user passed as ``pg_options``, which is copied; None for the defaults.
 
     Raises:
         TypeError: ``pg_options`` is not ``ProcessGroupOCCL.Options``.
         torch.distributed.DistBackendError: a rank did not come, exited, or shares no memory with this one.
     """
-    from torch_occl import _ending
-    from torch_occl._C import ProcessGroupOCCL
-
     if options is None:
         options = ProcessGroupOCCL.Options()
     elif not isinstance(options, ProcessGroupOCCL.Options):
         raise TypeError(
             f"pg_options must be torch_occl.ProcessGroupOCCL.Options, got {type(options).__name__}"
         )
+    else:
+        options = copy.copy(options)
+        if options._timeout not in (opts.timeout, ProcessGroupOCCL.Options()._timeout):
+            warnings.warn(
+                f"pg_options._timeout is {options._timeout}, but timeout= (or its default) overrides it: "
+                f"operations of group {opts.group_id} time out after {opts.timeout}",
+                stacklevel=3,
+            )
     options._timeout = opts.timeout
     options.group_name = opts.group_id
     options.global_ranks_in_group = opts.global_ranks_in_group
-    _ending.watch()
-    return ProcessGroupOCCL(
-        opts.store, opts.group_rank, opts.group_size, options, _world(), opts.global_ranks_in_group
-    )
+    members = opts.global_ranks_in_group
+    parent = _world() if members else None
+    return ProcessGroupOCCL(opts.store, opts.group_rank, opts.group_size, options, parent, members)
 
 
 def create_experimental(
@@ -62,21 +69,17 @@ def create_experimental(
 
     Args:
         device: what the group is for, beside the CPU.
-        options: attributes of ``ProcessGroupOCCL.Options``.
+        options: arguments of ``ProcessGroupOCCL.Options``.
 
     Raises:
         KeyError: there is no such option.
         torch.distributed.DistBackendError: a rank did not come, or shares no memory with this one.
     """
-    from torch_occl import _ending
-    from torch_occl._C import ProcessGroupOCCL
-
     made = ProcessGroupOCCL.Options(timeout)
     for name, value in options.items():
         if not hasattr(made, name):
             raise KeyError(f"ProcessGroupOCCL.Options has no {name!r}")
         setattr(made, name, value)
-    _ending.watch()
     backend = ProcessGroupOCCL(store, rank, size, made)
     group = dist.ProcessGroup(store, rank, size)
     group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
@@ -85,25 +88,34 @@ def create_experimental(
     return group
 
 
-def register(device: str | None) -> bool:
+def register(device: str | None) -> None:
     """Registers ``occl`` for CPU tensors and for the PrivateUse1 device of this name, if there is one.
 
-    Returns False, with a warning, if another package has taken the name ``occl``.
+    Warns, and registers nothing, if another package has taken the name ``occl``.
     """
-    if not dist.is_available():
-        return False
-    if "occl" in dist.Backend.backend_list:
+    if "occl" in dist.Backend.backend_list and not _torch_occl_autoload.registered():
         warnings.warn(
             "another package has already registered a torch.distributed backend named 'occl' "
             "(PyTorch's test package torch_openreg does); torch_occl leaves it in place and does not "
             "register its own",
             stacklevel=3,
         )
-        return False
-    devices = ["cpu"] if device is None else [device, "cpu"]
-    dist.Backend.register_backend("occl", create, extended_api=True, devices=devices)
+        return
+    _torch_occl_autoload.register(create, ["cpu"] if device is None else [device, "cpu"])
+    if device is not None:
+        _let_gloo_stand_beside(device)
     with contextlib.suppress(ImportError):  # PyTorch says that this interface may go again
         from torch.distributed import _dist2
 
         _dist2.register_backend("occl", create_experimental)
-    return True
+
+
+def _let_gloo_stand_beside(device: str) -> None:
+    """For ``new_group(backend="gloo")`` where the default group was bound with ``device_id=``.
+
+    PyTorch asks every new group for its backend of the bound device, and Gloo names only the CPU and CUDA.
+    A tensor on this device that such a group is given is refused by Gloo.
+    """
+    served = dist.Backend.backend_capability[dist.Backend.GLOO]
+    if device not in served:
+        dist.Backend.backend_capability[dist.Backend.GLOO] = [*served, device]

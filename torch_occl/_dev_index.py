@@ -13,7 +13,7 @@ Device = Union[torch.device, str, int, None]  # noqa: UP007
 
 
 def current_index() -> int:
-    """The number of the device that is current in this thread."""
+    """The number of the device that is current in this thread. To ask is to use the device."""
     if torch.compiler.is_dynamo_compiling():
         index = torch.accelerator.current_device_index()  # dynamo knows this one, and guards on it
         # Not in the context of a stream of another device: dynamo does not know that the device changes too.
@@ -22,18 +22,27 @@ def current_index() -> int:
     return _C._device_get()
 
 
-def device_index(device: Device) -> int:
-    """The number of the device; that of the current one for None and -1.
-
-    Raises:
-        ValueError: the device is of another type.
-        RuntimeError: there is no such device.
-    """
+def unused_index(device: Device) -> int:
+    """:func:`device_index` for what :mod:`torch.cuda` does without initializing CUDA: it uses no device."""
     if device is None:
-        return current_index()
+        return _C._device_resolve(-1)
     if isinstance(device, int):
         return _C._device_resolve(device)
     device = torch.device(device)
     if device.type != "dev":
         raise ValueError(f"expected a dev device, got {device}")
-    return current_index() if device.index is None else _C._device_resolve(device.index)
+    return _C._device_resolve(-1 if device.index is None else device.index)
+
+
+def device_index(device: Device) -> int:
+    """The number of a device that the caller is about to use; that of the current one for None and -1.
+
+    Raises:
+        ValueError: the device is of another type.
+        RuntimeError: there is no such device, or this process was forked from one that had used a device.
+    """
+    if device is None:
+        return current_index()
+    index = unused_index(device)
+    _C._device_mark_used()
+    return index

@@ -23,6 +23,22 @@ NAMESPACES = {"aten", "prims"}
 """Operators whose CPU kernels do on ``dev`` what the operator does there. Others may have kernels for ``dev``
 that differ, or communicate."""
 
+NOT_ON_THE_CPU = {
+    "_scaled_dot_product_fused_attention_overrideable",
+    "_scaled_dot_product_fused_attention_overrideable_backward",
+    "batch_norm_stats",
+    "batch_norm_gather_stats",
+    "batch_norm_gather_stats_with_counts",
+    "batch_norm_elemt",
+    "batch_norm_backward_reduce",
+    "batch_norm_backward_elemt",
+    "_thnn_fused_lstm_cell",
+    "_thnn_fused_lstm_cell_backward_impl",
+    "_thnn_fused_gru_cell",
+    "_thnn_fused_gru_cell_backward",
+}
+"""Operators that accelerators have, ``dev`` among them, and the CPU has not."""
+
 REFUSED = {"set_", "resize_", "resize", "_resize_output_"}
 """Operators that change the storage of their argument, which is another one on the CPU."""
 
@@ -51,6 +67,8 @@ def why_not(gm: torch.fx.GraphModule, index: int) -> str | None:
         if isinstance(node.target, torch._ops.OpOverload):
             if node.target.namespace not in NAMESPACES:
                 return f"{node.target} is not an operator of PyTorch's own"
+            if node.target._opname in NOT_ON_THE_CPU:
+                return f"{node.target} has no kernel for the CPU"
             if node.target._opname in REFUSED:
                 return f"{node.target} changes a storage"
             if torch.Tag.nondeterministic_seeded in node.target.tags and not _is_seeds(node):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from torch_occl import _C
-from torch_occl._dev_index import Device, device_index
+from torch_occl._dev_index import Device, device_index, unused_index
 
 __all__ = [
     "OutOfMemoryError",
@@ -37,32 +37,33 @@ def empty_cache() -> None:
 
 def memory_stats(device: Device = None) -> dict[str, Any]:
     """All counters, flat, named as :func:`torch.accelerator.memory_stats` names them."""
-    return torch.accelerator.memory_stats(device_index(device))
+    return torch.accelerator.memory_stats(unused_index(device))
 
 
 def memory_stats_as_nested_dict(device: Device = None) -> dict[str, Any]:
     """The same counters, nested: ``["allocated_bytes"]["all"]["current"]``."""
-    return torch._C._accelerator_getDeviceStats(device_index(device))
+    index = unused_index(device)
+    return torch._C._accelerator_getDeviceStats(index) if _C._device_used() else {}
 
 
 def memory_allocated(device: Device = None) -> int:
     """What tensors hold now."""
-    return torch.accelerator.memory_allocated(device_index(device))
+    return memory_stats(device).get("allocated_bytes.all.current", 0)
 
 
 def max_memory_allocated(device: Device = None) -> int:
     """The most that tensors have held since the start or the last :func:`reset_peak_memory_stats`."""
-    return torch.accelerator.max_memory_allocated(device_index(device))
+    return memory_stats(device).get("allocated_bytes.all.peak", 0)
 
 
 def memory_reserved(device: Device = None) -> int:
     """What has been had from the system: held by tensors, or cached."""
-    return torch.accelerator.memory_reserved(device_index(device))
+    return memory_stats(device).get("reserved_bytes.all.current", 0)
 
 
 def max_memory_reserved(device: Device = None) -> int:
     """The most that has been had from the system since the start or :func:`reset_peak_memory_stats`."""
-    return torch.accelerator.max_memory_reserved(device_index(device))
+    return memory_stats(device).get("reserved_bytes.all.peak", 0)
 
 
 def reset_peak_memory_stats(device: Device = None) -> None:
@@ -100,7 +101,7 @@ def get_per_process_memory_fraction(device: Device = None) -> float:
 
 def memory_snapshot(device: Device = None) -> list[dict[str, Any]]:
     """The runs of reserved memory of ``device`` and the blocks in each: address, size and state."""
-    index = device_index(device)
+    index = unused_index(device)
     segments = []
     for blocks in _C._device_memory_snapshot(index):
         segments.append(

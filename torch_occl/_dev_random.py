@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import torch
 
 from torch_occl import _C
-from torch_occl._dev_index import Device, device_index
+from torch_occl._dev_index import Device, device_index, unused_index
 
 __all__ = [
     "get_rng_state",
@@ -27,7 +27,8 @@ __all__ = [
 
 
 def _generator(device: Device = None) -> torch.Generator:
-    return _C._device_generator(device_index(device))
+    """Seeds, and states that are set, wait for the first use of the device: they are none themselves."""
+    return _C._device_generator(unused_index(device))
 
 
 def manual_seed(seed: int) -> None:
@@ -53,12 +54,12 @@ def seed_all() -> None:
 
 def initial_seed() -> int:
     """The seed of the current device."""
-    return _generator().initial_seed()
+    return _generator(device_index(None)).initial_seed()
 
 
 def get_rng_state(device: Device = None) -> torch.Tensor:
     """The state of ``device``: a CPU tensor ``uint8[16]``."""
-    return _generator(device).get_state()
+    return _generator(device_index(device)).get_state()
 
 
 def get_rng_state_all() -> list[torch.Tensor]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torch_occl._dev_index import Device, current_index, device_index
+from torch_occl._dev_index import Device, current_index, device_index, unused_index
 
 __all__ = [
     "Event",
@@ -91,7 +91,7 @@ class Event(torch.Event, metaclass=_EventType):
         if interprocess:
             raise NotImplementedError("dev has no events shared between processes")
         return torch.Event(
-            device=torch.device("dev", device_index(device)), enable_timing=enable_timing, blocking=blocking
+            device=torch.device("dev", unused_index(device)), enable_timing=enable_timing, blocking=blocking
         )
 
 

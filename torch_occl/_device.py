@@ -1,4 +1,4 @@
-"""Makes the device ``dev`` known to PyTorch, unless PrivateUse1 belongs to somebody else."""
+"""Makes the device ``dev`` known to PyTorch, unless PrivateUse1 belongs to another package."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import sys
 
 import torch
+import torch.distributed
 
 NAME = "dev"
 """What PrivateUse1 is called: ``torch.device("dev:0")``, ``torch.dev``, ``tensor.dev()``."""
@@ -21,8 +22,8 @@ def register() -> str | None:
     PrivateUse1 in a process, and who comes first has it.
 
     Raises:
-        ValueError: ``OCCL_DEVICE_COUNT`` is not a number from 1 to 64, or ``OCCL_MEMORY_FRACTION`` not one
-            above 0 and at most 1.
+        ValueError: ``OCCL_DEVICE`` is neither 0 nor 1, ``OCCL_DEVICE_COUNT`` is not a number from 1 to 64, or
+            ``OCCL_MEMORY_FRACTION`` not one above 0 and at most 1.
     """
     global _registered
     if _registered:
@@ -32,9 +33,12 @@ def register() -> str | None:
 
     if current != "privateuseone" or _C._device_taken():
         return current
-    if os.environ.get("OCCL_DEVICE", "1") == "0":
+    wish = os.environ.get("OCCL_DEVICE", "")
+    if wish not in ("", "0", "1"):
+        raise ValueError(f"OCCL_DEVICE must be 0, 1 or empty, not {wish!r}")
+    if wish == "0":
         return None
-    _C._init_device()
+    _C._init_device(_C._init_device_groups if torch.distributed.is_available() else lambda: None)
     torch.utils.rename_privateuse1_backend(NAME)
     from torch_occl import dev
 

@@ -13,3 +13,10 @@ def check(version: str) -> None:
             f"torch_occl supports torch>={low[0]}.{low[1]},<{high[0]}.{high[1]}, "
             f"and this is torch {version}. Install a supported torch, or a torch_occl built for this one."
         )
+
+
+def check_running() -> None:
+    """Raises ImportError unless the PyTorch of this process is supported."""
+    import torch
+
+    check(torch.__version__)

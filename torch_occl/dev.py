@@ -62,7 +62,12 @@ def device_count() -> int:
 
 
 def is_initialized() -> bool:
-    """Whether a device has been used. Processes forked from then on may not use one."""
+    """Whether a device has been used, for which it is enough that it was made current. Processes forked from
+    then on may not use one.
+
+    What :mod:`torch.cuda` does without initializing CUDA is no use: counting devices, seeding, setting the
+    state of a generator, statistics of memory, new events.
+    """
     return _C._device_used() and not _is_in_bad_fork()
 
 
@@ -111,17 +116,12 @@ class device:
         self._before: list[int] = []  # one entry for each time it was entered
 
     def __enter__(self) -> None:
-        before = current_device()
-        if self.idx >= 0:
-            _C._device_set(self.idx)
-        self._before.append(before)
+        self._before.append(_exchange_device(self.idx))
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        before = self._before.pop()
-        if self.idx >= 0:
-            _C._device_exchange(before)
+        _exchange_device(self._before.pop())
 
 
 class device_of(device):
@@ -132,10 +132,11 @@ class device_of(device):
 
 
 def _exchange_device(index: int) -> int:
-    return _C._device_exchange(index) if index >= 0 else current_device()
+    return _C._device_exchange(index) if index >= 0 else -1
 
 
-_maybe_exchange_device = _exchange_device
+def _maybe_exchange_device(index: int) -> int:
+    return _exchange_device(index) if index < device_count() else current_device()
 
 
 class DeviceProperties(NamedTuple):
@@ -182,11 +183,13 @@ def get_device_capability(device: Device = None) -> tuple[int, int]:
 
 def is_bf16_supported(including_emulation: bool = True) -> bool:
     """bfloat16 works, as fast as the CPU does it."""
+    current_device()
     return True
 
 
 def is_tf32_supported() -> bool:
     """float32 is never computed with fewer bits in the name of TF32."""
+    current_device()
     return False
 
 

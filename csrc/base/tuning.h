@@ -4,6 +4,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
 
 namespace occl {
 
@@ -30,8 +33,17 @@ struct Tuning {
 
 /// What a group's memory layout is made for; tuning may not exceed it.
 inline constexpr std::uint32_t kMaxOneShotBytes = 64 << 10;
+inline constexpr std::uint32_t kMaxSlotBytes = 64 << 20;
+inline constexpr int kStagingSlots = 4;                 // that a rank stages through
 inline constexpr std::uint32_t kRingBytes = 128 << 10;  // of each ordered pair that exchanges messages
 inline constexpr int kMaxRanks = 256;
+
+/// Numbers by name, as users write them: {"one_shot_bytes": 16384}.
+using NamedNumbers = std::map<std::string, std::uint64_t>;
+
+/// Sets the number of this name, at most to what the memory layout allows. Throws Error(invalid_argument)
+/// that lists the names if there is no such one.
+void set(Tuning& tuning, std::string_view name, std::uint64_t number);
 
 /// What two writers never share.
 inline constexpr std::size_t kLine = 64;

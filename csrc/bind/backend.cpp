@@ -9,7 +9,9 @@
 #include "bind/bind.h"
 #include "coll/engine.h"
 #include "kernels/kernels.h"
+#include "pg/argument_error.h"
 #include "pg/process_group.h"
+#include "pg/registrations.h"
 #include "pg/runtime.h"
 
 namespace occl::bind {
@@ -47,12 +49,64 @@ void install_return_check() {
   });
 }
 
+void bind_options(
+    py::class_<pg::ProcessGroupOCCL, c10::intrusive_ptr<pg::ProcessGroupOCCL>, c10d::Backend>& group) {
+  using pg::Options;
+  // A view that cannot be written into: options.tuning["x"] = 1 would be lost.
+  const auto view = py::module_::import("types").attr("MappingProxyType");
+  py::class_<Options, c10::intrusive_ptr<Options>, c10d::Backend::Options>(
+      group, "Options",
+      "Options of one group. A group copies them when it is made: one object may serve many groups.\n\n"
+      "``tuning``: thresholds by name, as in OCCL_TUNING, which they override; those of rank 0 hold for the "
+      "group.\n"
+      "``staging_bytes``: shared memory through which a rank stages tensors that peers cannot map; 0: the "
+      "default.\n"
+      "``_timeout``: of operations that name none; PyTorch's own functions put their ``timeout=`` in its "
+      "place.")
+      .def(py::init([](std::chrono::milliseconds timeout, NamedNumbers tuning, std::uint64_t staging_bytes) {
+             auto options = c10::make_intrusive<Options>(timeout);
+             options->set_numbers(std::move(tuning));
+             options->set_staging_bytes(staging_bytes);
+             return options;
+           }),
+           py::arg("timeout") = kBackendDefaultTimeout, py::kw_only(), py::arg("tuning") = NamedNumbers{},
+           py::arg("staging_bytes") = 0)
+      .def_property(
+          "tuning", [view](const Options& self) { return view(py::cast(self.numbers())); },
+          &Options::set_numbers)
+      .def_property("staging_bytes", &Options::staging_bytes, &Options::set_staging_bytes)
+      .def("__copy__", &Options::copy)
+      // dist.split_group copies the options of the parent.
+      .def("__deepcopy__", [](const Options& self, const py::dict&) { return self.copy(); });
+}
+
+/// PyTorch's translator makes every c10::ValueError a ValueError. This one is asked first, by functions that
+/// PyTorch binds as well, and looks for our own class only.
+void add_argument_error(py::module_& module) {
+  static PyObject* type = nullptr;  // lives as long as the process
+  const py::tuple bases = py::make_tuple(py::reinterpret_borrow<py::object>(PyExc_ValueError),
+                                         py::reinterpret_borrow<py::object>(PyExc_RuntimeError));
+  type = PyErr_NewExceptionWithDoc(
+      "torch_occl.ArgumentError", "Wrong arguments: what NCCL raises as ValueError and Gloo as RuntimeError.",
+      bases.ptr(), nullptr);
+  if (!type) throw py::error_already_set();
+  module.attr("ArgumentError") = py::reinterpret_borrow<py::object>(type);
+  py::register_exception_translator([](std::exception_ptr thrown) {
+    try {
+      std::rethrow_exception(thrown);
+    } catch (const pg::ArgumentError& error) {
+      PyErr_SetString(type, error.what_without_backtrace());
+    }
+  });
+}
+
 }  // namespace
 
 void bind_backend(py::module_& module) {
   using pg::ProcessGroupOCCL;
   // PyTorch has bound the base classes, but only once torch.distributed is loaded.
   py::module_::import("torch.distributed");
+  add_argument_error(module);
   install_interrupt_check();
   install_return_check();
   py::module_::import("atexit").attr("register")(
@@ -60,32 +114,38 @@ void bind_backend(py::module_& module) {
 
   py::class_<ProcessGroupOCCL, c10::intrusive_ptr<ProcessGroupOCCL>, c10d::Backend> group(module,
                                                                                           "ProcessGroupOCCL");
-  py::class_<ProcessGroupOCCL::Options, c10::intrusive_ptr<ProcessGroupOCCL::Options>,
-             c10d::Backend::Options>(
-      group, "Options",
-      "Options of a group: ``_timeout`` bounds every operation that names no timeout of its own.")
-      .def(py::init(&ProcessGroupOCCL::Options::create), py::arg("timeout") = kBackendDefaultTimeout)
-      // dist.split_group copies the options of the parent.
-      .def("__deepcopy__", [](const ProcessGroupOCCL::Options& self, const py::dict&) {
-        return c10::make_intrusive<ProcessGroupOCCL::Options>(self);
-      });
-  group.def(
-      py::init([](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                  c10::intrusive_ptr<ProcessGroupOCCL::Options> options,
-                  const std::optional<c10::intrusive_ptr<ProcessGroupOCCL>>& parent, std::vector<int> ranks) {
+  bind_options(group);
+  const auto make =
+      [](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, const pg::Options& options,
+         const std::optional<c10::intrusive_ptr<ProcessGroupOCCL>>& parent, std::vector<int> ranks) {
+        // Peers must not take this process's end for a death. (An import would run the package's __init__.)
+    py::module_::import("sys").attr("modules")["torch_occl._ending"].attr("watch")();
+    const py::gil_scoped_release no_gil;
         return c10::make_intrusive<ProcessGroupOCCL>(
-            store, rank, size, std::move(options),
+            store, rank, size, options,
             parent ? (*parent)->as_parent(std::move(ranks)) : ProcessGroupOCCL::Parent{});
-      }),
-      py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options"), py::arg("parent") = py::none(),
-      py::arg("ranks") = std::vector<int>{}, py::call_guard<py::gil_scoped_release>(),
-      "`ranks` of the group `parent` make this one: whoever waits for one that has died is told.");
+      };
+  group.def(py::init(make), py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options"),
+            py::arg("parent") = py::none(), py::arg("ranks") = std::vector<int>{},
+            "A collective call of all ranks. With `parent`, `ranks` of that group make this one and meet "
+            "through it.");
+  group.def(py::init([make](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                            std::chrono::milliseconds timeout) {
+              return make(store, rank, size, pg::Options(timeout), std::nullopt, {});
+            }),
+            py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout") = kBackendDefaultTimeout,
+            "The same with default options and this timeout.");
   group.def_property_readonly(
       "options",
       [](ProcessGroupOCCL& self) {
-        return c10::static_intrusive_pointer_cast<ProcessGroupOCCL::Options>(self.getBackendOptions());
+        return c10::static_intrusive_pointer_cast<pg::Options>(self.getBackendOptions());
       },
-      "The options this group was made with.");
+      "A copy of the options this group was made with.");
+  // PyTorch calls it on ranks that are not members of a group made where splitting is supported; NCCL needs
+  // them.
+  group.def(
+      "perform_nocolor_split", [](ProcessGroupOCCL&, const py::object&) {}, py::arg("device"),
+      "Does nothing: ranks outside of a new group have no part in making it.");
   group.def("_start_time_estimate", &ProcessGroupOCCL::startTimeEstimate)
       .def("_end_time_estimate", &ProcessGroupOCCL::endTimeEstimate)
       .def("suspend", &ProcessGroupOCCL::suspend, py::call_guard<py::gil_scoped_release>(),
@@ -116,6 +176,7 @@ void bind_backend(py::module_& module) {
            py::call_guard<py::gil_scoped_release>());
   py::class_<pg::WorkOCCL, c10::intrusive_ptr<pg::WorkOCCL>, c10d::Work>(module, "WorkOCCL");
 
+  module.def("_init_device_groups", &pg::register_for_device);
   module.def("_empty_shared", &pg::empty_shared, py::arg("size"), py::arg("dtype"),
              py::call_guard<py::gil_scoped_release>());
   module.def("_announce_end", &pg::announce_end);

@@ -1,6 +1,7 @@
 #include "bind/bind.h"
 
 #include <ATen/detail/PrivateUse1HooksInterface.h>
+#include <pybind11/functional.h>
 
 #include "device/alias.h"
 #include "device/allocator.h"
@@ -63,7 +64,7 @@ void bind_device(py::module_& module) {
     py::gil_scoped_release release;
     wait();
   });
-  module.def("_init_device", &dev::init);
+  module.def("_init_device", &dev::init, py::arg("groups"));
   module.def("_device_taken", &dev::privateuse1_taken);
   module.def("_device_generator", [](int index) {
     dev::check_fork();
@@ -71,20 +72,20 @@ void bind_device(py::module_& module) {
   });
   module.def("_device_count", [] { return static_cast<int>(dev::count()); });
   module.def("_device_get", [] {
-    dev::check_fork();
+    dev::mark_used();
     return static_cast<int>(dev::current());
   });
   module.def("_device_resolve", [](int index) { return static_cast<int>(dev::resolve(index)); });
   module.def("_device_set", [](int index) {
-    dev::check_fork();
+    dev::mark_used();
     dev::set_current(index);
   });
-  module.def("_device_exchange", [](int index) { return static_cast<int>(dev::exchange_current(index)); });
-  module.def("_device_used", &dev::used);
-  module.def("_device_mark_used", [] {
-    dev::check_fork();
+  module.def("_device_exchange", [](int index) {
     dev::mark_used();
+    return static_cast<int>(dev::exchange_current(index));
   });
+  module.def("_device_used", &dev::used);
+  module.def("_device_mark_used", &dev::mark_used);
   module.def("_device_of_pointer", [](std::uintptr_t address) {
     // NOLINTNEXTLINE(performance-no-int-to-ptr)
     return at::detail::getPrivateUse1Hooks().getDeviceFromPtr(reinterpret_cast<void*>(address));

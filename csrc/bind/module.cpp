@@ -1,7 +1,9 @@
 #include "bind/bind.h"
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
-  occl::bind::bind_device(module);
-  occl::bind::bind_backend(module);
-  occl::bind::bind_replicas(module);
+  using namespace occl::bind;
+  bind_device(module);
+  if (!bind_backend || !py::module_::import("torch.distributed").attr("is_available")().cast<bool>()) return;
+  bind_backend(module);
+  bind_replicas(module);
 }

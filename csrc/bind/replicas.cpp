@@ -22,7 +22,8 @@ std::vector<std::byte*> memory_of(const pg::Tensors& tensors, const at::Tensor& 
   std::vector<std::byte*> memory;
   memory.reserve(tensors.size());
   for (const at::Tensor& t : tensors) {
-    pg::check_tensor(kCall, t, pg::Density::any_order);
+    pg::check_tensor(kCall, t);
+    pg::check_dense(kCall, t, pg::Density::any_order);
     if (t.scalar_type() != reference.scalar_type() || t.sizes() != reference.sizes() ||
         t.strides() != reference.strides())
       pg::invalid(kCall, "the tensors differ in type, shape or strides");

@@ -245,7 +245,7 @@ void Executor::use_own_slots() {
 }
 
 void Executor::locate_slots() {
-  const std::size_t bytes = 4 * std::size_t{mesh_.tuning().slot_bytes};
+  const std::size_t bytes = kStagingSlots * std::size_t{mesh_.tuning().slot_bytes};
   for (int i = 0; i < mesh_.size(); ++i) {
     if (i == mesh_.rank()) continue;
     const SharedBlock& block = mesh_.member(i).block;

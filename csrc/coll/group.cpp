@@ -107,8 +107,31 @@ void Group::take_submitted(OperationList& done) {
     Operation& op = taken.pop();
     (op.is_transfer() ? transfers_held_ : collectives_).push(op);
   }
-  while (!transfers_held_.empty() && transfers_held_.front().ready())
-    messenger_.post(transfers_held_.pop(), done);
+  while (!transfers_held_.empty() && transfers_held_.front().ready()) {
+    Operation& op = transfers_held_.pop();
+    if (tell(op, &Listener::beginning))
+      messenger_.post(op, done);
+    else
+      done.push(op);
+  }
+}
+
+/// Under the lock: of two receives into one place the later one has the last word.
+void Group::tell_of_messages(const OperationList& done) {
+  for (Operation* op = done.begin(); op; op = OperationList::next(*op))
+    if (op->is_transfer() && !op->error_) tell(*op, &Listener::succeeded);
+}
+
+/// What the listener throws is the error of this message alone.
+bool Group::tell(Operation& op, void (Listener::*what)(Operation&)) try {
+  (op.listener_.*what)(op);
+  return true;
+} catch (const Error& error) {
+  op.error_ = std::make_unique<Error>(error);
+  return false;
+} catch (const std::exception& error) {
+  op.error_ = std::make_unique<Error>(Errc::system, error.what());
+  return false;
 }
 
 void Group::set_restless(bool restless) {
@@ -135,6 +158,7 @@ bool Group::drive(bool patient) {
     end_all(Error(Errc::system, error.what()), done);
   }
   moved |= !done.empty();
+  tell_of_messages(done);
   driving.unlock();
   finish(done);
   return moved;
@@ -326,6 +350,7 @@ void Group::abort(const std::string& reason) {
     end_all(
         Error(Errc::aborted, concat("rank ", mesh_->rank(), " aborted group ", mesh_->name(), ": ", reason)),
         done);
+    tell_of_messages(done);
   }
   finish(done);
 }

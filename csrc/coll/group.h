@@ -74,12 +74,23 @@ class Group {
   /// What a process has called in this group that this rank has not: "" or "; it has called ...".
   std::string ahead(const shm::Peer& process) const;
 
+  /// What make_subgroup keeps between calls for this parent. But for `busy`, of the thread that made it true.
+  struct Meetings {
+    Atomic<bool> busy = false;
+    Offer::Failure failure;               // this rank's last one
+    std::vector<std::uint64_t> used;      // of each rank, the incarnation that its last offer led to
+    std::vector<std::uint32_t> failures;  // of each rank, the last failure that this rank has heard of
+  };
+  Meetings& meetings() { return meetings_; }
+
   /// Why the group ended, if it did.
   std::optional<Error> error() const;
 
  private:
   void forgive(const Transfer& transfer);
   void take_submitted(OperationList& done);
+  bool tell(Operation& op, void (Listener::*what)(Operation&));
+  void tell_of_messages(const OperationList& done);
   void set_restless(bool restless);
   bool advance_collectives(OperationList& done);
   void check(OperationList& done);
@@ -99,6 +110,7 @@ class Group {
 
   Engine& engine_;
   const std::unique_ptr<Mesh> mesh_;
+  Meetings meetings_;
 
   // Submission: any thread, under the lock, for a moment.
   mutable Mutex submit_mutex_;

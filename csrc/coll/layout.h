@@ -6,7 +6,8 @@
 //
 //     Tick             how many synchronisations of steps this rank has passed
 //     RollCall         how many monitored barriers it has come to, and rank 0's verdict on them
-//     Refusal[2]       the call that should have been operation q, but had wrong arguments
+//     Refusal[3]       the call that should have been operation q, but had wrong arguments; one for messages
+//     OfferBoard       the group that it tries to make with some of the ranks
 //     Post[2]          operation q posts into Post[q % 2]: stamp, signature, small payload, addresses
 //     listed[2][N]     addresses and sizes of blocks that do not lie back to back
 //     SendLine[N]      point-to-point to rank j: where the ring is, how much is written
@@ -26,6 +27,7 @@
 
 #include "base/sync.h"
 #include "base/tuning.h"
+#include "coll/offer.h"
 #include "shm/wire.h"
 
 namespace occl::coll {
@@ -42,8 +44,7 @@ struct alignas(kLine) GroupHeader {
   Atomic<std::uint32_t> presence = 0;    // kAborted: `reason` was written before
   Atomic<std::uint32_t> joined = 0;      // it has mapped the others; seq_cst: pairs with Group::open
   Atomic<std::uint32_t> connecting = 0;  // to this rank, + 1. Relaxed: for a text
-  std::array<char, 8 * kLine - 36> reason{};
-  Atomic<std::uint64_t> offer = 0;  // offset of this rank's Offer (coll/shrink.cpp), 0: none
+  std::array<char, 8 * kLine - 28> reason{};
 
   /// For another group. Ranks of the last one have all left, and may still ask whether this one has: either
   /// they see its last presence, or then its new incarnation.
@@ -51,11 +52,10 @@ struct alignas(kLine) GroupHeader {
     incarnation.store(random, std::memory_order_seq_cst);  // pairs with Member::left, as does presence
     joined.store(0, std::memory_order_relaxed);            // nobody knows of the new group yet
     connecting.store(0, std::memory_order_relaxed);
-    offer.store(0, std::memory_order_relaxed);
     presence.store(0, std::memory_order_seq_cst);
   }
 };
-static_assert(sizeof(GroupHeader) == 8 * kLine && offsetof(GroupHeader, offer) % 8 == 0);
+static_assert(sizeof(GroupHeader) == 8 * kLine);
 
 struct alignas(kLine) Tick {
   Atomic<std::uint64_t> value = 0;  // seq_cst: pairs with Executor::all_reached, and with sleepers
@@ -140,6 +140,7 @@ class SharedBlock {
     new (base_ + kTick) Tick;
     new (&roll_call()) RollCall;
     for (int i = 0; i < 3; ++i) new (refusals() + i) Refusal;
+    new (&offers()) OfferBoard;
     for (int i = 0; i < 2; ++i) new (base_ + kPost + i * sizeof(Post)) Post;
     for (int i = 0; i < size_; ++i) {
       new (&send(i)) SendLine;
@@ -152,6 +153,7 @@ class SharedBlock {
   RollCall& roll_call() const { return *reinterpret_cast<RollCall*>(base_ + kRollCall); }
   Refusal& refusal(std::uint64_t q) const { return refusals()[q & 1]; }
   Refusal& message_refusal() const { return refusals()[2]; }
+  OfferBoard& offers() const { return *reinterpret_cast<OfferBoard*>(base_ + kOffers); }
   Post& post(std::uint64_t q) const { return reinterpret_cast<Post*>(base_ + kPost)[q & 1]; }
   ListedBlock* listed(std::uint64_t q) const {
     return reinterpret_cast<ListedBlock*>(base_ + kListed + (q & 1) * listed_bytes(size_));
@@ -168,7 +170,8 @@ class SharedBlock {
   static constexpr std::size_t kTick = 0;
   static constexpr std::size_t kRollCall = kTick + sizeof(Tick);
   static constexpr std::size_t kRefusal = kRollCall + sizeof(RollCall);
-  static constexpr std::size_t kPost = kRefusal + 3 * sizeof(Refusal);
+  static constexpr std::size_t kOffers = kRefusal + 3 * sizeof(Refusal);
+  static constexpr std::size_t kPost = kOffers + sizeof(OfferBoard);
   static constexpr std::size_t kListed = kPost + 2 * sizeof(Post);
   static constexpr std::size_t listed_bytes(int size) {
     return (size * sizeof(ListedBlock) + kLine - 1) / kLine * kLine;

@@ -147,7 +147,7 @@ void Mesh::join(const std::vector<Invitation>& invitations, std::vector<std::sha
   tuning_.one_shot_bytes = std::min(tuning_.one_shot_bytes, kMaxOneShotBytes);
   // A slot holds what one_shot may stage, and at least a cache line for every other rank.
   const auto least = std::max<std::uint32_t>(tuning_.one_shot_bytes + kLine, size_ * kLine);
-  tuning_.slot_bytes = std::clamp<std::uint32_t>(tuning_.slot_bytes / kLine * kLine, least, 64 << 20);
+  tuning_.slot_bytes = std::clamp<std::uint32_t>(tuning_.slot_bytes / kLine * kLine, least, kMaxSlotBytes);
   tuning_.eager_bytes = std::min(tuning_.eager_bytes, kRingBytes / 4);
   core_for_each_ = count_cores(invitations) >= size_;
   if (tuning_.direct_bytes == kByCores && core_for_each_) tuning_.direct_bytes = kDirectBytes;
@@ -162,7 +162,7 @@ shm::Arena::Block Mesh::allocate(std::size_t bytes) {
 
 std::byte* Mesh::staging() {
   auto& arena = endpoint_->staging();
-  if (!staging_.bytes) staging_ = arena.allocate(4 * std::size_t{tuning_.slot_bytes});
+  if (!staging_.bytes) staging_ = arena.allocate(kStagingSlots * std::size_t{tuning_.slot_bytes});
   return arena.at(staging_.offset);
 }
 

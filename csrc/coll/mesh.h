@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/tuning.h"
+#include "coll/invitation.h"
 #include "coll/layout.h"
 #include "shm/endpoint.h"
 
@@ -16,18 +17,6 @@ namespace occl::coll {
 
 /// Between two looks at the world (deadlines, deaths, other groups) at most so many bytes are moved.
 inline constexpr std::size_t kSliceBytes = std::size_t{4} << 20;
-
-/// What a rank publishes so that the others can join it.
-struct Invitation {
-  shm::Address address;
-  std::uint64_t header = 0;  // offsets of its SharedBlock in its control region
-  std::uint64_t block = 0;
-  std::uint64_t incarnation = 0;
-  std::int32_t rank = 0;
-  std::int32_t size = 0;
-  std::array<std::uint64_t, 16> cores{};  // where its threads may run, a bit for each
-  Tuning tuning;
-};
 
 struct Member {
   std::shared_ptr<shm::Peer> peer;

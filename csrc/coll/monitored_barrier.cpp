@@ -103,7 +103,7 @@ void monitored_barrier(Group& group, std::chrono::milliseconds timeout, bool all
     prefix = reached_words(mesh);
   else if (timeout.count() <= 0)
     prefix = concat("Rank 0 timed out in monitoredBarrier after ", waited.count(), " ms: ");
-  fail(Errc::timeout, "[Rank ", mesh.rank(), "]: ", prefix, ranks.size() > 1 ? "Ranks " : "Rank ", list,
+  fail(Errc::timeout, "[Rank ", mesh.rank(), "]: ", prefix, all_ranks ? "Ranks " : "Rank ", list,
        " failed to pass monitoredBarrier in ", waited.count(), " ms (group ", mesh.name(), "): ", reasons);
 }
 

@@ -31,7 +31,7 @@ class Operation;
 class Listener {
  public:
   virtual void completed(Operation& operation) noexcept = 0;
-  /// Of a collective: it is about to begin, and it has succeeded; the ones before it have ended, and the ones
+  /// It is about to begin, and it has succeeded. Of a collective: the ones before it have ended, and the ones
   /// after it have not begun. By whichever thread drives, under the group's lock. What they throw fails it.
   virtual void beginning(Operation&) {}
   virtual void succeeded(Operation&) {}

@@ -17,6 +17,31 @@
 // outputs are the same (or there is one): rank i produces the i-th part of it for everybody; or `push`, where
 // there is an output for the input of each rank: rank i produces the i-th for everybody.
 //
+// An example: all_reduce, two ranks, six complex128 elements of 16 bytes, so that a cache line holds four.
+// Both `range` plans divide at whole cache lines: rank 0 produces elements [0, 4), rank 1 [4, 6). `in` and
+// `out` are tensors (all_reduce works in place, so they are the same), `slot` and `result` shared memory of
+// that rank. `meet` is the first synchronisation of every operation, `tick` each later one.
+//
+//   path      step  rank 0                                       rank 1
+//   one_shot  0     slot0 = in0                                  slot1 = in1
+//             meet
+//             1     out0 = in0 + slot1                           out1 = slot0 + in1
+//
+//   staged    0     slot0[4,6) = in0[4,6)                        slot1[0,4) = in1[0,4)
+//             meet
+//             1     out0, result0 [0,4) = in0 + slot1            out1, result1 [4,6) = slot0 + in1
+//             tick
+//             2     out0[4,6) = result1[4,6)                     out1[0,4) = result0[0,4)
+//
+//   direct    meet
+//             0     out0, out1 [0,4) = in0 + in1                 out0, out1 [4,6) = in0 + in1
+//             tick
+//
+// A rank reads its own contribution from its tensor, and stages only what the other rank reads. Sums are
+// always in rank order, so all three paths give the same bits. The first two need no tick at the end: slots
+// and results stay unchanged until every rank has posted the next operation. `direct` needs one, because a
+// rank may reuse its tensor as soon as the call returns.
+//
 // Sources: staging with alternating slots and range partition follow Rabenseifner's reduce-scatter/all-gather
 // decomposition on shared memory (Li, Hoefler et al., "Improved MPI collectives for MPI processes in shared
 // address spaces", 2014).

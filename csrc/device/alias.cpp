@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "device/allocator.h"
+#include "device/stream.h"
 
 namespace occl::device {
 namespace {
@@ -100,6 +101,7 @@ at::Tensor share_memory(const at::Tensor& original, c10::Device to) {
 
 void move_storage(const at::Tensor& dev, const at::Tensor& cpu) {
   TORCH_CHECK(dev.device().type() == kType && cpu.is_cpu(), "expected a dev tensor and a CPU tensor");
+  wait_for_queued(dev.device().index());  // what is queued may use the memory that goes
   c10::StorageImpl *to = storage_of(cpu.unsafeGetTensorImpl()), *from = storage_of(dev.unsafeGetTensorImpl());
   TORCH_CHECK(to->nbytes() >= from->nbytes(), "the memory to move to is too small");
   if (from->nbytes()) std::memcpy(to->mutable_data(), from->mutable_data(), from->nbytes());

@@ -188,9 +188,8 @@ Heap& heap(c10::DeviceIndex index) {
 }
 
 c10::DataPtr allocate(std::size_t bytes, c10::DeviceIndex index) {
-  check_fork();
-  if (bytes == 0) return {nullptr, nullptr, &delete_device_memory, device(index)};
   mark_used();
+  if (bytes == 0) return {nullptr, nullptr, &delete_device_memory, device(index)};
   Heap& owner = heap(index);
   void* p = nullptr;
   try {

@@ -2,6 +2,8 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/native_batch_norm_ops.h>
 
 #include <optional>
 #include <tuple>
@@ -81,6 +83,21 @@ Tensor elemt(const Tensor& input, const Maybe& weight, const Maybe& bias, const 
   return result.to(input.scalar_type());
 }
 
+Tensor& elemt_out(const Tensor& input, const Maybe& weight, const Maybe& bias, const Tensor& mean,
+                  const Tensor& invstd, double eps, Tensor& out) {
+  out.resize_(input.sizes());
+  return out.copy_(elemt(input, weight, bias, mean, invstd, eps));
+}
+
+/// PyTorch's own calls the CPU's function past the dispatcher.
+std::tuple<Tensor, Tensor, Tensor, Tensor> no_update(const Tensor& input, const Maybe& weight,
+                                                     const Maybe& bias, const Maybe& running_mean,
+                                                     const Maybe& running_var, double momentum, double eps) {
+  auto [out, mean, invstd] =
+      at::_ops::native_batch_norm::call(input, weight, bias, running_mean, running_var, false, momentum, eps);
+  return {out, mean, invstd, at::empty({0}, input.options().dtype(at::kByte))};
+}
+
 std::tuple<Tensor, Tensor, Tensor, Tensor> backward_reduce(const Tensor& grad_out, const Tensor& input,
                                                            const Tensor& mean, const Tensor& invstd,
                                                            const Maybe& weight, bool input_g, bool weight_g,
@@ -107,13 +124,63 @@ Tensor backward_elemt(const Tensor& grad_out, const Tensor& input, const Tensor&
   return (grad - centred * per_channel(slope, input)).mul_(per_channel(scale, input)).to(input.scalar_type());
 }
 
+bool is_narrow(const c10::IValue& value) {
+  return value.isTensor() && value.toTensor().defined() &&
+         at::isReducedFloatingType(value.toTensor().scalar_type());
+}
+
+bool is_float(const c10::IValue& value) {
+  return value.isTensor() && value.toTensor().defined() && value.toTensor().scalar_type() == at::kFloat;
+}
+
 }  // namespace
+
+bool normalizes_batches(std::string_view name) {
+  return name == "aten::native_batch_norm" || name == "aten::_native_batch_norm_legit" ||
+         name == "aten::_batch_norm_with_update" || name == "aten::native_batch_norm_backward" ||
+         name == "aten::batch_norm_backward";
+}
+
+std::optional<at::ScalarType> widen_weights(const c10::FunctionSchema& schema, torch::jit::Stack& stack) {
+  const auto& arguments = schema.arguments();
+  c10::IValue* const values = stack.data() + (stack.size() - arguments.size());
+  c10::IValue *weight = nullptr, *bias = nullptr;
+  bool narrow = false, wide_statistics = false;
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const std::string& name = arguments[i].name();
+    if (name == "input")
+      narrow = is_narrow(values[i]);
+    else if (name == "weight")
+      weight = &values[i];
+    else if (name == "bias")
+      bias = &values[i];
+    else if (name.starts_with("running_") ||
+             (name.starts_with("save_") && arguments[i].alias_info() == nullptr))
+      wide_statistics |= is_float(values[i]);
+  }
+  if (!narrow || !wide_statistics) return std::nullopt;
+  std::optional<at::ScalarType> before;
+  for (c10::IValue* parameter : {weight, bias}) {
+    if (!parameter || !is_narrow(*parameter)) continue;
+    before = parameter->toTensor().scalar_type();
+    *parameter = parameter->toTensor().to(at::kFloat);
+  }
+  return before;
+}
+
+void narrow_gradients(const c10::FunctionSchema& schema, torch::jit::Stack& stack, at::ScalarType to) {
+  if (schema.arguments().front().name() != "grad_out") return;
+  for (c10::IValue* gradient : {&stack[stack.size() - 2], &stack[stack.size() - 1]})
+    if (is_float(*gradient)) *gradient = gradient->toTensor().to(to);
+}
 
 void register_batch_norm(torch::Library& aten) {
   aten.impl("batch_norm_stats", TORCH_FN(stats));
   aten.impl("batch_norm_gather_stats", TORCH_FN(gather_stats));
   aten.impl("batch_norm_gather_stats_with_counts", TORCH_FN(gather_stats_with_counts));
   aten.impl("batch_norm_elemt", TORCH_FN(elemt));
+  aten.impl("batch_norm_elemt.out", TORCH_FN(elemt_out));
+  aten.impl("_batch_norm_no_update", TORCH_FN(no_update));
   aten.impl("batch_norm_backward_reduce", TORCH_FN(backward_reduce));
   aten.impl("batch_norm_backward_elemt", TORCH_FN(backward_elemt));
 }

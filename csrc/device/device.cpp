@@ -42,11 +42,12 @@ c10::DeviceIndex count() {
 
 c10::DeviceIndex current() { return t_current; }
 
+bool exists(int index) { return index >= 0 && index < count(); }
+
 c10::DeviceIndex resolve(int index) {
   if (index == -1) return t_current;
-  TORCH_CHECK(index >= 0 && index < count(), "invalid device index ", index, ": there are ",
-              static_cast<int>(count()), " devices, dev:0 to dev:", static_cast<int>(count()) - 1,
-              " (OCCL_DEVICE_COUNT changes that)");
+  TORCH_CHECK(exists(index), "invalid device index ", index, ": there are ", static_cast<int>(count()),
+              " devices, dev:0 to dev:", static_cast<int>(count()) - 1, " (OCCL_DEVICE_COUNT changes that)");
   return static_cast<c10::DeviceIndex>(index);
 }
 
@@ -70,6 +71,7 @@ void check_fork() {
 bool used() { return g_used.load(std::memory_order_relaxed); }
 
 void mark_used() {
+  check_fork();
   if (used()) return;
   static const int registered = pthread_atfork(nullptr, nullptr, in_child_after_fork);
   TORCH_CHECK(registered == 0, "pthread_atfork failed");

@@ -16,6 +16,9 @@ c10::DeviceIndex current();
 void set_current(int index);  // checks the index
 c10::DeviceIndex exchange_current(int index);
 
+/// Whether there is a device of that number; false for -1.
+bool exists(int index);
+
 /// `index`, or the current device for -1. Throws c10::Error if there is no such device. (An int, because
 /// c10::DeviceIndex has 8 bits: 256 would silently be 0.)
 c10::DeviceIndex resolve(int index);
@@ -28,8 +31,13 @@ bool in_bad_fork();
 /// Throws the error PyTorch's users know ("Cannot re-initialize dev in forked subprocess ...") in such a
 /// child.
 void check_fork();
-/// Called when a device is first used; cheap after that. From now on forked children are bad, and backward
-/// passes that this thread starts run in it (torch.autograd.set_multithreading_enabled(False)).
+/// Called by every use of a device, and cheap after the first. From now on forked children are bad, and
+/// backward passes that this thread starts run in it (torch.autograd.set_multithreading_enabled(False)).
+/// Throws in such a child.
+///
+/// What counts as a use is what initializes torch.cuda: also making a device current, which PyTorch then
+/// takes as the caller's choice (init_device_mesh, fake tensors). The guard does not count: autograd's
+/// threads go through the devices of every type with it.
 void mark_used();
 bool used();
 

@@ -12,6 +12,7 @@
 
 #include "device/alias.h"
 #include "device/allocator.h"
+#include "device/batch_norm.h"
 #include "device/generator.h"
 #include "device/stream.h"
 
@@ -244,6 +245,26 @@ struct Kernel final : c10::OperatorKernel {
   const DispatchKey cpu_key;
 };
 
+/// The kernel of an operator of batch normalization.
+struct BatchNormKernel final : c10::OperatorKernel {
+  BatchNormKernel(Plan p, DispatchKey key) : plan(std::move(p)), cpu_key(key) {}
+  void operator()(const c10::OperatorHandle& op, DispatchKeySet, Stack* stack) {
+    const auto narrow = widen_weights(op.schema(), *stack);
+    run(op, plan, cpu_key, stack);
+    if (narrow) narrow_gradients(op.schema(), *stack, *narrow);
+  }
+  const Plan plan;
+  const DispatchKey cpu_key;
+};
+
+c10::KernelFunction kernel_for(const c10::FunctionSchema& schema, DispatchKey cpu_key) {
+  Plan plan = make_plan(schema);
+  if (normalizes_batches(schema.name()))
+    return c10::KernelFunction::makeFromBoxedFunctor(
+        std::make_unique<BatchNormKernel>(std::move(plan), cpu_key));
+  return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(std::move(plan), cpu_key));
+}
+
 /// Operators that came after registration, and those the CPU does not have.
 struct Unplanned final : c10::OperatorKernel {
   explicit Unplanned(DispatchKey key) : cpu_key(key) {}
@@ -295,11 +316,8 @@ void install_fallback() {
       const bool whole = keys.dev == DispatchKey::PrivateUse1 && runs_whole_on_cpu(name.name);
       if ((!whole && !op->hasKernelForDispatchKey(keys.cpu)) || op->hasKernelForDispatchKey(keys.dev))
         continue;
-      handles->push_back(
-          dispatcher.registerImpl(name, keys.dev,
-                                  c10::KernelFunction::makeFromBoxedFunctor(
-                                      std::make_unique<Kernel>(make_plan(op->schema()), keys.cpu)),
-                                  std::nullopt, nullptr, "occl: the CPU's kernel"));
+      handles->push_back(dispatcher.registerImpl(name, keys.dev, kernel_for(op->schema(), keys.cpu),
+                                                 std::nullopt, nullptr, "occl: the CPU's kernel"));
     }
   }
 }

@@ -23,7 +23,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     set_current(to.index());
   }
   void uncheckedSetDevice(c10::Device to) const noexcept override {
-    if (to.index() >= 0 && to.index() < count()) set_current(to.index());
+    if (exists(to.index())) set_current(to.index());
   }
   c10::DeviceIndex deviceCount() const noexcept override { return count(); }
 

@@ -7,15 +7,13 @@
 #include "device/allocator.h"
 #include "device/generator.h"
 #include "device/pinned.h"
+#include "device/stream.h"
 
 namespace occl::device {
 namespace {
 
 struct Hooks final : at::PrivateUse1HooksInterface {
-  void init() const override {
-    check_fork();
-    mark_used();
-  }
+  void init() const override { mark_used(); }
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return count() > 0; }
   bool hasPrimaryContext(c10::DeviceIndex index) const override {
@@ -25,15 +23,15 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   c10::DeviceIndex deviceCount() const override { return count(); }
   c10::DeviceIndex getCurrentDevice() const override { return current(); }
   void setCurrentDevice(c10::DeviceIndex index) const override {
-    check_fork();
+    mark_used();
     set_current(index);
   }
   c10::DeviceIndex exchangeDevice(c10::DeviceIndex index) const override {
-    check_fork();
+    mark_used();
     return exchange_current(index);
   }
   c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex index) const override {
-    return exchange_current(index);
+    return exists(index) ? exchange_current(index) : current();
   }
 
   const at::Generator& getDefaultGenerator(c10::DeviceIndex index) const override {
@@ -53,6 +51,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   void resizePrivateUse1Bytes(const c10::Storage& storage, std::size_t bytes) const override {
     c10::StorageImpl* impl = storage.unsafeGetStorageImpl();
     TORCH_CHECK(impl->resizable(), "Trying to resize storage that is not resizable");
+    wait_for_queued(impl->device().index());  // what is queued may use the memory that goes
     c10::DataPtr fresh = allocate(bytes, impl->device().index());
     if (const std::size_t kept = std::min(bytes, impl->nbytes()))
       std::memcpy(fresh.get(), impl->data(), kept);

@@ -29,8 +29,8 @@ void check_environment() {
 
 }  // namespace
 
-void init() {
-  static const bool once = [] {
+void init(const std::function<void()>& groups) {
+  static const bool once = [&] {
     check_environment();
     install_allocators();
     install_guard();
@@ -40,6 +40,7 @@ void init() {
     install_profiler();
     install_ops();
     install_autocast();
+    groups();
     install_fallback();  // after the others: it fills the gaps
     return true;
   }();

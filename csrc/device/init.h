@@ -2,9 +2,11 @@
 // loaded: another package may own PrivateUse1.
 #pragma once
 
+#include <functional>
+
 namespace occl::device {
 
-/// Once per process.
-void init();
+/// Once per process. `groups` registers what groups on `dev` need.
+void init(const std::function<void()>& groups);
 
 }  // namespace occl::device

@@ -6,8 +6,6 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/native/Resize.h>
-#include <ATen/native/transformers/attention.h>
-#include <ATen/ops/_fused_sdp_choice_native.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/bernoulli.h>
@@ -28,6 +26,7 @@
 
 #include "device/alias.h"
 #include "device/allocator.h"
+#include "device/attention.h"
 #include "device/batch_norm.h"
 #include "device/pinned.h"
 #include "device/rnn.h"
@@ -231,6 +230,7 @@ void install_ops() {
 
   register_rnn(*library);
   register_batch_norm(*library);
+  register_attention(*library);
 
   for (const auto key : {c10::DispatchKey::SparsePrivateUse1, c10::DispatchKey::SparseCsrPrivateUse1,
                          c10::DispatchKey::QuantizedPrivateUse1, c10::DispatchKey::NestedTensorPrivateUse1}) {
@@ -241,9 +241,6 @@ void install_ops() {
     other->impl("set_.source_Storage", TORCH_FN(set_storage_whole_));
     other->impl("set_.source_Storage_storage_offset", TORCH_FN(set_storage_));
   }
-
-  // The CPU's choice among its attention kernels: it looks at shapes and types, not at devices.
-  at::native::_fused_sdp_choice_stub.set_privateuse1_dispatch_ptr(&at::native::_fused_sdp_choice_cpp);
 }
 
 }  // namespace occl::device

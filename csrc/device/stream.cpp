@@ -83,7 +83,7 @@ void check_stream(const c10::Stream& stream) {
 }
 
 c10::Stream next_stream(c10::DeviceIndex index, int priority) {
-  check_fork();
+  mark_used();
   index = resolve(index);
   const std::size_t high = priority < 0;
   // relaxed: a counter; who gets which stream is of no consequence
@@ -99,7 +99,7 @@ c10::Stream current_stream(c10::DeviceIndex index) {
 }
 
 c10::Stream exchange_stream(const c10::Stream& stream) {
-  check_fork();
+  mark_used();
   check_stream(stream);
   const c10::Stream previous = current_stream(stream.device_index());
   t_current_stream[static_cast<std::size_t>(stream.device_index())] = stream.id();
@@ -107,7 +107,6 @@ c10::Stream exchange_stream(const c10::Stream& stream) {
 }
 
 void enqueue(const c10::Stream& stream, std::function<void()> task) {
-  check_fork();
   mark_used();
   check_stream(stream);
   if (is_default(stream)) return task();
@@ -129,7 +128,7 @@ void synchronize(const c10::Stream& stream) {
 }
 
 void synchronize_device(c10::DeviceIndex index) {
-  check_fork();
+  mark_used();
   index = resolve(index);
   each_queue(index, [](Queue& queue) { wait_on_host(queue); });
   each_queue(index, [](Queue& queue) { queue.rethrow(); });

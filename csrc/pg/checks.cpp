@@ -1,7 +1,5 @@
 #include "pg/checks.h"
 
-#include <ATen/MemoryOverlap.h>
-
 #include <algorithm>
 
 #include "kernels/kernels.h"
@@ -62,7 +60,7 @@ std::size_t count_of(const at::Tensor& t) {
 
 coll::Block block_of(const at::Tensor& t) { return {static_cast<std::byte*>(t.data_ptr()), count_of(t)}; }
 
-void check_tensor(const char* call, const at::Tensor& t, Density density) {
+void check_tensor(const char* call, const at::Tensor& t) {
   if (!t.defined()) invalid(call, "invalid tensor: it is undefined");
   if (t.layout() != at::kStrided)
     invalid(call, "unsupported layout: invalid tensor layout ", c10::str(t.layout()),
@@ -70,12 +68,6 @@ void check_tensor(const char* call, const at::Tensor& t, Density density) {
   if (!t.device().is_cpu() && !t.device().is_privateuseone())
     invalid(call, "unsupported device type ", c10::DeviceTypeName(t.device().type(), true),
             ": occl moves CPU and ", c10::get_privateuse1_backend(), " tensors");
-  const bool dense = density == Density::any          ? at::has_internal_overlap(t) != at::MemOverlap::Yes
-                     : density == Density::contiguous ? t.is_contiguous()
-                                                      : t.is_non_overlapping_and_dense();
-  if (!dense)
-    invalid(call, "invalid tensor layout: tensors must be contiguous, and this one has sizes ",
-            c10::str(t.sizes()), " and strides ", c10::str(t.strides()), "; call .contiguous() first");
   if (t.is_conj() || t.is_neg())
     invalid(call, "the tensor is a lazy conjugate or negative; call .resolve_conj().resolve_neg() first");
 }
@@ -148,10 +140,6 @@ bool are_apart(const coll::Block& a, const coll::Block& b, std::size_t size) {
 
 }  // namespace
 
-void check_apart(const char* call, const coll::Block& a, const coll::Block& b, std::size_t size) {
-  if (!are_apart(a, b, size)) invalid(call, "tensors that are written overlap in memory");
-}
-
 void check_overlap(const char* call, const coll::Block& in, const coll::Block& out, std::size_t size,
                    const std::byte* allowed) {
   const bool in_place =
@@ -193,24 +181,20 @@ void set_dense(coll::Collective& c, const at::Tensor& t) {
 
 namespace {
 
-coll::Blocks list_blocks(const char* call, const Tensors& tensors, const at::Tensor& reference,
-                         std::size_t expected, std::vector<coll::Block>& blocks,
-                         const std::function<void(const at::Tensor&, const at::Tensor&)>& copy) {
+coll::Blocks list_blocks(const char* call, Request& request, const Tensors& tensors,
+                         const at::Tensor& reference, std::size_t expected, bool written) {
   if (tensors.size() != expected)
     invalid(call, "invalid output tensor list: expected one tensor for each of the ", expected,
             " ranks, got ", tensors.size());
+  auto& blocks = written ? request.out : request.in;
   blocks.reserve(expected);
   coll::Blocks out{nullptr, 0, static_cast<std::uint32_t>(expected), nullptr};
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    check_tensor(call, tensors[i], Density::any);
+    check_tensor(call, tensors[i]);
     check_alike(call, tensors[i], reference, i);
-    if (tensors[i].is_contiguous()) {
-      blocks.push_back(block_of(tensors[i]));
-    } else {
-      const at::Tensor stand_in = at::empty_like(tensors[i], {}, at::MemoryFormat::Contiguous);
-      copy(tensors[i], stand_in);
-      blocks.push_back(block_of(stand_in));
-    }
+    const StandIn t =
+        written ? for_writing(call, request, tensors[i]) : for_reading(call, request, tensors[i]);
+    blocks.push_back(block_of(*t));
     out.count = std::max(out.count, blocks.back().count);
   }
   return out;
@@ -220,27 +204,20 @@ coll::Blocks list_blocks(const char* call, const Tensors& tensors, const at::Ten
 
 coll::Blocks input_list(const char* call, Request& request, const Tensors& tensors,
                         const at::Tensor& reference, std::size_t expected) {
-  return list_blocks(
-      call, tensors, reference, expected, request.in,
-      [&](const at::Tensor& t, const at::Tensor& stand_in) { request.before.emplace_back(stand_in, t); });
+  return list_blocks(call, request, tensors, reference, expected, false);
 }
 
 coll::Blocks output_list(const char* call, Request& request, const Tensors& tensors,
                          const at::Tensor& reference, std::size_t expected) {
-  const auto blocks = list_blocks(
-      call, tensors, reference, expected, request.out,
-      [&](const at::Tensor& t, const at::Tensor& stand_in) { request.after.emplace_back(t, stand_in); });
-  auto sorted = request.out;
-  std::sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) { return a.data < b.data; });
-  for (std::size_t i = 1; i < sorted.size(); ++i)
-    check_apart(call, sorted[i - 1], sorted[i], size_of(dtype_of(reference)));
+  const auto blocks = list_blocks(call, request, tensors, reference, expected, true);
+  check_outputs(call, tensors);
   return blocks;
 }
 
 void check_same(const char* call, const Tensors& tensors) {
   if (tensors.empty()) invalid(call, "requires non-empty tensor list: the argument has no tensor");
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    check_tensor(call, tensors[i], Density::any_order);
+    check_tensor(call, tensors[i]);
     check_alike(call, tensors[i], tensors.front(), i);
     if (tensors[i].sizes() != tensors.front().sizes())
       invalid(call, "invalid tensor size at index ", i, ": expected ", c10::str(tensors.front().sizes()),

@@ -1,6 +1,6 @@
 #include "pg/errors.h"
 
-#include <c10/util/Exception.h>
+#include "pg/argument_error.h"
 
 namespace occl::pg {
 
@@ -8,7 +8,7 @@ void raise(const Error& error) {
   const c10::SourceLocation here{__func__, __FILE__, static_cast<uint32_t>(__LINE__)};
   switch (error.code()) {
     case Errc::invalid_argument:
-      throw c10::ValueError(here, error.what());
+      throw ArgumentError(here, error.what());
     case Errc::not_implemented:
       throw c10::NotImplementedError(here, error.what());
     case Errc::out_of_memory:

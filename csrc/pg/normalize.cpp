@@ -31,10 +31,12 @@ Request broadcast(Asker who, Tensors& tensors, const c10d::BroadcastOptions& opt
   const auto& t = tensors[opts.rootTensor];
   Request r = make(c10d::OpType::BROADCAST, "occl:broadcast", coll::Kind::broadcast, t);
   r.collective.root = root;
-  copy_to_others(call, r, t, tensors);
-  r.collective.out = whole(t);
-  if (who.rank == r.collective.root) r.collective.in = r.collective.out;
-  set_dense(r.collective, t);
+  const bool is_root = who.rank == root;
+  const StandIn moved = for_both(call, r, t, is_root, !is_root);
+  copy_to_others(call, r, t, *moved, tensors);
+  r.collective.out = whole(*moved);
+  if (is_root) r.collective.in = r.collective.out;
+  set_dense(r.collective, *moved);
   r.inputs = r.outputs = tensors;
   return r;
 }
@@ -45,10 +47,12 @@ Request all_reduce(Asker, Tensors& tensors, const c10d::AllreduceOptions& opts) 
   const auto& t = tensors.front();
   Request r = make(c10d::OpType::ALLREDUCE, "occl:all_reduce", coll::Kind::all_reduce, t);
   set_reduction(call, r.collective, opts.reduceOp);
-  r.collective.in = r.collective.out = whole(t);
-  if (tensors.size() > 1) r.collective.in = whole(reduce_here(call, r, tensors));
-  copy_to_others(call, r, t, tensors);
-  set_dense(r.collective, t);
+  const bool alone = tensors.size() == 1;
+  const StandIn moved = for_both(call, r, t, alone, true);
+  r.collective.in = r.collective.out = whole(*moved);
+  if (!alone) r.collective.in = whole(reduce_here(call, r, tensors));
+  copy_to_others(call, r, t, *moved, tensors);
+  set_dense(r.collective, *moved);
   r.inputs = r.outputs = tensors;
   return r;
 }
@@ -56,13 +60,15 @@ Request all_reduce(Asker, Tensors& tensors, const c10d::AllreduceOptions& opts) 
 Request reduce(Asker who, Tensors& tensors, const c10d::ReduceOptions& opts) {
   const char* call = "reduce";
   const auto& t = only(call, tensors, "the argument");
-  check_tensor(call, t, Density::any_order);
+  check_tensor(call, t);
   Request r = make(c10d::OpType::REDUCE, "occl:reduce", coll::Kind::reduce, t);
   r.collective.root = root_of(call, who, opts.rootRank, opts.rootTensor);
   set_reduction(call, r.collective, opts.reduceOp);
-  r.collective.in = whole(t);
-  if (who.rank == r.collective.root) r.collective.out = r.collective.in;
-  set_dense(r.collective, t);
+  const bool is_root = who.rank == r.collective.root;
+  const StandIn moved = for_both(call, r, t, true, is_root);
+  r.collective.in = whole(*moved);
+  if (is_root) r.collective.out = r.collective.in;
+  set_dense(r.collective, *moved);
   r.inputs = r.outputs = tensors;
   return r;
 }
@@ -73,12 +79,13 @@ Request all_gather(Asker who, std::vector<Tensors>& outputs, Tensors& inputs) {
   const auto& t = only(call, inputs, "the input");
   check_tensor(call, t);
   Request r = make(c10d::OpType::ALLGATHER, "occl:all_gather", coll::Kind::all_gather, t);
-  r.collective.in = whole(t);
+  const StandIn input = for_reading(call, r, t);
+  r.collective.in = whole(*input);
   r.collective.out = output_list(call, r, only(call, outputs, "the output"), t, who.size);
   if (r.out[who.rank].count != r.collective.in.count)
     invalid(call, "invalid tensor size: rank ", who.rank, "'s output has ", r.out[who.rank].count,
             " elements and its input ", r.collective.in.count);
-  check_overlap(call, std::array{block_of(t)}, r.out, size_of(r.collective.dtype), r.out[who.rank].data);
+  check_overlap(call, std::array{block_of(*input)}, r.out, size_of(r.collective.dtype), r.out[who.rank].data);
   set_listed(r.collective, r.out);
   r.inputs = inputs;
   r.outputs = outputs.front();
@@ -92,13 +99,14 @@ Request all_gather_into(Asker who, at::Tensor& output, at::Tensor& input) {
   check_alike(call, output, input, 0);
   Request r =
       make(c10d::OpType::_ALLGATHER_BASE, "occl:all_gather_into_tensor", coll::Kind::all_gather, input);
-  const auto in = block_of(input), out = block_of(output);
+  const StandIn read = for_reading(call, r, input), written = for_writing(call, r, output);
+  const auto in = block_of(*read), out = block_of(*written);
   if (out.count != in.count * who.size)
     invalid(call, "invalid tensor size: output tensor size must be equal to world_size (", who.size,
             ") times input tensor size (", in.count, "), got ", out.count);
   const std::size_t size = size_of(r.collective.dtype);
   check_overlap(call, in, out, size, out.data + who.rank * in.count * size);
-  r.collective.in = whole(input);
+  r.collective.in = whole(*read);
   r.collective.out = {out.data, in.count, static_cast<std::uint32_t>(who.size), nullptr};
   set_even(r.collective, in.count);
   r.inputs = {input};
@@ -112,8 +120,9 @@ Request gather(Asker who, std::vector<Tensors>& outputs, Tensors& inputs, const 
   check_tensor(call, t);
   Request r = make(c10d::OpType::GATHER, "occl:gather", coll::Kind::gather, t);
   r.collective.root = root_of(call, who, opts.rootRank);
-  r.collective.in = whole(t);
-  set_even(r.collective, count_of(t));
+  const StandIn input = for_reading(call, r, t);
+  r.collective.in = whole(*input);
+  set_even(r.collective, count_of(*input));
   r.inputs = inputs;
   if (who.rank != r.collective.root) {
     if (!outputs.empty()) invalid(call, "requires empty output on non-root");
@@ -124,7 +133,7 @@ Request gather(Asker who, std::vector<Tensors>& outputs, Tensors& inputs, const 
     if (block.count != r.collective.in.count)
       invalid(call, "invalid tensor size: every output must have the ", r.collective.in.count,
               " elements of the input, one has ", block.count);
-  check_overlap(call, std::array{block_of(t)}, r.out, size_of(r.collective.dtype), r.out[who.rank].data);
+  check_overlap(call, std::array{block_of(*input)}, r.out, size_of(r.collective.dtype), r.out[who.rank].data);
   r.outputs = outputs.front();
   return r;
 }
@@ -135,8 +144,9 @@ Request scatter(Asker who, Tensors& outputs, std::vector<Tensors>& inputs, const
   check_tensor(call, t);
   Request r = make(c10d::OpType::SCATTER, "occl:scatter", coll::Kind::scatter, t);
   r.collective.root = root_of(call, who, opts.rootRank);
-  r.collective.out = whole(t);
-  set_even(r.collective, count_of(t));
+  const StandIn output = for_writing(call, r, t);
+  r.collective.out = whole(*output);
+  set_even(r.collective, count_of(*output));
   r.outputs = outputs;
   if (who.rank != r.collective.root) {
     if (!inputs.empty()) invalid(call, "requires empty input on non-root");
@@ -147,7 +157,7 @@ Request scatter(Asker who, Tensors& outputs, std::vector<Tensors>& inputs, const
     if (block.count != r.collective.out.count)
       invalid(call, "invalid tensor size: every input must have the ", r.collective.out.count,
               " elements of the output, one has ", block.count);
-  check_overlap(call, r.in, std::array{block_of(t)}, size_of(r.collective.dtype), r.in[who.rank].data);
+  check_overlap(call, r.in, std::array{block_of(*output)}, size_of(r.collective.dtype), r.in[who.rank].data);
   r.inputs = inputs.front();
   return r;
 }
@@ -159,12 +169,13 @@ Request reduce_scatter(Asker who, Tensors& outputs, std::vector<Tensors>& inputs
   check_tensor(call, t);
   Request r = make(c10d::OpType::REDUCE_SCATTER, "occl:reduce_scatter", coll::Kind::reduce_scatter, t);
   set_reduction(call, r.collective, opts.reduceOp);
-  r.collective.out = whole(t);
+  const StandIn output = for_writing(call, r, t);
+  r.collective.out = whole(*output);
   r.collective.in = input_list(call, r, only(call, inputs, "the input"), t, who.size);
   if (r.in[who.rank].count != r.collective.out.count)
     invalid(call, "invalid tensor size: rank ", who.rank, "'s input has ", r.in[who.rank].count,
             " elements and its output ", r.collective.out.count);
-  check_overlap(call, r.in, std::array{block_of(t)}, size_of(r.collective.dtype), r.in[who.rank].data);
+  check_overlap(call, r.in, std::array{block_of(*output)}, size_of(r.collective.dtype), r.in[who.rank].data);
   set_listed(r.collective, r.in);
   r.inputs = inputs.front();
   r.outputs = outputs;
@@ -180,13 +191,14 @@ Request reduce_scatter_from(Asker who, at::Tensor& output, at::Tensor& input,
   Request r = make(c10d::OpType::_REDUCE_SCATTER_BASE, "occl:reduce_scatter_tensor",
                    coll::Kind::reduce_scatter, input);
   set_reduction(call, r.collective, opts.reduceOp);
-  const auto in = block_of(input), out = block_of(output);
+  const StandIn read = for_reading(call, r, input), written = for_writing(call, r, output);
+  const auto in = block_of(*read), out = block_of(*written);
   if (in.count != out.count * who.size)
     invalid(call, "invalid tensor size: input tensor must be the same size as output size (", out.count,
             ") times world size (", who.size, "), got ", in.count);
   const std::size_t size = size_of(r.collective.dtype);
   check_overlap(call, in, out, size, in.data + who.rank * out.count * size);
-  r.collective.out = whole(output);
+  r.collective.out = whole(*written);
   r.collective.in = {in.data, out.count, static_cast<std::uint32_t>(who.size), nullptr};
   set_even(r.collective, out.count);
   r.inputs = {input};
@@ -217,7 +229,8 @@ Request all_to_all_single(Asker who, at::Tensor& output, at::Tensor& input,
   check_tensor(call, output);
   check_alike(call, output, input, 0);
   Request r = make(c10d::OpType::ALLTOALL_BASE, "occl:all_to_all", coll::Kind::all_to_all, input);
-  const auto in = block_of(input), out = block_of(output);
+  const StandIn read = for_reading(call, r, input), written = for_writing(call, r, output);
+  const auto in = block_of(*read), out = block_of(*written);
   check_overlap(call, in, out, size_of(r.collective.dtype), nullptr);
   const auto ranks = static_cast<std::uint32_t>(who.size);
   r.inputs = {input};
@@ -259,8 +272,8 @@ Request all_to_all_single(Asker who, at::Tensor& output, at::Tensor& input,
     }
     return coll::Blocks{nullptr, largest, ranks, nullptr};
   };
-  r.collective.in = split(input, input_splits, "input", r.in);
-  r.collective.out = split(output, output_splits, "output", r.out);
+  r.collective.in = split(*read, input_splits, "input", r.in);
+  r.collective.out = split(*written, output_splits, "output", r.out);
   r.collective.volume = coll::kUneven;
   r.collective.largest = std::max(r.collective.in.count, r.collective.out.count);
   return r;
@@ -276,7 +289,7 @@ Request barrier() {
 Request transfer(Asker who, Tensors& tensors, int peer, int tag, bool send) {
   const char* call = send ? "send" : "recv";
   const auto& t = only(call, tensors, "the argument");
-  check_tensor(call, t, Density::any_order);
+  check_tensor(call, t);
   const bool any = !send && peer == coll::Transfer::kAnyRank;
   if (!any && (peer < 0 || peer >= who.size))
     invalid(call, "invalid rank ", peer, " (the group has ", who.size, " ranks)");
@@ -285,7 +298,8 @@ Request transfer(Asker who, Tensors& tensors, int peer, int tag, bool send) {
   r.type = send ? c10d::OpType::SEND : any ? c10d::OpType::RECVANYSOURCE : c10d::OpType::RECV;
   r.title = send ? "occl:send" : any ? "occl:recvAnySource" : "occl:recv";
   r.is_transfer = true;
-  r.transfer = {send, peer, static_cast<std::uint32_t>(tag), dtype_of(t), block_of(t), order_of(t)};
+  const StandIn moved = for_both(call, r, t, send, !send);
+  r.transfer = {send, peer, static_cast<std::uint32_t>(tag), dtype_of(t), block_of(*moved), order_of(*moved)};
   r.inputs = r.outputs = tensors;
   return r;
 }

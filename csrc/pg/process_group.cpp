@@ -1,9 +1,12 @@
 #include "pg/process_group.h"
 
 #include <algorithm>
+#include <atomic>
+#include <memory>
 #include <utility>
 
 #include "device/stream.h"
+#include "pg/checks.h"
 #include "pg/errors.h"
 #include "pg/sparse.h"
 
@@ -12,22 +15,44 @@ namespace {
 
 /// One request for each of n tensors. All are checked before any is sent.
 template <class MakeRequest>
-std::vector<Request> each(std::size_t n, MakeRequest&& make) {
-  if (n == 0) raise(Error(Errc::invalid_argument, "requires non-empty tensor list"));
+std::vector<Request> each(const char* call, std::size_t n, MakeRequest&& make) {
+  if (n == 0) invalid(call, "requires non-empty tensor list");
   std::vector<Request> requests;
+  std::vector<const Request*> joined;
   for (std::size_t i = 0; i < n; ++i) requests.push_back(make(i));
+  for (const Request& request : requests) joined.push_back(&request);
+  check_joined(call, joined);
   return requests;
 }
 
 void check_pairs(const char* call, const Tensors& outputs, const Tensors& inputs) {
   if (outputs.size() != inputs.size())
-    raise(Error(Errc::invalid_argument,
-                concat(call, ": ", outputs.size(), " outputs for ", inputs.size(), " inputs")));
+    invalid(call, outputs.size(), " outputs for ", inputs.size(), " inputs");
 }
 
-/// What is put together from parts comes after what is queued on the current stream, as a computation does.
-void wait_for_stream(const Request& request) {
-  if (const auto stream = side_stream(request)) device::synchronize(*stream);
+const char* name_of(const Request& request) {
+  if (request.is_transfer) return request.transfer.send ? "send" : "recv";
+  return coll::traits(request.collective.kind).name;
+}
+
+/// Adds the request's side stream to a list, once.
+void add_stream(std::vector<c10::Stream>& streams, const Request& request) {
+  if (const auto stream = side_stream(request))
+    if (std::find(streams.begin(), streams.end(), *stream) == streams.end()) streams.push_back(*stream);
+}
+
+bool all_idle(const std::vector<c10::Stream>& streams) {
+  return std::all_of(streams.begin(), streams.end(), [](auto stream) { return device::query(stream); });
+}
+
+/// The work begins when all of these streams have come to it.
+void release_after(const std::vector<c10::Stream>& streams, const c10::intrusive_ptr<WorkOCCL>& work) {
+  const auto left = std::make_shared<std::atomic<std::size_t>>(streams.size());
+  for (const c10::Stream& stream : streams)
+    device::enqueue(stream, [work, left] {
+      if (left->fetch_sub(1, std::memory_order_acq_rel) == 1)
+        work->release();  // the last one sees the others
+    });
 }
 
 }  // namespace
@@ -76,12 +101,13 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::launch(std::vector<Request> requests
     for (Request& request : requests) coalescing_.emplace_back(std::move(request), timeout);
     return coalesced_;
   }
-  const auto stream = side_stream(requests.front());
-  if (!stream) return WorkOCCL::launch(group_, std::move(requests), timeout, !async, hook_);
-  // It takes its place among the group's operations now, and begins when the stream comes to it.
-  const bool held = !device::query(*stream);
+  std::vector<c10::Stream> streams;
+  for (const Request& request : requests) add_stream(streams, request);
+  if (streams.empty()) return WorkOCCL::launch(group_, std::move(requests), timeout, !async, hook_);
+  // It takes its place among the group's operations now, and begins when the streams come to it.
+  const bool held = !all_idle(streams);
   auto work = WorkOCCL::launch(group_, std::move(requests), timeout, false, hook_, held);
-  if (held) device::enqueue(*stream, [work] { work->release(); });
+  if (held) release_after(streams, work);
   if (!async) work->wait();
   return work;
 }
@@ -95,12 +121,26 @@ void ProcessGroupOCCL::startCoalescing() {
 
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::endCoalescing() {
   if (!coalesced_) raise(Error(Errc::invalid_argument, "endCoalescing: startCoalescing was not called"));
-  for (auto& [request, timeout] : coalescing_) {
-    wait_for_stream(request);
-    coalesced_->add(std::move(request), timeout);
-  }
+  checked(
+      [&] {
+        std::vector<const Request*> joined;
+        for (const auto& [request, timeout] : coalescing_) joined.push_back(&request);
+        if (!joined.empty()) check_joined(concat(name_of(*joined.front()), " (coalesced)").c_str(), joined);
+      },
+      [&](const char* why) {
+        const Request& first = coalescing_.front().first;
+        if (first.is_transfer)
+          group_->refuse_message(first.transfer.peer, first.transfer.send, why);
+        else
+          group_->refuse(why);
+      });
+  std::vector<c10::Stream> streams;
+  for (const auto& [request, timeout] : coalescing_) add_stream(streams, request);
+  const bool held = !all_idle(streams);
+  for (auto& [request, timeout] : coalescing_) coalesced_->add(std::move(request), timeout, false, held);
   auto work = coalesced_;
   forget_coalesced();
+  if (held) release_after(streams, work);
   return work;
 }
 
@@ -171,7 +211,7 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::recvAnysource(Tensors& tensors, int 
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::allreduce_coalesced(Tensors& tensors,
                                                                 const c10d::AllreduceCoalescedOptions& opts) {
   return call(opts, [&] {
-    return each(tensors.size(), [&](std::size_t i) {
+    return each("all_reduce_coalesced", tensors.size(), [&](std::size_t i) {
       Tensors one{tensors[i]};
       return pg::all_reduce(who(), one, opts);
     });
@@ -181,15 +221,15 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::allgather_coalesced(std::vector<Tens
                                                                 Tensors& inputs,
                                                                 const c10d::AllgatherOptions& opts) {
   // outputs[r][i]: what rank r put into inputs[i]
+  const char* name = "all_gather_coalesced";
   return call(opts, [&] {
-    return each(inputs.size(), [&](std::size_t i) {
+    return each(name, inputs.size(), [&](std::size_t i) {
       Tensors input{inputs[i]};
       std::vector<Tensors> output(1);
       for (auto& from_rank : outputs) {
         if (from_rank.size() != inputs.size())
-          raise(Error(Errc::invalid_argument,
-                      concat("all_gather_coalesced: invalid output tensor list: expected ", inputs.size(),
-                             " tensors of each rank, got ", from_rank.size())));
+          invalid(name, "invalid output tensor list: expected ", inputs.size(), " tensors of each rank, got ",
+                  from_rank.size());
         output[0].push_back(from_rank[i]);
       }
       return pg::all_gather(who(), output, input);
@@ -199,28 +239,31 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::allgather_coalesced(std::vector<Tens
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::allgather_into_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
   return call(opts, [&] {
-    check_pairs("all_gather_into_tensor_coalesced", outputs, inputs);
-    return each(inputs.size(),
+    const char* name = "all_gather_into_tensor_coalesced";
+    check_pairs(name, outputs, inputs);
+    return each(name, inputs.size(),
                 [&](std::size_t i) { return pg::all_gather_into(who(), outputs[i], inputs[i]); });
   });
 }
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::reduce_scatter_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) {
   return call(opts, [&] {
-    check_pairs("reduce_scatter_tensor_coalesced", outputs, inputs);
-    return each(inputs.size(),
+    const char* name = "reduce_scatter_tensor_coalesced";
+    check_pairs(name, outputs, inputs);
+    return each(name, inputs.size(),
                 [&](std::size_t i) { return pg::reduce_scatter_from(who(), outputs[i], inputs[i], opts); });
   });
 }
 
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::allreduce_sparse(Tensors& tensors,
                                                              const c10d::AllreduceOptions& opts) {
+  // In place like the dense form: every tensor of the list becomes the result.
+  const at::NoGradGuard no_grad;
   const at::Tensor input = checked([&] { return sparse_input(tensors, opts); });
   check_usable();
   if (estimate_ || coalesced_)
     raise(
         Error(Errc::not_implemented, "all_reduce of sparse tensors can be neither coalesced nor estimated"));
-  const at::NoGradGuard no_grad;
   auto work =
       c10::make_intrusive<WorkOCCL>(group_, c10d::OpType::ALLREDUCE, "occl:all_reduce", tensors, hook_);
   const at::Tensor result =
@@ -231,10 +274,9 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::allreduce_sparse(Tensors& tensors,
         requests.push_back(pg::all_gather(who(), lists, inputs));
         requests.back().collective.kind = coll::Kind::all_reduce_sparse;
         requests.back().title = nullptr;  // the profiler shows the call, not what it is made of
-        wait_for_stream(requests.back());
         WorkOCCL::launch(group_, std::move(requests), or_default(opts.timeout), true);
       });
-  input.copy_(result);
+  for (const at::Tensor& tensor : tensors) tensor.copy_(result);
   work->set_result(tensors);
   work->seal();
   return work;

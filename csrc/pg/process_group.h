@@ -2,9 +2,12 @@
 #pragma once
 
 #include "coll/group.h"
+#include "coll/subgroup.h"
 #include "pg/capabilities.h"
 #include "pg/completion_hook.h"
 #include "pg/normalize.h"
+#include "pg/options.h"
+#include "pg/store_server.h"
 #include "pg/work.h"
 
 namespace occl::pg {
@@ -15,33 +18,26 @@ at::Tensor empty_shared(at::IntArrayRef size, at::ScalarType type);
 
 class ProcessGroupOCCL final : public CapableBackend {
  public:
-  struct Options final : c10d::Backend::Options {
-    explicit Options(std::chrono::milliseconds timeout = kBackendDefaultTimeout)
-        : c10d::Backend::Options("occl", timeout) {}
-    static c10::intrusive_ptr<Options> create(std::chrono::milliseconds timeout) {
-      return c10::make_intrusive<Options>(timeout);
-    }
-  };
+  using Options = pg::Options;
 
-  /// A group that all ranks of a new one take part in, and their ranks there: their deaths are known.
+  /// An existing group that has every rank of the new one, and their ranks in it: the ranks meet through it.
   struct Parent {
     std::shared_ptr<coll::Group> group;
     std::vector<int> ranks;
   };
-  /// Raises ValueError if there is no such rank.
+  /// Raises ValueError unless these are ranks of this group and this rank is one of them.
   Parent as_parent(std::vector<int> ranks) const;
 
-  /// Meets the other ranks through the store and connects to them: a collective call. Throws
-  /// DistBackendError that names the ranks which did not come within the timeout, have exited, or share no
-  /// memory.
-  ProcessGroupOCCL(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                   c10::intrusive_ptr<Options> options, const Parent& parent = {});
-  /// The ranks have met already.
-  ProcessGroupOCCL(std::shared_ptr<coll::Group> group, c10::intrusive_ptr<Options> options);
+  /// Connects to the other ranks: a collective call. They meet through the parent, or else through the store.
+  /// The options are copied. Throws DistBackendError that names the ranks which did not come within the
+  /// timeout, have exited, or share no memory.
+  ProcessGroupOCCL(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, const Options& options,
+                   const Parent& parent = {});
   ~ProcessGroupOCCL() override;
 
   const std::string getBackendName() const override { return "occl"; }
-  c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override { return options_; }
+  /// A copy: PyTorch writes into it when it splits the group.
+  c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override { return options_->copy(); }
 
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
@@ -80,7 +76,7 @@ class ProcessGroupOCCL final : public CapableBackend {
   void startCoalescing() override;
   WorkPtr endCoalescing() override;
 
-  /// A new group of some of this group's ranks; null on the others.
+  /// A new group of some of this group's ranks, which meet through this group; null on the others.
   c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store>& store,
                                           const std::vector<int>& ranks,
                                           const c10::intrusive_ptr<c10d::Backend::Options>& opts) override;
@@ -89,7 +85,7 @@ class ProcessGroupOCCL final : public CapableBackend {
   c10::intrusive_ptr<c10d::Backend> merge(const c10::intrusive_ptr<c10d::Store>& store,
                                           const c10::intrusive_ptr<c10d::Backend::Options>& opts,
                                           const int& rank, const int& size) override;
-  /// A new group of all ranks but these, which need not be alive; needs no store (coll/shrink.h). With the
+  /// A new group of all ranks but these, which need not be alive; needs no store (coll/subgroup.h). With the
   /// flag SHRINK_ABORT what is in flight ends first.
   c10::intrusive_ptr<c10d::Backend> shrink(const std::vector<int64_t>& ranks_to_exclude, int shrink_flags,
                                            const c10::intrusive_ptr<c10d::Backend::Options>& opts) override;
@@ -122,7 +118,7 @@ class ProcessGroupOCCL final : public CapableBackend {
   c10d::ErrorType getError() override;
   /// Ends everything that is in flight, on all ranks, with an error.
   void abort() override;
-  /// Leaves the group.
+  /// Leaves the group. Where another rank runs the store's server, it returns after that has ended.
   void shutdown() override;
 
  private:
@@ -138,13 +134,19 @@ class ProcessGroupOCCL final : public CapableBackend {
   WorkPtr launch(std::vector<Request> requests, std::chrono::milliseconds timeout, bool async = true);
   WorkPtr estimate(const std::vector<Request>& requests);
   std::chrono::milliseconds or_default(std::chrono::milliseconds timeout) const;
-  c10::intrusive_ptr<Options> options_for(const c10::intrusive_ptr<c10d::Backend::Options>& given) const;
+  Options options_for(const c10::intrusive_ptr<c10d::Backend::Options>& given) const;
+  /// A new group of some ranks of this one.
+  c10::intrusive_ptr<ProcessGroupOCCL> descendant(coll::Subgroup::Purpose purpose,
+                                                  const std::vector<int>& ranks, const Options& options);
+  ProcessGroupOCCL(std::shared_ptr<coll::Group> group, const Options& options);
+  void close();
   void check_usable() const;
   void forget_coalesced();
   Asker who() const { return {getRank(), getSize()}; }
 
   const c10::intrusive_ptr<Options> options_;
   std::shared_ptr<coll::Group> group_;
+  std::optional<StoreServer> store_server_;  // of another rank
   // Between startCoalescing and endCoalescing: the work, and what it will consist of.
   c10::intrusive_ptr<WorkOCCL> coalesced_;
   std::vector<std::pair<Request, std::chrono::milliseconds>> coalescing_;

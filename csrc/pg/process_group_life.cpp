@@ -3,47 +3,68 @@
 #include <utility>
 
 #include "coll/monitored_barrier.h"
-#include "coll/shrink.h"
 #include "pg/errors.h"
 #include "pg/process_group.h"
+#include "pg/registrations.h"
 #include "pg/rendezvous.h"
 #include "pg/runtime.h"
 
 namespace occl::pg {
 
+namespace {
+
+std::string name_of(const Options& options) { return options.group_name.empty() ? "?" : options.group_name; }
+
+std::shared_ptr<coll::Group> meet_in(const ProcessGroupOCCL::Parent& parent, coll::Subgroup::Purpose purpose,
+                                     const Options& options) {
+  check_not_forked(*parent.group);
+  return coll::make_subgroup(
+      *parent.group, {parent.ranks, name_of(options), purpose}, [&] { return options.tuning(); },
+      Deadline::after(options.timeout), interrupt_check());
+}
+
+}  // namespace
+
 ProcessGroupOCCL::ProcessGroupOCCL(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                                   c10::intrusive_ptr<Options> options, const Parent& parent)
-    : CapableBackend(rank, size), options_(std::move(options)) {
-  const std::string name = options_->group_name.empty() ? "?" : options_->group_name;
-  const auto look = [&] {
-    interrupt_check()();
-    std::string exited;  // all of them: one may have failed because of another
-    for (const int i : parent.ranks)
-      if (const coll::Mesh& mesh = parent.group->mesh(); mesh.member(i).peer->has_exited())
-        enlist(exited, mesh.describe(i));
-    if (!exited.empty())
-      fail(Errc::peer_exited, exited, " of group ", parent.group->mesh().name(), " exited while group ", name,
-           " was created");
-  };
-  group_ = translated([&] { return rendezvous(*store, name, rank, size, options_->timeout, look); });
+                                   const Options& options, const Parent& parent)
+    : CapableBackend(rank, size), options_(options.copy()) {
+  register_for_groups();
+  translated([&] {
+    if (parent.group) {
+      group_ = meet_in(parent, coll::Subgroup::Purpose::create, options);
+      return;
+    }
+    auto met = rendezvous(
+        *store, name_of(options), rank, size, [&] { return options.tuning(); }, options.timeout);
+    group_ = std::move(met.group);
+    // Only the default group ends with the store that PyTorch made for it.
+    if (options.global_ranks_in_group.empty() && met.store_host && *met.store_host != rank)
+      store_server_.emplace(*store, *met.store_host);
+  });
   init();
 }
 
-ProcessGroupOCCL::ProcessGroupOCCL(std::shared_ptr<coll::Group> group, c10::intrusive_ptr<Options> options)
+ProcessGroupOCCL::ProcessGroupOCCL(std::shared_ptr<coll::Group> group, const Options& options)
     : CapableBackend(group->mesh().rank(), group->mesh().size()),
-      options_(std::move(options)),
+      options_(options.copy()),
       group_(std::move(group)) {
   init();
 }
 
 ProcessGroupOCCL::~ProcessGroupOCCL() {
-  shutdown();
+  close();
   // In a forked child the group is the parent's: not even its destructor may run, it would leave the group.
   if (is_forked_from(*group_)) new std::shared_ptr<coll::Group>(std::move(group_));
 }
 
-void ProcessGroupOCCL::shutdown() {
+void ProcessGroupOCCL::close() {
   if (group_ && !is_forked_from(*group_)) group_->close();
+}
+
+void ProcessGroupOCCL::shutdown() {
+  const bool in_good_order = group_ && !is_forked_from(*group_) && !group_->error();
+  close();
+  if (in_good_order && store_server_) store_server_->wait_for_end(*group_, interrupt_check());
 }
 
 void ProcessGroupOCCL::abort() {
@@ -76,14 +97,9 @@ std::chrono::milliseconds ProcessGroupOCCL::or_default(std::chrono::milliseconds
   return timeout == c10d::kUnsetTimeout ? options_->timeout : timeout;
 }
 
-c10::intrusive_ptr<ProcessGroupOCCL::Options> ProcessGroupOCCL::options_for(
-    const c10::intrusive_ptr<c10d::Backend::Options>& given) const {
-  auto options = c10::make_intrusive<Options>(given ? given->timeout : options_->timeout);
-  if (given) {
-    options->group_name = given->group_name;
-    options->group_desc = given->group_desc;
-    options->global_ranks_in_group = given->global_ranks_in_group;
-  }
+Options ProcessGroupOCCL::options_for(const c10::intrusive_ptr<c10d::Backend::Options>& given) const {
+  Options options = given ? Options::of(*given) : *options_;
+  if (!given) options.group_name.clear();
   return options;
 }
 
@@ -92,18 +108,26 @@ ProcessGroupOCCL::Parent ProcessGroupOCCL::as_parent(std::vector<int> ranks) con
     if (rank < 0 || rank >= getSize())
       raise(Error(Errc::invalid_argument,
                   concat("group ", group_->mesh().name(), " of ", getSize(), " ranks has no rank ", rank)));
+  if (std::find(ranks.begin(), ranks.end(), getRank()) == ranks.end())
+    raise(Error(Errc::invalid_argument, concat("rank ", getRank(), " of group ", group_->mesh().name(),
+                                               " is not among the new one's")));
   return {group_, std::move(ranks)};
 }
 
+c10::intrusive_ptr<ProcessGroupOCCL> ProcessGroupOCCL::descendant(coll::Subgroup::Purpose purpose,
+                                                                  const std::vector<int>& ranks,
+                                                                  const Options& options) {
+  auto group = translated([&] { return meet_in(as_parent(ranks), purpose, options); });
+  return c10::intrusive_ptr<ProcessGroupOCCL>::unsafe_steal_from_new(
+      new ProcessGroupOCCL(std::move(group), options));
+}
+
 c10::intrusive_ptr<c10d::Backend> ProcessGroupOCCL::split(
-    const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+    const c10::intrusive_ptr<c10d::Store>&, const std::vector<int>& ranks,
     const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
   check_usable();
-  const auto at = std::find(ranks.begin(), ranks.end(), getRank());
-  if (at == ranks.end()) return nullptr;
-  return c10::make_intrusive<ProcessGroupOCCL>(store, static_cast<int>(at - ranks.begin()),
-                                               static_cast<int>(ranks.size()), options_for(opts),
-                                               as_parent(ranks));
+  if (std::find(ranks.begin(), ranks.end(), getRank()) == ranks.end()) return nullptr;
+  return descendant(coll::Subgroup::Purpose::create, ranks, options_for(opts));
 }
 
 c10::intrusive_ptr<c10d::Backend> ProcessGroupOCCL::merge(
@@ -128,13 +152,9 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupOCCL::shrink(
                   concat("shrink: rank ", getRank(), " of ", getSize(), " cannot exclude rank ", rank,
                          rank == getRank() ? ", which is itself" : "")));
   if (shrink_flags & kAbort) group_->abort("shrink() with SHRINK_ABORT was called");
-  auto options = options_for(opts);
-  if (options->group_name.empty()) options->group_name = group_->mesh().name() + "/shrunk";
-  auto smaller = translated([&] {
-    return coll::shrink(*group_, survivors, options->group_name, Deadline::after(options->timeout),
-                        interrupt_check());
-  });
-  return c10::make_intrusive<ProcessGroupOCCL>(std::move(smaller), std::move(options));
+  Options options = options_for(opts);
+  if (options.group_name.empty()) options.group_name = group_->mesh().name() + "/shrunk";
+  return descendant(coll::Subgroup::Purpose::shrink, survivors, options);
 }
 
 void ProcessGroupOCCL::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {

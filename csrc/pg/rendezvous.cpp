@@ -8,25 +8,25 @@
 #include "base/error.h"
 #include "coll/engine.h"
 #include "pg/runtime.h"
+#include "pg/store_server.h"
 
 namespace occl::pg {
 namespace {
 
-// Between two looks at the store, and at the world. Not Store::wait, which looks at nothing else meanwhile:
-// two clients of a TCPStore whose waits time out at the same moment may both hang there for seconds.
+// Polling interval. Not Store::wait, which hears of no interrupt, and in which two clients of a TCPStore
+// whose waits time out at the same moment may both hang for seconds.
 constexpr std::chrono::microseconds kFirstNap{100}, kLongestNap{50'000};
 
 std::string key_of(int size, int64_t round, int rank) { return concat("occl/", size, "/", round, "/", rank); }
 
 /// Returns false if a key is still missing after `timeout`.
-bool wait_for(c10d::Store& store, const std::vector<std::string>& keys, std::chrono::milliseconds timeout,
-              const std::function<void()>& look) {
+bool wait_for(c10d::Store& store, const std::vector<std::string>& keys, std::chrono::milliseconds timeout) {
   const Deadline deadline = Deadline::after(timeout);
   std::chrono::nanoseconds nap = kFirstNap;
   for (const std::string& key : keys)
     while (!store.check({key})) {
       if (deadline.passed()) return false;
-      look();
+      interrupt_check()();
       std::this_thread::sleep_for(deadline.left(nap));
       nap = std::min<std::chrono::nanoseconds>(nap * 3 / 2, kLongestNap);
     }
@@ -57,17 +57,12 @@ coll::Invitation from_bytes(const std::vector<uint8_t>& bytes, int rank, const s
 }
 static_assert(std::is_trivially_copyable_v<coll::Invitation>);
 
-std::unique_ptr<coll::Mesh> make_mesh(const std::string& name, int rank, int size) {
-  return std::make_unique<coll::Mesh>(engine().endpoint(), name, rank, size, tuning_from_environment());
-}
-
 /// What the other ranks put into the store, in rank order.
 std::vector<coll::Invitation> read_all(c10d::Store& store, const std::string& name, int64_t round, int rank,
-                                       int size, std::chrono::milliseconds timeout,
-                                       const std::function<void()>& look) {
+                                       int size, std::chrono::milliseconds timeout) {
   std::vector<std::string> keys;
   for (int i = 0; i < size; ++i) keys.push_back(key_of(size, round, i));
-  if (!wait_for(store, keys, timeout, look)) {
+  if (!wait_for(store, keys, timeout)) {
     std::string missing;
     for (int i = 0; i < size; ++i)
       if (!store.check({keys[i]})) enlist(missing, i);
@@ -82,15 +77,18 @@ std::vector<coll::Invitation> read_all(c10d::Store& store, const std::string& na
 
 }  // namespace
 
-std::shared_ptr<coll::Group> rendezvous(c10d::Store& store, const std::string& name, int rank, int size,
-                                        std::chrono::milliseconds timeout,
-                                        const std::function<void()>& look) {
+Met rendezvous(c10d::Store& store, const std::string& name, int rank, int size,
+               const std::function<Tuning()>& tuning, std::chrono::milliseconds timeout) {
   if (size < 1 || size > kMaxRanks || rank < 0 || rank >= size)
     fail(Errc::invalid_argument, "cannot create group ", name, " as rank ", rank, " of ", size,
          ": 0 <= rank < size <= ", kMaxRanks, " is needed");
+  const auto make_mesh = [&] {
+    return std::make_unique<coll::Mesh>(engine().endpoint(), name, rank, size, tuning());
+  };
   std::unique_ptr<coll::Mesh> mesh;
+  std::optional<int> store_host;
   if (size == 1) {
-    mesh = make_mesh(name, rank, size);
+    mesh = make_mesh();
     mesh->join({mesh->invitation()}, Deadline::after(timeout));
   } else {
     // The same store may be used for the same name again and again (init, destroy, init; fewer ranks after a
@@ -98,17 +96,23 @@ std::shared_ptr<coll::Group> rendezvous(c10d::Store& store, const std::string& n
     const int64_t round = (store.add(concat("occl/", size, "/joined"), 1) - 1) / size;
     const std::string key = key_of(size, round, rank);
     try {
-      mesh = make_mesh(name, rank, size);
+      mesh = make_mesh();
     } catch (const Error& error) {
       const std::string text = concat(kFailed, error.what());
       store.set(key, std::vector<uint8_t>(text.begin(), text.end()));  // the others need not wait
       throw;
     }
-    store.set(key, to_bytes(mesh->invitation()));
-    mesh->join(read_all(store, name, round, rank, size, timeout, look), Deadline::after(timeout));
+    coll::Invitation invitation = mesh->invitation();
+    invitation.hosts_store = hosts_server(store);
+    store.set(key, to_bytes(invitation));
+    const auto invitations = read_all(store, name, round, rank, size, timeout);
+    for (const coll::Invitation& it : invitations)
+      if (it.hosts_store) store_host = it.rank;
+    mesh->join(invitations, Deadline::after(timeout));
   }
-  // Whoever dies from here on is seen by the group itself.
-  return coll::Group::open(engine(), std::move(mesh), Deadline::after(timeout), interrupt_check());
+  // A rank that dies from here on is seen by the group itself.
+  return {coll::Group::open(engine(), std::move(mesh), Deadline::after(timeout), interrupt_check()),
+          store_host};
 }
 
 }  // namespace occl::pg

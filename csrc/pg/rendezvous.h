@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -12,9 +13,15 @@
 
 namespace occl::pg {
 
-/// `look` is called now and then while this waits; what it throws ends the wait. Throws Error(timeout) naming
-/// the ranks that did not come, and what Mesh::join throws.
-std::shared_ptr<coll::Group> rendezvous(c10d::Store& store, const std::string& name, int rank, int size,
-                                        std::chrono::milliseconds timeout, const std::function<void()>& look);
+struct Met {
+  std::shared_ptr<coll::Group> group;
+  std::optional<int> store_host;  // the rank whose process runs the store's server, if one of them does
+};
+
+/// `tuning` is asked first: if it throws, the other ranks are told why this one cannot take part. Looks for
+/// interrupts while it waits. Throws Error(timeout) naming the ranks that did not come, and what Mesh::join
+/// throws.
+Met rendezvous(c10d::Store& store, const std::string& name, int rank, int size,
+               const std::function<Tuning()>& tuning, std::chrono::milliseconds timeout);
 
 }  // namespace occl::pg

@@ -86,28 +86,18 @@ Tuning tuning_from_environment() {
     const std::string_view item = rest.substr(0, rest.find(','));
     rest.remove_prefix(std::min(rest.size(), item.size() + 1));
     const auto equals = item.find('=');
-    const std::string_view name = item.substr(0, equals);
     std::uint64_t number = 0;
     const char* end = item.data() + item.size();
     const char* begin = equals == item.npos ? end : item.data() + equals + 1;
     const auto parsed = std::from_chars(begin, end, number);
-    const bool is_number = begin != end && parsed.ec == std::errc{} && parsed.ptr == end;
-    if (is_number && name == "one_shot_bytes")
-      tuning.one_shot_bytes = static_cast<std::uint32_t>(std::min<std::uint64_t>(number, kMaxOneShotBytes));
-    else if (is_number && name == "direct_bytes")
-      tuning.direct_bytes = static_cast<std::uint32_t>(std::min<std::uint64_t>(number, kMaxOneShotBytes));
-    else if (is_number && name == "slot_bytes")
-      tuning.slot_bytes = static_cast<std::uint32_t>(std::min<std::uint64_t>(number, 64 << 20));
-    else if (is_number && name == "streaming_bytes")
-      tuning.streaming_bytes = number;
-    else if (is_number && name == "eager_bytes")
-      tuning.eager_bytes = static_cast<std::uint32_t>(std::min<std::uint64_t>(number, kRingBytes / 4));
-    else if (is_number && name == "both_ends_bytes")
-      tuning.both_ends_bytes = number;
-    else
-      fail(Errc::invalid_argument, environment::kTuning, "=\"", text, "\": \"", item,
-           "\" is not one_shot_bytes=N, direct_bytes=N, slot_bytes=N, streaming_bytes=N, eager_bytes=N or "
-           "both_ends_bytes=N with a number of bytes N");
+    try {
+      if (begin == end || parsed.ec != std::errc{} || parsed.ptr != end)
+        fail(Errc::invalid_argument, "\"", item,
+             "\" is not a name and a number of bytes, as in slot_bytes=262144");
+      set(tuning, item.substr(0, equals), number);
+    } catch (const Error& error) {
+      fail(error.code(), environment::kTuning, "=\"", text, "\": ", error.what());
+    }
   }
   return tuning;
 }

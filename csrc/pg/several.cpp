@@ -5,19 +5,21 @@
 
 namespace occl::pg {
 
-void copy_to_others(const char* call, Request& request, const at::Tensor& t, const Tensors& tensors) {
-  for (std::size_t i = 0; i < tensors.size(); ++i)
-    for (std::size_t j = 0; j < i; ++j)
-      check_apart(call, block_of(tensors[j]), block_of(tensors[i]), size_of(dtype_of(t)));
-  for (const at::Tensor& other : tensors)
-    if (!other.is_same(t)) request.after.emplace_back(other, t);
+void copy_to_others(const char* call, Request& request, const at::Tensor& t, const at::Tensor& moved,
+                    const Tensors& tensors) {
+  check_outputs(call, tensors);
+  for (const at::Tensor& other : tensors) {
+    if (other.is_same(t)) continue;
+    check_written(call, other);
+    request.after.emplace_back(other, moved);
+  }
 }
 
 at::Tensor reduce_here(const char* call, Request& request, const Tensors& tensors) {
   const coll::Collective& c = request.collective;
   if (c.op == ReduceOp::avg || c.op == ReduceOp::premul_sum)
     invalid(call, "ReduceOp.", name_of(c.op), " takes one tensor of each rank, got ", tensors.size());
-  request.combination = at::empty_like(tensors.front());
+  request.combination = at::empty_like(tensors.front());  // dense, whatever gaps the first one has
   for (const at::Tensor& t : tensors) {
     const bool alike = t.strides() == request.combination.strides();  // in the same order in memory
     request.combined.push_back(alike ? t : at::empty_like(request.combination));
@@ -49,7 +51,8 @@ Request all_gather_several(Asker who, std::vector<Tensors>& outputs, Tensors& in
       invalid(call, "invalid output tensor list: expected ", expected, " tensors for ", who.size,
               " ranks of ", each, " inputs, got ", list.size());
     for (std::size_t i = 0; i < expected; ++i) {
-      check_tensor(call, list[i], Density::any);
+      check_tensor(call, list[i]);
+      check_written(call, list[i]);
       check_alike(call, list[i], inputs.front(), i);
       if (list[i].numel() != inputs.front().numel())
         invalid(call, "invalid tensor size at index ", i, ": expected ", inputs.front().numel(),
@@ -58,6 +61,7 @@ Request all_gather_several(Asker who, std::vector<Tensors>& outputs, Tensors& in
       r.outputs.push_back(list[i]);
     }
   }
+  check_outputs(call, r.outputs);
   return r;
 }
 

@@ -6,8 +6,10 @@
 
 namespace occl::pg {
 
-/// The tensors of the list but `t` become what it has become. Raises ValueError if they share memory.
-void copy_to_others(const char* call, Request& request, const at::Tensor& t, const Tensors& tensors);
+/// Copies `moved`, which stands for the tensor `t` of the list, into every other tensor of the list. Raises
+/// ValueError if they share memory.
+void copy_to_others(const char* call, Request& request, const at::Tensor& t, const at::Tensor& moved,
+                    const Tensors& tensors);
 
 /// What the tensors combine to, in a tensor that lies as the first one does and lives as long as the request.
 /// Raises ValueError for AVG and PREMUL_SUM.

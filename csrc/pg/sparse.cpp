@@ -1,8 +1,5 @@
 #include "pg/sparse.h"
 
-#include <torch/library.h>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
-
 #include <algorithm>
 
 #include "base/error.h"
@@ -39,19 +36,36 @@ std::string describe(const at::Tensor& facts) {
 }  // namespace
 
 bool is_sparse(const Tensors& tensors) {
-  return tensors.size() == 1 && tensors.front().defined() && tensors.front().layout() == at::kSparse;
+  return std::any_of(tensors.begin(), tensors.end(),
+                     [](const at::Tensor& t) { return t.defined() && t.layout() == at::kSparse; });
 }
 
 at::Tensor sparse_input(const Tensors& tensors, const c10d::AllreduceOptions& opts) {
-  const auto& t = only(kCall, tensors, "the argument");
-  if (!is_sparse(tensors))
-    invalid(kCall, "unsupported layout: invalid tensor layout ", c10::str(t.layout()),
-            ", a sparse COO tensor is needed");
+  if (tensors.empty()) invalid(kCall, "requires non-empty tensor list: the argument has no tensor");
+  const at::Tensor& t = tensors.front();
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const at::Tensor& other = tensors[i];
+    if (!is_sparse({other}))
+      invalid(kCall, "unsupported layout: invalid tensor layout ", c10::str(other.layout()), " at index ", i,
+              ", a sparse COO tensor is needed");
+    check_alike(kCall, other, t, i);
+    if (other.sizes() != t.sizes() || other.sparse_dim() != t.sparse_dim())
+      invalid(kCall, "invalid tensor size at index ", i, ": expected ", c10::str(t.sizes()), " with ",
+              t.sparse_dim(), " sparse dimensions, got ", c10::str(other.sizes()), " with ",
+              other.sparse_dim());
+    for (std::size_t j = 0; j < i; ++j)
+      if (other.is_same(tensors[j])) invalid(kCall, "tensors that are written overlap in memory");
+  }
   if (t.dim() > kMaxDims)
     invalid(kCall, "sparse tensors have at most ", kMaxDims, " dimensions, got ", t.dim());
   if (opts.reduceOp != c10d::ReduceOp::SUM && opts.reduceOp != c10d::ReduceOp::AVG)
     invalid(kCall, "sparse tensors can be reduced with SUM and AVG only");
-  return t;
+  if (tensors.size() == 1) return t;
+  if (opts.reduceOp == c10d::ReduceOp::AVG)
+    invalid(kCall, "ReduceOp.AVG takes one tensor of each rank, got ", tensors.size());
+  at::Tensor sum = t;
+  for (std::size_t i = 1; i < tensors.size(); ++i) sum = sum.add(tensors[i]);
+  return sum;
 }
 
 at::Tensor sparse_reduce(Asker who, const at::Tensor& input, c10d::ReduceOp::RedOpType op,
@@ -84,10 +98,7 @@ at::Tensor sparse_reduce(Asker who, const at::Tensor& input, c10d::ReduceOp::Red
   return sum.to(own.scalar_type());
 }
 
-namespace {
-
-/// PyTorch sends dense tensors of this device to its backend, but not sparse ones.
-std::tuple<Tensors, c10::intrusive_ptr<c10d::Work>> all_reduce_on_device(
+std::tuple<Tensors, c10::intrusive_ptr<c10d::Work>> all_reduce_sparse_on_device(
     at::TensorList tensors, const c10::intrusive_ptr<c10d::ProcessGroup>& group,
     const c10::intrusive_ptr<c10d::ReduceOp>& op, const std::optional<at::Tensor>&, bool async,
     int64_t timeout) {
@@ -100,7 +111,4 @@ std::tuple<Tensors, c10::intrusive_ptr<c10d::Work>> all_reduce_on_device(
   return {std::move(all), std::move(work)};
 }
 
-TORCH_LIBRARY_IMPL(c10d, SparsePrivateUse1, m) { m.impl("allreduce_", &all_reduce_on_device); }
-
-}  // namespace
 }  // namespace occl::pg

@@ -4,6 +4,10 @@
 #pragma once
 
 #include <functional>
+#include <optional>
+#include <tuple>
+
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "pg/normalize.h"
 
@@ -11,7 +15,8 @@ namespace occl::pg {
 
 bool is_sparse(const Tensors& tensors);
 
-/// The one sparse tensor of the call, checked; SUM and AVG are offered.
+/// What the sparse tensors of the call add up to on this rank, checked; SUM is offered, and AVG of one
+/// tensor.
 at::Tensor sparse_input(const Tensors& tensors, const c10d::AllreduceOptions& opts);
 
 /// Gathers what each rank puts in, into one output for each; returns when that is done.
@@ -22,5 +27,11 @@ using Gather = std::function<void(Tensors& outputs, at::Tensor input)>;
 /// shapes, types or reductions differ.
 at::Tensor sparse_reduce(Asker who, const at::Tensor& input, c10d::ReduceOp::RedOpType op,
                          const Gather& gather);
+
+/// c10d::allreduce_ for sparse tensors of this device: PyTorch sends only dense ones to their backend.
+std::tuple<Tensors, c10::intrusive_ptr<c10d::Work>> all_reduce_sparse_on_device(
+    at::TensorList tensors, const c10::intrusive_ptr<c10d::ProcessGroup>& group,
+    const c10::intrusive_ptr<c10d::ReduceOp>& op, const std::optional<at::Tensor>& sparse_indices, bool async,
+    int64_t timeout);
 
 }  // namespace occl::pg

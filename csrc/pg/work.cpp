@@ -3,6 +3,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/record_function.h>
 #include <c10/core/StreamGuard.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <algorithm>
 
@@ -10,6 +11,7 @@
 #include "device/allocator.h"
 #include "device/stream.h"
 #include "kernels/kernels.h"
+#include "pg/checks.h"
 #include "pg/errors.h"
 #include "pg/runtime.h"
 
@@ -36,7 +38,11 @@ void copy_all(const Request::Copies& copies) {
   for (const auto& [to, from] : copies) {
     c10::OptionalStreamGuard guard;
     if (to.is_privateuseone()) guard.reset_stream(device::default_stream(to.device().index()));
-    to.copy_(from);
+    // As bytes: types that nobody can compute with have no copy either, and that of bools changes them.
+    if (to.element_size() == 1 && !to.is_quantized())
+      to.view(at::kByte).copy_(from.view(at::kByte));
+    else
+      to.copy_(from);
   }
 }
 
@@ -186,7 +192,7 @@ c10::intrusive_ptr<c10::ivalue::Future> WorkOCCL::getFuture() {
   if (future_) return future_;
   std::vector<c10::Device> devices;
   for (const auto& tensor : outputs())
-    if (!tensor.device().is_cpu() && devices.empty()) devices.push_back(tensor.device());
+    if (!tensor.device().is_cpu()) devices.push_back(tensor.device());  // the future sorts them, each once
   future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()), devices);
   const bool late = told_;
   lock.unlock();
@@ -236,21 +242,50 @@ void WorkOCCL::synchronize() { wait(); }
 void WorkOCCL::blockCurrentStream() { wait(); }
 
 bool WorkOCCL::wait(std::chrono::milliseconds timeout) {
-  if (!parts_.empty() && timeout == kNoTimeout)
-    if (const auto stream = side_stream(parts_.front().request)) {
-      auto self = c10::intrusive_ptr<WorkOCCL>::reclaim_copy(this);
-      device::enqueue(*stream, [self = std::move(self)] { self->wait_on_host(kNoTimeout); });
-      return true;
-    }
+  if (timeout == kNoTimeout && streams_wait()) {
+    unregister();
+    return true;
+  }
   struct Returning {
     ~Returning() {
       if (return_check()) return_check()();
     }
   } returning;
-  return wait_on_host(timeout);
+  try {
+    wait_on_host(timeout);
+  } catch (...) {
+    if (ended()) unregister();
+    throw;
+  }
+  unregister();
+  return true;
 }
 
-bool WorkOCCL::wait_on_host(std::chrono::milliseconds timeout) {
+/// Makes the current streams of the tensors' devices wait. False if one is a default stream, where the host
+/// does.
+bool WorkOCCL::streams_wait() {
+  std::vector<c10::Stream> streams;
+  for (const Part& part : parts_) {
+    const auto stream = side_stream(part.request);
+    if (!stream) return false;
+    if (std::find(streams.begin(), streams.end(), *stream) == streams.end()) streams.push_back(*stream);
+  }
+  for (const c10::Stream& stream : streams) {
+    auto self = c10::intrusive_ptr<WorkOCCL>::reclaim_copy(this);
+    device::enqueue(stream, [self = std::move(self)] { self->wait_on_host(kNoTimeout); });
+  }
+  return !streams.empty();
+}
+
+/// Under allow_inflight_collective_as_graph_input_ctx c10d registers works for graphs that may wait for their
+/// tensors, and keeps both until a wait.
+void WorkOCCL::unregister() {
+  if (c10::raw::intrusive_ptr::use_count(this) < 2) return;  // only the caller holds it
+  if (c10d::get_work_registry_size() == 0) return;
+  c10d::unregister_work(c10::intrusive_ptr<c10d::Work>::reclaim_copy(this));
+}
+
+void WorkOCCL::wait_on_host(std::chrono::milliseconds timeout) {
   if (!ended()) check_not_forked(*group_);
   const Deadline deadline = timeout == kNoTimeout ? Deadline::never() : Deadline::after(timeout);
   for (const Part& part : parts_) {
@@ -261,7 +296,6 @@ bool WorkOCCL::wait_on_host(std::chrono::milliseconds timeout) {
                                         rank_, "; it is still in flight")));
   }
   if (const Error* failed = error()) raise(*failed);
-  return true;
 }
 
 void WorkOCCL::abort() {

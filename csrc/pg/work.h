@@ -91,7 +91,9 @@ class WorkOCCL final : public c10d::Work {
 
   void one_less() noexcept;
   void tell() noexcept;
-  bool wait_on_host(std::chrono::milliseconds timeout);
+  bool streams_wait();
+  void wait_on_host(std::chrono::milliseconds timeout);
+  void unregister();
   bool ended() const { return open_.load(std::memory_order_acquire) == 0; }  // pairs with one_less
   const Error* error() const;
   std::vector<at::Tensor> outputs() const;

@@ -31,6 +31,8 @@ import torch.multiprocessing as mp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+import torch_occl  # noqa: F401  (makes the device)
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bucketed import BucketedDDP
 from ddp_digits import load, make_network, positive

@@ -24,7 +24,7 @@
 #include <vector>
 
 #include "base/fault_point.h"
-#include "coll/shrink.h"
+#include "coll/subgroup.h"
 #include "collective_cases.h"
 
 namespace occl::test {
@@ -260,7 +260,7 @@ class RankProcess {
     join(main_, Board::first, all);
     mix(main_, 1);
     Ranks half;
-    for (int i = fault_.victim % 2; i < fault_.size; i += fault_.size > 2 ? 2 : 1) half.push_back(i);
+    for (int i = fault_.victim % 2; i<fault_.size; i += fault_.size> 2 ? 2 : 1) half.push_back(i);
     if (fault_.size == 2) half = all;
     if (std::find(half.begin(), half.end(), me_) != half.end()) {
       join(part_, Board::second, half);
@@ -283,7 +283,9 @@ class RankProcess {
     smaller.endpoint = main_.endpoint;
     smaller.engine_of_another = main_.engine.get();
     smaller.patience = main_.patience;
-    smaller.group = coll::shrink(*main_.group, members, "smaller", Deadline::after(main_.patience), {});
+    smaller.group = coll::make_subgroup(*main_.group, {members, "smaller", coll::Subgroup::Purpose::shrink},
+                                        [&] { return main_.group->mesh().tuning(); },
+                                        Deadline::after(main_.patience), {});
     mix(smaller, 4);
     close(smaller);
   }

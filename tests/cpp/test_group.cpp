@@ -199,6 +199,23 @@ TEST("what past groups leave in the control region is used again, whoever looks 
   }
 }
 
+TEST("what peers may still read is used again when they have left") {
+  Cluster cluster(2);  // for its endpoints
+  std::vector<std::unique_ptr<Mesh>> meshes;
+  std::vector<Invitation> invitations;
+  const auto block = [&] { return Mesh(cluster[0].endpoint, "next", 0, 2, Tuning{}).invitation().block; };
+  for (int i = 0; i < 2; ++i) {
+    meshes.push_back(std::make_unique<Mesh>(cluster[i].endpoint, "another", i, 2, Tuning{}));
+    invitations.push_back(meshes[i]->invitation());
+  }
+  for (const auto& mesh : meshes)
+    mesh->join(invitations, {cluster[0].endpoint->as_local_peer(), cluster[1].endpoint->as_local_peer()});
+  meshes[0].reset();
+  CHECK(block() != invitations[0].block);
+  meshes[1].reset();
+  CHECK(block() == invitations[0].block);
+}
+
 TEST("a rank that comes too late is named") {
   Cluster cluster(3);
   cluster.each([](Rank& rank) {
@@ -240,6 +257,48 @@ TEST("abort ends the operations of all ranks with its reason") {
     const Error error = error_of([&] { rank.run(all_reduce(&value, 1)); });
     CHECK(error.code() == Errc::aborted && contains(error, "enough"), error.what());
   });
+}
+
+TEST("a rank that aborts and leaves at once is heard to have aborted") {
+  Cluster cluster(2);
+  cluster[1].group->abort("enough");
+  cluster[1].group->close();
+  std::int64_t value = 1;
+  const Error error = error_of([&] { cluster[0].run(all_reduce(&value, 1)); });
+  CHECK(error.code() == Errc::aborted && contains(error, "enough"), error.what());
+}
+
+TEST("an operation on hold keeps its place, and begins when it is released") {
+  Cluster cluster(2);
+  const auto deadline = Deadline::after(std::chrono::seconds(60));
+  std::int64_t values[2][2] = {{1, 1}, {1, 1}}, sent[2] = {1, 1}, received[2] = {};
+  std::vector<std::unique_ptr<Call>> calls[2];
+  const auto message = [&](int rank, int i) {
+    auto* data = reinterpret_cast<std::byte*>(rank == 0 ? &sent[i] : &received[i]);
+    return Transfer{rank == 0, 1 - rank, 0, DType::i64, {data, 1}};
+  };
+  for (const int rank : {1, 0}) {  // rank 1 is there when rank 0, whose first ones are held, comes
+    for (int i = 0; i < 2; ++i) {
+      calls[rank].push_back(std::make_unique<Call>(all_reduce(&values[rank][i], 1), deadline));
+      calls[rank].push_back(std::make_unique<Call>(message(rank, i), deadline));
+    }
+    if (rank == 0) calls[0][0]->operation.hold(), calls[0][1]->operation.hold();
+    for (auto& call : calls[rank]) cluster[rank].submit(*call);
+  }
+  for (int look = 0; look < 10; ++look)
+    for (const int rank : {0, 1}) {
+      cluster[rank].engine->poll(*cluster[rank].group);
+      for (const auto& call : calls[rank]) CHECK(!call->operation.finished());
+    }
+  values[0][0] = 10, sent[0] = 20;  // what is read is what is there when they begin
+  cluster[0].engine->release(*cluster[0].group, calls[0][1]->operation);
+  for (const int i : {1, 3})
+    for (const int rank : {0, 1}) cluster[rank].wait(*calls[rank][i]);
+  CHECK(received[0] == 20 && received[1] == 1 && !calls[0][0]->operation.finished());
+  cluster[0].engine->release(*cluster[0].group, calls[0][0]->operation);
+  for (const int i : {0, 2})
+    for (const int rank : {0, 1}) cluster[rank].wait(*calls[rank][i]);
+  CHECK(values[0][0] == 11 && values[1][0] == 11 && values[0][1] == 2 && values[1][1] == 2);
 }
 
 TEST("a rank that cannot join tells those who could why") {

@@ -5,6 +5,8 @@
 
 #include "check.h"
 #include "cluster.h"
+#include "coll/monitored_barrier.h"
+#include "coll/subgroup.h"
 #include "explore/explore.h"
 #include "shm/bell.h"
 #include "shm/ring.h"
@@ -386,4 +388,85 @@ TEST("a rank that leaves or aborts ends the wait of the others") {
                     },
                     60 * kFactor, kSeed),
                 60);
+}
+
+TEST("a rank that leaves when it has done its part ends nothing") {
+  check_all(sample(
+                [] {
+                  Cluster cluster(2, small());
+                  cluster.each([](Rank& rank) {
+                    std::int64_t value = 1;
+                    rank.run(all_reduce(&value, 1), kPatience);
+                    CHECK(value == 2);
+                    if (rank.rank == 1) rank.group->close();
+                  });
+                },
+                200 * kFactor, kSeed),
+            200);
+}
+
+TEST("operations that are released while another thread waits for them") {
+  check_all(
+      sample(
+          [] {
+            Cluster cluster(2, small());
+            std::int64_t values[2] = {1, 1};
+            std::byte out{0}, in{0};
+            Call ours(all_reduce(&values[0], 1), kPatience), theirs(all_reduce(&values[1], 1), kPatience);
+            Call send(message(&out, 1, true, 1), kPatience), receive(message(&in, 1, false, 0), kPatience);
+            ours.operation.hold(), send.operation.hold();
+            cluster[0].submit(ours), cluster[0].submit(send);
+            Thread waits([&] { cluster[0].wait(ours); });
+            Thread other([&] {
+              cluster[1].submit(theirs), cluster[1].submit(receive);
+              cluster[1].wait(receive), cluster[1].wait(theirs);
+            });
+            values[0] = 5, out = std::byte{7};
+            cluster[0].engine->release(*cluster[0].group, send.operation);
+            cluster[0].engine->release(*cluster[0].group, ours.operation);
+            waits.join(), other.join();
+            cluster[0].wait(send);
+            CHECK(values[0] == 6 && values[1] == 6 && in == std::byte{7});
+          },
+          200 * kFactor, kSeed),
+      200);
+}
+
+TEST("a monitored barrier, again and again") {
+  check_all(sample(
+                [] {
+                  Cluster cluster(3, small());
+                  Atomic<int> entered = 0;
+                  cluster.each([&entered](Rank& rank) {
+                    for (int i = 1; i <= 2; ++i) {
+                      entered.fetch_add(1);
+                      monitored_barrier(*rank.group, std::chrono::hours(1), false, {});
+                      CHECK(entered.load() >= 3 * i);
+                    }
+                  });
+                },
+                100 * kFactor, kSeed),
+            100);
+}
+
+TEST("ranks that shrink their group") {
+  check_all(sample(
+                [] {
+                  Cluster cluster(3, small());
+                  cluster.each([](Rank& rank) {
+                    if (rank.rank == 1) return;
+                    const auto smaller =
+                        make_subgroup(*rank.group, {{0, 2}, "smaller", Subgroup::Purpose::shrink},
+                                      [] { return Tuning(); }, Deadline::never(), {});
+                    std::int64_t value = 1;
+                    Call call(all_reduce(&value, 1), kPatience);
+                    rank.engine->submit(*smaller, call.operation);
+                    rank.engine->wait(*smaller, call.operation, kPatience, {});
+                    while (!call.releases) std::this_thread::yield();
+                    CHECK(value == 2);
+                    smaller->close();
+                  });
+                },
+                60 * kFactor, kSeed),
+            60);
 }

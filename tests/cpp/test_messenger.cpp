@@ -216,6 +216,30 @@ TEST("a message that does not fit is an error on both sides that names both") {
   }
 }
 
+TEST("an answer for which there is no room is given later, by a rank that has nothing else to do") {
+  constexpr std::size_t kRecord = kRingBytes / 8, kPayload = kRecord - sizeof(Envelope);
+  Tuning tuning;
+  tuning.eager_bytes = kRecord;
+  Cluster cluster(2, tuning);
+  Rank &zero = cluster[0], &one = cluster[1];
+  Message small(zero, kPayload, false), long_one(zero, 100000, true), arrived(one, 100000, true);
+  Message filling(one, kPayload, false);
+  filling.fill(1, 1);
+  long_one.fill(0, 2);
+  Call send(transfer(long_one, true, 1, 2), Deadline::after(kPatience));
+  zero.group->submit(send.operation);
+  zero.group->drive(false);  // once: then nothing takes what rank 1 writes
+  for (std::size_t i = 0; i < kRingBytes / kRecord; ++i) one.run(transfer(filling, true, 0, 1));
+  one.run(transfer(arrived, false, 0, 2));  // it has the message, and cannot say so
+  arrived.check(0, 2);
+  CHECK(!send.operation.finished());
+  for (std::size_t i = 0; i < kRingBytes / kRecord; ++i) {
+    zero.run(transfer(small, false, 1, 1));
+    small.check(1, 1);
+  }
+  zero.wait(send);
+}
+
 TEST("collectives and messages of one group do not wait for each other") {
   Cluster cluster(2);
   cluster.each([](Rank& rank) {

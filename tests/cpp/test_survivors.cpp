@@ -1,9 +1,7 @@
-// What a group does when some of its ranks do not do their part: refused calls, monitored barriers,
-// shrinking.
+// What a group does when some of its ranks do not do their part: refused calls, monitored barriers, deaths.
 #include "check.h"
 #include "cluster.h"
 #include "coll/monitored_barrier.h"
-#include "coll/shrink.h"
 
 using namespace occl;
 using namespace occl::coll;
@@ -13,24 +11,6 @@ namespace {
 
 constexpr auto kPatience = std::chrono::seconds(60);
 constexpr auto kShort = std::chrono::milliseconds(200);
-
-std::shared_ptr<Group> shrink_to(Rank& rank, const std::vector<int>& survivors,
-                                 std::chrono::nanoseconds patience = kPatience) {
-  return shrink(*rank.group, survivors, "smaller", Deadline::after(patience), {});
-}
-
-/// Groups that are made within a test must be gone before its cluster's memory is.
-void use_and_close(Rank& rank, std::shared_ptr<Group> group, std::int64_t expected) {
-  std::swap(rank.group, group);
-  std::int64_t value = 1;
-  rank.run(all_reduce(&value, 1));
-  CHECK(value == expected);
-  std::vector<std::int64_t> many(100000, 1);
-  rank.run(all_reduce(many.data(), many.size()));
-  CHECK(many.back() == expected);
-  std::swap(rank.group, group);
-  group->close();
-}
 
 }  // namespace
 
@@ -48,12 +28,16 @@ TEST("who waits for a rank whose call was refused is told why") {
 TEST("a refused call that is made again, or was another, is no harm") {
   Cluster cluster(2);
   cluster.each([](Rank& rank) {
-    for (int i = 1; i <= 3; ++i) {
+    const auto refused_at_first = [&] {
       std::int64_t value = 1;
-      if (rank.rank == 0) rank.group->refuse("all_reduce: wrong at first");
+      if (rank.rank == 0) {
+        rank.group->refuse("all_reduce: wrong at first");
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));  // rank 1 sees it
+      }
       rank.run(all_reduce(&value, 1));
       CHECK(value == 2);
-    }
+    };
+    for (int i = 1; i <= 3; ++i) refused_at_first();
     // Longer than a rank has for second thoughts, but the call that was refused is another.
     if (rank.rank == 0) {
       rank.group->refuse("broadcast: has a wrong root");
@@ -62,6 +46,7 @@ TEST("a refused call that is made again, or was another, is no harm") {
     std::int64_t value = 1;
     rank.run(all_reduce(&value, 1));
     CHECK(value == 2);
+    refused_at_first();  // the time for second thoughts begins anew
   });
 }
 
@@ -195,67 +180,4 @@ TEST("a death ends messages between others, an end in good order does not") {
     CHECK(error.has_value() == died, error ? error->what() : "it went on");
     if (died) CHECK(error->code() == Errc::peer_exited && contains(*error, "rank 2 (pid"), error->what());
   }
-}
-
-TEST("survivors shrink the group and go on, also after it has ended") {
-  for (const bool ended : {false, true}) {
-    Cluster cluster(4);
-    std::atomic<int> done = 0;
-    cluster.each([&](Rank& rank) {
-      if (rank.rank == 2) return;
-      if (ended && rank.rank == 0) rank.group->abort("for the test");
-      use_and_close(rank, shrink_to(rank, {0, 1, 3}), 3);
-      // Local peers: nobody takes its memory away while others are at it.
-      for (++done; done < 3;) std::this_thread::yield();
-    });
-  }
-}
-
-TEST("a survivor that has moved on has still done its part") {
-  Cluster cluster(3);
-  std::shared_ptr<Group> first;
-  std::thread other([&] { first = shrink_to(cluster[0], {0, 2}); });
-  const auto second = shrink_to(cluster[2], {0, 2});
-  other.join();
-  CHECK(first->mesh().rank() == 0 && second->mesh().rank() == 1 && second->mesh().size() == 2);
-  first->close();
-  second->close();
-}
-
-TEST("ranks that shrink to different groups are told") {
-  Cluster cluster(3);
-  cluster.each([](Rank& rank) {
-    if (rank.rank == 2) return;
-    const Error error = error_of(
-        [&] { shrink_to(rank, rank.rank == 0 ? std::vector<int>{0, 1} : std::vector<int>{0, 1, 2}); });
-    CHECK(error.code() == Errc::mismatch, error.what());
-    CHECK(contains(error, "to ranks 0, 1, 2") && contains(error, "to ranks 0, 1"), error.what());
-  });
-}
-
-TEST("a survivor that dies meanwhile is named, and the others may try again without it") {
-  Cluster cluster(3);
-  std::thread other([&] {
-    const Error error = error_of([&] { shrink_to(cluster[1], {0, 1, 2}); });
-    CHECK(error.code() == Errc::peer_exited && contains(error, "rank 2 (pid"), error.what());
-    use_and_close(cluster[1], shrink_to(cluster[1], {0, 1}), 2);
-  });
-  // Rank 0 knows of the death first: the other's older choice is no disagreement.
-  cluster[0].group->mesh().member(2).peer->set_exited();
-  std::thread later([&] {
-    std::this_thread::sleep_for(kShort);  // not needed: any order must do
-    cluster[1].group->mesh().member(2).peer->set_exited();
-  });
-  use_and_close(cluster[0], shrink_to(cluster[0], {0, 1}), 2);
-  later.join();
-  other.join();
-}
-
-TEST("who does not come to shrink is named") {
-  Cluster cluster(3);
-  const Error error = error_of([&] { shrink_to(cluster[0], {0, 2}, kShort); });
-  CHECK(error.code() == Errc::timeout && contains(error, "rank 2 (pid") && !contains(error, "rank 1"),
-        error.what());
-  cluster[2].group->close();
-  CHECK(error_of([&] { shrink_to(cluster[0], {0, 2}); }).code() == Errc::peer_left);
 }

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import textwrap
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -14,15 +15,15 @@ import torch_occl  # noqa: F401
 def run_python():
     """Runs a script in a fresh interpreter and returns what it printed; the test fails if the script does."""
 
-    def run(script: str, **environment: str) -> str:
+    def run(script: str, *, arguments: Sequence[str] = (), **environment: str) -> str:
         import os
 
         result = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(script)],
+            [sys.executable, "-c", textwrap.dedent(script), *arguments],
             capture_output=True,
             text=True,
             timeout=120,
-            env={**os.environ, **environment},
+            env={**os.environ, "OCCL_DEVICE": "1", **environment},
         )
         assert result.returncode == 0, result.stdout + result.stderr
         return result.stdout

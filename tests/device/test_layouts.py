@@ -203,6 +203,9 @@ def test_sync_batch_norm_kernels(shape, dtype):
     out = [torch.batch_norm_elemt(h, w, b, mean, invstd, eps) for h in halves]
     assert out[0].dtype == dtype
     close(torch.cat(out), expected.detach())
+    place = torch.empty(0, dtype=dtype, device="dev")
+    assert torch.batch_norm_elemt(halves[0], w, b, mean, invstd, eps, out=place) is place
+    assert torch.equal(place, out[0])
 
     grads = [g.to(dtype).dev() for g in grad.split(len(grad) // 2)]
     reduced = [

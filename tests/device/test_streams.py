@@ -5,6 +5,7 @@ import time
 
 import pytest
 import torch
+from gates import open_when_the_caller_sleeps
 
 from torch_occl import _C
 
@@ -39,6 +40,13 @@ def test_side_stream_is_a_queue_in_order(gate):
     gate.set()
     stream.synchronize()
     assert stream.query() and done == list(range(100))
+
+
+def test_tasks_run_without_gradients_on_the_device_of_their_stream():
+    seen, stream = [], torch.dev.Stream("dev:1")
+    _C._device_enqueue(stream, lambda: seen.append((torch.is_grad_enabled(), torch.dev.current_device())))
+    stream.synchronize()
+    assert seen == [(False, 1)]
 
 
 def test_query_is_true_only_when_the_last_task_has_finished(gate):
@@ -92,24 +100,72 @@ def test_non_blocking_copy_goes_on_without_the_host(gate):
     assert x.sum().item() == 4
 
 
-def test_computation_on_a_side_stream_waits_for_what_is_queued(gate):
-    stream = torch.dev.Stream()
-    x = torch.zeros(4, device="dev")
-    hold(stream, gate)
-    threading.Timer(0.05, gate.set).start()
-    with torch.dev.stream(stream):
-        x.copy_(torch.ones(4).pin_memory(), non_blocking=True)
-        assert (x + 1).sum().item() == 8
+def compiled(x):
+    """What inductor makes of ``x + 0``."""
+    return _C._device_run_compiled(lambda inputs: [inputs[0] + 0], [x], 0)[0]
 
 
-def test_blocking_copy_on_a_side_stream_blocks(gate):
+HOST = {
+    "computation": lambda x: x + 0,
+    "in place": lambda x: x.add_(0),
+    "item": lambda x: torch.full((1000,), x[0].item()),
+    "copy to the CPU": lambda x: x.cpu(),
+    "compiled": compiled,
+    "resize": lambda x: x.resize_(500),
+    "resize its storage": lambda x: (x.untyped_storage().resize_(4000), x)[1],
+    "move its storage": lambda x: (_C._device_move_storage(x, torch.empty(1000)), x)[1],
+    "on the CPU": torch.dev.as_cpu,
+}
+
+
+@pytest.mark.parametrize("use", HOST)
+def test_what_the_host_does_on_a_side_stream_waits_for_what_is_queued(gate, use):
     stream = torch.dev.Stream()
-    x = torch.zeros(4, device="dev")
+    x, sevens = torch.zeros(1000, device="dev"), torch.full((1000,), 7.0, device="dev")
     hold(stream, gate)
-    threading.Timer(0.05, gate.set).start()
     with torch.dev.stream(stream):
-        x.copy_(torch.ones(4))
-    assert x.sum().item() == 4
+        x.copy_(sevens, non_blocking=True)
+        open_when_the_caller_sleeps(gate)
+        result = HOST[use](x)
+        assert gate.is_set()
+    assert result.tolist() == [7] * len(result)
+
+
+WAITS = {
+    "stream": lambda stream, event: stream.synchronize(),
+    "device": lambda stream, event: torch.dev.synchronize(),
+    "accelerator": lambda stream, event: torch.accelerator.synchronize(),
+    "event": lambda stream, event: event.synchronize(),
+    "default stream": lambda stream, event: torch.dev.default_stream().wait_event(event),
+    "wait_stream": lambda stream, event: torch.dev.default_stream().wait_stream(stream),
+}
+
+
+@pytest.mark.parametrize("wait", WAITS)
+def test_a_wait_of_the_host_ends_when_the_stream_has_come_there(gate, wait):
+    stream, done = torch.dev.Stream(), []
+    hold(stream, gate)
+    _C._device_enqueue(stream, lambda: done.append(1))
+    event = stream.record_event()
+    assert not event.query() and not stream.query()
+    open_when_the_caller_sleeps(gate)
+    WAITS[wait](stream, event)
+    assert gate.is_set() and done == [1] and event.query()
+
+
+@pytest.mark.parametrize("source", ["ordinary", "pinned"])
+def test_a_blocking_copy_on_a_side_stream_comes_after_what_is_queued(gate, source):
+    stream = torch.dev.Stream()
+    x, first, second = torch.zeros(4, device="dev"), torch.ones(4, device="dev"), torch.full((4,), 2.0)
+    second = second.pin_memory() if source == "pinned" else second
+    hold(stream, gate)
+    with torch.dev.stream(stream):
+        x.copy_(first, non_blocking=True)
+        open_when_the_caller_sleeps(gate)
+        x.copy_(second)
+        assert gate.is_set()
+    stream.synchronize()
+    assert x.tolist() == [2] * 4
 
 
 def test_non_blocking_copy_of_ordinary_memory_is_done_at_the_return(gate):
@@ -117,23 +173,27 @@ def test_non_blocking_copy_of_ordinary_memory_is_done_at_the_return(gate):
     stream = torch.dev.Stream()
     x, y = torch.zeros(4, device="dev"), torch.ones(4)
     hold(stream, gate)
-    threading.Timer(0.05, gate.set).start()
+    open_when_the_caller_sleeps(gate)
     with torch.dev.stream(stream):
         x.copy_(y, non_blocking=True)
+    assert gate.is_set()
     y.zero_()
     assert x.sum().item() == 4
 
 
 @pytest.mark.parametrize("non_blocking", [False, True])
-def test_a_copy_between_devices_waits_for_the_streams_of_both(gate, non_blocking):
-    there, here = torch.dev.Stream("dev:1"), torch.dev.Stream("dev:0")
-    x, y, source = torch.zeros(4, device="dev:1"), torch.ones(4, device="dev:0"), torch.full((4,), 7.0)
-    hold(there, gate)
-    hold(here, gate)
-    threading.Timer(0.05, gate.set).start()
-    with torch.dev.stream(there), torch.dev.stream(here):
-        x.copy_(source.pin_memory(), non_blocking=True)
+@pytest.mark.parametrize("held", ["dev:0", "dev:1"])
+def test_a_copy_between_devices_waits_for_the_streams_of_both(gate, held, non_blocking):
+    streams = {name: torch.dev.Stream(name) for name in ("dev:0", "dev:1")}
+    x, y = torch.zeros(4, device="dev:1"), torch.ones(4, device="dev:0")
+    sevens, eights = torch.full((4,), 7.0, device="dev:1"), torch.full((4,), 8.0, device="dev:0")
+    hold(streams[held], gate)
+    with torch.dev.stream(streams["dev:1"]), torch.dev.stream(streams["dev:0"]):
+        x.copy_(sevens, non_blocking=True)
+        y.copy_(eights, non_blocking=True)
+        open_when_the_caller_sleeps(gate)
         y.copy_(x, non_blocking=non_blocking)
+        assert gate.is_set()
         assert y.tolist() == [7.0] * 4
 
 
@@ -172,24 +232,34 @@ def test_event_orders_two_streams(gate):
     assert done == ["a", "b"] and event.query()
 
 
-def test_waiting_on_the_default_stream_blocks_the_host(gate):
-    stream = torch.dev.Stream()
-    hold(stream, gate)
-    event = stream.record_event()
-    threading.Timer(0.05, gate.set).start()
-    torch.dev.default_stream().wait_event(event)
-    assert event.query()
-
-
-def test_wait_stream(gate):
+@pytest.mark.parametrize("how", ["wait_event", "wait_stream"])
+def test_a_stream_that_waits_for_another_is_busy_until_that_one_has_come_there(gate, how):
     a, b = torch.dev.Stream(), torch.dev.Stream()
     hold(a, gate)
-    b.wait_stream(a)
-    done = []
-    _C._device_enqueue(b, lambda: done.append(a.query()))
+    if how == "wait_event":
+        b.wait_event(a.record_event())
+    else:
+        b.wait_stream(a)
+    assert not b.query()
     gate.set()
     b.synchronize()
-    assert len(done) == 1
+    assert b.query()
+
+
+def test_a_stream_waits_for_the_recording_it_saw(gate):
+    """The event is recorded again, behind a gate, while the waiter has not come to its wait."""
+    a, b, waiter = (torch.dev.Stream() for _ in range(3))
+    first, event = threading.Event(), torch.dev.Event()
+    hold(a, first)
+    event.record(a)
+    hold(waiter, first)
+    waiter.wait_event(event)
+    hold(b, gate)
+    event.record(b)
+    passed = threading.Event()
+    _C._device_enqueue(waiter, passed.set)
+    first.set()
+    assert passed.wait(10) and not event.query()
 
 
 def test_event_recorded_again_concerns_only_later_waiters(gate):

@@ -18,6 +18,7 @@ REPORT = """
 import torch.distributed as dist
 print("occl" in dist.Backend.backend_list, torch._C._get_privateuse1_backend_name())
 """
+NAME_ONLY = "True privateuseone"
 REGISTERED = f"True {'dev' if 'dev' in DEVICES else 'privateuseone'}"
 
 
@@ -43,11 +44,17 @@ def installed(tmp_path) -> Path:
 
 
 def python(code: str, path: Path, **env: str) -> list[str]:
-    return run_python("-W", "always", "-c", code, PYTHONPATH=str(path), **env).splitlines()
+    return run_python(
+        "-W", "always", "-c", code, PYTHONPATH=str(path), **{"OCCL_DEVICE": ""} | env
+    ).splitlines()
 
 
-def test_import_torch_alone_registers_the_backend_and_the_device(installed):
-    assert python(f"import torch{REPORT}", installed) == [REGISTERED]
+def test_import_torch_alone_registers_the_name_of_the_backend(installed):
+    assert python(f"import torch{REPORT}", installed) == [NAME_ONLY]
+
+
+def test_import_torch_makes_the_device_where_the_environment_says_so(installed):
+    assert python(f"import torch{REPORT}", installed, OCCL_DEVICE="1") == [REGISTERED]
 
 
 def test_importing_the_package_first_does_the_same_once(installed):
@@ -60,45 +67,54 @@ def test_without_autoload_the_package_has_to_be_imported(installed):
     assert lines == ["False privateuseone", REGISTERED]
 
 
-def test_an_unsupported_torch_does_not_break_import_torch_and_is_explained_on_import(installed):
+USE = """
+import torch.distributed as dist
+try:
+    dist.init_process_group("occl", store=dist.HashStore(), rank=0, world_size=1)
+except Exception as error:
+    print(str(error).splitlines()[0])
+"""
+
+
+def test_an_unsupported_torch_does_not_break_import_torch_and_is_explained_on_use(installed):
     versions = installed / "torch_occl" / "_versions.py"
-    versions.write_text(versions.read_text() + "\nSUPPORTED = ((99, 0), (99, 1))\n")
+    text = versions.read_text()
+    versions.write_text(text.replace("SUPPORTED = ((2, 13), (2, 14))", "SUPPORTED = ((99, 0), (99, 1))"))
     code = f"""
-import warnings
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always")
-    import torch
-    print([str(w.message) for w in caught if "torch_occl" in str(w.message)])
+import torch
 {REPORT}
+{USE}
 try:
     import torch_occl
 except ImportError as error:
     print(error)
 """
-    warned, registered, error = python(code, installed)
-    assert "torch_occl supports torch>=99.0,<99.1" in warned
-    assert registered == "False privateuseone"
-    assert error.startswith("torch_occl supports torch>=99.0,<99.1, and this is torch")
+    registered, *errors = python(code, installed)
+    assert registered == NAME_ONLY and len(errors) == 2
+    assert all(it.startswith("torch_occl supports torch>=99.0,<99.1, and this is torch") for it in errors)
 
 
-@pytest.mark.parametrize("broken", ["raise RuntimeError('boom')", "import no_such_module", "1 / 0", "def ("])
-def test_whatever_is_wrong_with_the_package_import_torch_works_and_warns(installed, broken):
-    (installed / "torch_occl" / "__init__.py").write_text(broken)
-    code = f"""
+WARNED = """
 import warnings
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     import torch
-    print(sum("torch_occl" in str(w.message) for w in caught) > 0, torch.ones(3).sum().item())
-{REPORT}
+    print(sum("torch_occl" in str(w.message) for w in caught), torch.ones(3).sum().item())
 """
-    assert python(code, installed) == ["True 3.0", "False privateuseone"]
+
+
+@pytest.mark.parametrize("broken", ["raise RuntimeError('boom')", "import no_such_module", "1 / 0", "def ("])
+def test_whatever_is_wrong_with_the_package_import_torch_works(installed, broken):
+    (installed / "torch_occl" / "__init__.py").write_text(broken)
+    assert python(WARNED + REPORT, installed) == ["0 3.0", NAME_ONLY]
+    assert python(WARNED + REPORT, installed, OCCL_DEVICE="1") == ["1 3.0", "False privateuseone"]
 
 
 def test_an_extension_that_cannot_be_loaded_does_not_break_import_torch(installed):
     for library in (installed / "torch_occl").glob("_C*.so"):
         library.write_bytes(b"this is not a shared library")
-    assert python("import torch; print(torch.ones(3).sum().item())", installed)[-1] == "3.0"
+    *said, error = python("import torch; print(torch.ones(3).sum().item())" + USE, installed)
+    assert said[-1] == "3.0" and "_C" in error and ("too short" in error or "invalid ELF" in error), error
 
 
 def test_a_backend_of_another_package_stays_in_place(installed):

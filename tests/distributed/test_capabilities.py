@@ -9,6 +9,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from gates import open_when_the_caller_sleeps
 from torch.distributed.distributed_c10d import SHRINK_ABORT, SHRINK_DEFAULT
 
 import torch_occl
@@ -28,10 +29,11 @@ def all_pass(rank, n, device):
         dist.group.WORLD.monitored_barrier(timedelta(seconds=60))
 
 
-def some_stay_away(rank, n, device, *, wait_all):
-    if rank not in (1, 2):
+def some_stay_away(rank, n, device, *, wait_all, away):
+    if rank not in away:
         timeout = timedelta(milliseconds=200) if rank == 0 else timedelta(seconds=60)
-        missing = "Ranks 1, 2" if wait_all else "Rank 1"
+        # Gloo's words, which programs look for: "Ranks" also where it is one.
+        missing = "Ranks " + ", ".join(map(str, away)) if wait_all else "Rank 1"
         with pytest.raises(RuntimeError, match=rf"{missing} failed to pass monitoredBarrier in \d+ ms"):
             dist.group.WORLD.monitored_barrier(timeout, wait_all)
     assert_works(device)
@@ -42,9 +44,11 @@ def test_a_monitored_barrier_lets_everybody_pass(pool, world_size):
     pool.run(all_pass, world_size)
 
 
+@pytest.mark.parametrize("away", [(1,), (1, 2)])
 @pytest.mark.parametrize("wait_all", [False, True])
-def test_a_monitored_barrier_names_who_stays_away_and_the_group_goes_on(pool, wait_all):
-    pool.run(some_stay_away, 4, wait_all=wait_all)
+def test_a_monitored_barrier_names_who_stays_away_and_the_group_goes_on(fresh, wait_all, away):
+    with fresh(4) as team:
+        team.join().run(some_stay_away, wait_all=wait_all, away=away)
 
 
 # ---- shrink --------------------------------------------------------------------------------------------
@@ -121,7 +125,7 @@ def test_a_group_bound_to_a_device_shrinks(fresh):
 def disagree(rank, n, device):
     if rank == 2:
         return
-    with pytest.raises(dist.DistBackendError, match=r"shrinks group \S+ to ranks 0, 1"):
+    with pytest.raises(dist.DistBackendError, match=r"shrink group \S+ to ranks 0, 1"):
         backend().shrink([2, 3] if rank == 0 else [2], 0, None)
 
 
@@ -177,6 +181,34 @@ def hooked(rank, n, device):
 def test_a_completion_hook_hears_of_every_work(fresh, device):
     with fresh(2) as team:
         team.join().run(hooked, device)
+
+
+def a_hook_takes_its_time(rank, n, device):
+    """The background thread calls rank 0's; waiting for it ends when it has returned."""
+    t = torch.zeros(1, device=device)
+    if rank == 1:
+        listen()
+        dist.send(t, 0)
+        return
+    ours, entered, opened = backend(device), threading.Event(), threading.Event()
+    ours._register_on_completion_hook(lambda info: (entered.set(), opened.wait()))
+    work = dist.irecv(t, 1)
+    tell("issued")
+    entered.wait()
+    open_when_the_caller_sleeps(opened)
+    ours._wait_for_pending_works()
+    assert opened.is_set()
+    work.wait()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_pending_works_are_those_whose_hook_has_not_returned(fresh, device):
+    with fresh(2) as team:
+        team.join().start(a_hook_takes_its_time, device)
+        assert team.hear(0) == "issued"
+        team.say(1, "go on")
+        for outcome in team.finish():
+            assert not outcome.failed, outcome.traceback
 
 
 # ---- memory --------------------------------------------------------------------------------------------
@@ -240,6 +272,31 @@ def suspended(rank, n, device):
 def test_a_suspended_group_gives_its_staging_memory_back(fresh, world_size):
     with fresh(world_size) as team:
         team.join().run(suspended)
+
+
+def suspended_one_by_one(rank, n, device):
+    """Rank 1 sends a message before it suspends; so rank 0 has it when it is suspended."""
+    t, ours = torch.zeros(1), backend()
+    if rank == 1:
+        listen()
+        dist.send(t, 0)
+        ours.suspend()
+    else:
+        work = dist.irecv(t, 1)
+        tell("ready")
+        ours.suspend()
+        ours.resume()
+        assert work.is_completed()
+
+
+def test_a_group_is_suspended_when_all_ranks_have_come(fresh):
+    with fresh(2) as team:
+        team.join().start(suspended_one_by_one)
+        assert team.hear(0) == "ready"
+        team.wait_until_asleep(0)
+        team.say(1, "go on")
+        for outcome in team.finish():
+            assert not outcome.failed, outcome.traceback
 
 
 # ---- estimates -----------------------------------------------------------------------------------------
@@ -354,6 +411,42 @@ def sparse_sums(rank, n, device):
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_sparse_tensors_are_added_up(pool, world_size, device):
     pool.run(sparse_sums, world_size, device)
+
+
+def several_sparse(rank, n, device):
+    """Several of each rank in one call add up, and all of them become the sum, as dense ones do."""
+    pg = backend(device)
+    for dtype in (torch.float32, torch.bfloat16, torch.int64):
+        parts = [
+            [random_sparse(3 * r + i, dense=(2,), dtype=dtype, device="cpu") for i in range(3)]
+            for r in range(n)
+        ]
+        several = [t.to(device) for t in parts[rank]]
+        expected = sum(t.to_dense() for own in parts for t in own)
+        pg.allreduce(several).wait()
+        for t in several:
+            assert t.is_coalesced() and torch.equal(t.cpu().to_dense(), expected)
+    a, b = (torch.eye(4).to_sparse().to(device) for _ in range(2))
+    opts = dist.AllreduceOptions()
+    opts.reduceOp = dist.ReduceOp.AVG
+    refused = {
+        "AVG takes one tensor of each rank": lambda: pg.allreduce([a, b], opts),
+        "invalid tensor layout .* at index 1": lambda: pg.allreduce([a, b.to_dense()]),
+        "invalid tensor layout .* at index 0": lambda: pg.allreduce([b.to_dense(), a]),
+        "invalid tensor type at index 1": lambda: pg.allreduce([a, b.int()]),
+        "invalid tensor size at index 1": lambda: pg.allreduce([a, torch.eye(5).to_sparse().to(device)]),
+        "2 sparse dimensions, got .* with 1": lambda: pg.allreduce([a, torch.eye(4).to_sparse(1).to(device)]),
+        "overlap": lambda: pg.allreduce([a, a]),
+    }
+    for text, call in refused.items():
+        with pytest.raises(ValueError, match=text):
+            call()
+    assert_works(device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_several_sparse_tensors_of_one_rank_add_up(pool, device):
+    pool.run(several_sparse, 3, device)
 
 
 def sparse_ddp(rank, n, device):

@@ -6,6 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import torch_occl
+
 from .checks import assert_works, backend
 from .devices import DEVICES
 from .references import reduce_op, room
@@ -85,6 +87,8 @@ ALL = [
     "all_to_all",
     "all_to_all_single",
 ]
+WRITTEN = ["all_reduce", "reduce", "scatter", "reduce_scatter", "reduce_scatter_tensor"]
+"""On rank 0, their tensor is an output."""
 REDUCING = ["all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"]
 LISTS = {"all_gather": "outputs", "gather": "outputs", "scatter": "inputs", "reduce_scatter": "inputs"}
 LISTS |= {"all_to_all": "outputs"}
@@ -97,9 +101,8 @@ def refused(call, pattern, *args, **kwargs):
 
 def bad_tensor(calls, operation):
     call = getattr(calls, operation)
-    if operation != "all_to_all":  # tensors of lists are copied
-        refused(call, "invalid tensor layout: tensors must be contiguous", calls.zeros(8)[::2])
-        refused(call, "invalid tensor layout: tensors must be contiguous", calls.zeros(1).expand(4))
+    if operation in WRITTEN:
+        refused(call, "invalid tensor layout: elements of an output share memory", calls.zeros(1).expand(4))
     refused(call, "unsupported layout", torch.zeros(4, 4).to_sparse_csr())
     refused(call, "unsupported device type meta", torch.zeros(4, device="meta"))
     refused(call, "conjugate", torch.zeros(4, dtype=torch.complex64, device=calls.device).conj())
@@ -160,7 +163,7 @@ def bad_list(calls, operation):
         "unsupported device type": torch.zeros(4, device="meta"),
     }
     if LISTS[operation] == "outputs":
-        wrong["tensors must be contiguous"] = calls.zeros(1).expand(4)
+        wrong["elements of an output share memory"] = calls.zeros(1).expand(4)
     if operation in ("gather", "scatter"):
         wrong["invalid tensor size"] = calls.zeros(5)
     if len(DEVICES) > 1:
@@ -320,6 +323,31 @@ def overlapping_lists(rank, n, device):
 @pytest.mark.parametrize("device", DEVICES)
 def test_lists_that_overlap_are_refused(pool, device):
     pool.run(overlapping_lists, 3, device)
+
+
+def both_kinds_of_error(rank, n, device):
+    """Programs written for NCCL catch ValueError, those for Gloo RuntimeError."""
+    t, expanded = torch.zeros(4, device=device), torch.zeros(1, device=device).expand(4)
+    calls = [
+        lambda: dist.all_reduce(expanded),
+        lambda: dist.all_reduce(expanded, async_op=True),
+        lambda: dist.all_reduce_coalesced([t, t]),
+        lambda: dist.recv(expanded, 1 - rank),
+        lambda: backend(device).allreduce([]),
+        lambda: backend(device).send([t], n, 0),
+        lambda: torch.ops._c10d_functional.all_reduce_(expanded, "sum", dist.group.WORLD.group_name),
+    ]
+    for call in calls:
+        for kind in (ValueError, RuntimeError, torch_occl.ArgumentError):
+            with pytest.raises(kind) as caught:
+                call()
+            assert type(caught.value) is torch_occl.ArgumentError
+    assert_works(device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_wrong_argument_is_a_value_error_and_a_runtime_error(pool, device):
+    pool.run(both_kinds_of_error, 2, device)
 
 
 def complex_factor(rank, n, device):

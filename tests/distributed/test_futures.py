@@ -148,7 +148,92 @@ def collectives_of_lists(rank, n, device):
     assert [v.tolist() for v in values] == [[float(r)] * (r + 1) for r in range(n)]
 
 
+def several_devices(rank, n, device):
+    """The future of tensors on several devices, whose callbacks run with streams of each."""
+    for devices in (["dev:0", "dev:1"], ["dev:1", "dev:0", "dev:1"], ["cpu", "dev:1"]):
+        tensors = [torch.full((1000,), i + 1.0, device=d) for i, d in enumerate(devices)]
+        work = dist.all_reduce_coalesced(tensors, async_op=True)
+        future = work.get_future() if hasattr(work, "get_future") else work
+        doubled = future.then(lambda f: [t * 2 for t in f.value()])
+        values = doubled.wait()
+        assert [v.device for v in values] == [t.device for t in tensors]
+        assert all((v == 2 * n * (i + 1)).all() for i, v in enumerate(values))
+        assert all((t == n * (i + 1)).all() for i, t in enumerate(tensors))
+
+
+def copies_keep_their_place(rank, n, device):
+    """Lists of columns are copied in the group's order: rank 1 comes when all is issued."""
+    x, y = torch.full((4, n), rank + 1.0, device=device), torch.zeros(4, n, device=device)
+    u, v = torch.full((4,), rank + 1.0, device=device), torch.zeros(4, device=device)
+    part, total = torch.zeros(4, device=device), n * (n + 1) // 2
+    if rank == 1:
+        dist.recv(torch.zeros(1), 0)
+    works = [
+        dist.all_reduce(x, async_op=True),
+        dist.reduce_scatter(part, list(x.unbind(1)), async_op=True),
+        dist.all_gather(list(y.unbind(1)), part, async_op=True),
+        dist.all_reduce(y, async_op=True),
+        dist.all_reduce(u, async_op=True),
+        backend(device).allreduce([u, v]),
+    ]
+    if rank == 0:
+        dist.send(torch.zeros(1), 1)
+    for work in works:
+        work.wait()
+    assert (x == total).all() and (part == n * total).all() and (y == n * n * total).all()
+    assert (u == n * total).all() and (v == n * total).all()
+
+
+def callbacks_come_after_the_end(rank, n, device):
+    t, seen = torch.ones(10, device=device), []
+    if rank == 1:
+        dist.recv(torch.zeros(1), 0)
+    work = dist.all_reduce(t, async_op=True)
+    future = work.get_future()
+    future.add_done_callback(lambda f: seen.append((work.is_completed(), work.is_success(), t.tolist())))
+    if rank == 0:
+        dist.send(torch.zeros(1), 1)
+    work.wait()
+    future.wait()
+    assert seen == [(True, True, [n] * 10)]
+
+
+def late_futures(rank, n, device):
+    """A work that has ended has futures, too."""
+    t = torch.ones(10, device=device)
+    work = dist.all_reduce(t, async_op=True)
+    work.wait()
+    assert work.get_future().wait()[0].tolist() == [n] * 10
+    assert work.get_future_result().wait() == 0
+
+
+def a_block_ends_with_its_last_message(rank, n, device):
+    ours, ready = backend(device), torch.zeros(1)
+    a, b = (torch.full((10,), float(rank), device=device) for _ in range(2))
+    if rank == 0:
+        ours._start_coalescing()
+        ours.recv([a], 1, 1)
+        ours.recv([b], 1, 2)
+        work = ours._end_coalescing()
+        dist.recv(ready, 1)
+        with pytest.raises(dist.DistBackendError, match="Timed out waiting 20ms"):
+            work.wait(timedelta(milliseconds=20))
+        assert not work.is_completed() and (a == 1).all() and (b == 0).all()
+        dist.send(ready, 1)
+        work.wait()
+        assert work.is_completed() and (b == 1).all()
+    elif rank == 1:
+        dist.send(a, 0, tag=1)
+        dist.send(ready, 0)
+        dist.recv(ready, 0)
+        dist.send(b, 0, tag=2)
+
+
 BODIES = [
+    copies_keep_their_place,
+    callbacks_come_after_the_end,
+    late_futures,
+    a_block_ends_with_its_last_message,
     handles,
     many_in_flight,
     completes_in_the_background,
@@ -166,6 +251,11 @@ BODIES = [
 @pytest.mark.parametrize("body", BODIES)
 def test_works_and_futures(pool, body, world_size, device):
     pool.run(body, world_size, device)
+
+
+@pytest.mark.skipif("dev" not in DEVICES, reason="needs two devices")
+def test_a_future_may_carry_tensors_of_several_devices(pool):
+    pool.run(several_devices, 2, "dev")
 
 
 @pytest.mark.parametrize("device", DEVICES)

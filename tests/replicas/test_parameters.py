@@ -87,6 +87,7 @@ def test_missing_gradients_count_as_zero_and_are_reported():
         assert parameters[0].grad.device == torch.device("dev", i)
 
 
+@pytest.mark.filterwarnings("ignore:sync_grads")
 def test_gradients_are_reduced_in_place_and_in_any_layout():
     gradient = torch.arange(6.0).view(2, 3)
     made = with_gradients([[gradient], [gradient]])

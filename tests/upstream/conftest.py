@@ -47,8 +47,8 @@ def ranks(_upstream_pool):
 def upstream(_upstream_pool):
     """``upstream(name, device, world_size)`` runs one of PyTorch's tests: `survey.Ending`."""
 
-    def run(name: str, device: str, world_size: int) -> survey.Ending:
-        return survey.run(_upstream_pool, name, device, world_size)
+    def run(name: str, device: str, world_size: int, errors: dict[int, str] | None = None) -> survey.Ending:
+        return survey.run(_upstream_pool, name, device, world_size, errors=errors)
 
     return run
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import re
 import sys
+import tempfile
 import types
 import unittest
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -56,9 +60,37 @@ def environment(directory: str, backend: str, world_size: int) -> dict[str, str]
     }
 
 
-def run(rank: int, world_size: int, device: str, *, name: str, directory: str, backend: str) -> str:
-    """One test in one rank, as ``TestDistBackend._run`` does it. Returns why it was skipped, or ""."""
+@contextlib.contextmanager
+def failing(words: str) -> Iterator[None]:
+    """Wants an error that begins, type first, as this regular expression says. Skips pass through."""
+    try:
+        yield
+    except unittest.SkipTest:
+        raise
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+        if not re.match(words, said, re.MULTILINE):
+            raise AssertionError(f"expected to fail with {words!r}") from error
+    else:
+        raise AssertionError(f"it passes now: expected to fail with {words!r}")
+
+
+def run(
+    rank: int,
+    world_size: int,
+    device: str,
+    *,
+    name: str,
+    directory: str,
+    backend: str,
+    errors: dict[int, str],
+) -> str:
+    """One test in one rank, as ``TestDistBackend._run`` does it. Returns why it was skipped, or "".
+
+    ``errors``: the ranks that must fail, with the words of each. The test goes on in the other ranks.
+    """
     os.environ.update(environment(directory, backend, world_size))
+    tempfile.tempdir = directory  # a test writes to one file of all ranks there
     module = load(device, backend, world_size)
     barrier = os.open(Path(directory) / "barrier", os.O_RDWR)
     module.Barrier.place(barrier, rank, world_size)
@@ -83,11 +115,15 @@ def run(rank: int, world_size: int, device: str, *, name: str, directory: str, b
     common_utils.set_rng_seed()
     skipped = ""
     try:
-        getattr(test, name)()
+        with failing(errors[rank]) if rank in errors else contextlib.nullcontext():
+            getattr(test, name)()
     except unittest.SkipTest as skip:
         skipped = str(skip)
     except SystemExit as end:
         skipped = {skip.exit_code: skip.message for skip in TEST_SKIPS.values()}[end.code]
+    if rank in errors and not skipped:
+        module.Barrier.leave()
+        return ""
     test._barrier(timeout=60)
     dist.destroy_process_group()
     return skipped

@@ -5,11 +5,14 @@ from __future__ import annotations
 import functools
 import mmap
 import time
+from collections import OrderedDict
 from datetime import timedelta
 from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
+
+from torch_occl import ProcessGroupOCCL
 
 
 def _place(device: str, value):
@@ -43,7 +46,26 @@ def names(device: str, world_size: int) -> dict[str, object]:
         "autocast": functools.partial(torch.autocast, device),
         "GradScaler": functools.partial(torch.amp.GradScaler, device),
         "init_multigpu_helper": lambda size, backend: {rank: [rank] for rank in range(size)},
+        "_occl_logged": lambda backend: "custom" if backend == "occl" else backend,
+        "_occl_ProcessGroup": ProcessGroup,
+        "torchvision": SimpleNamespace(models=SimpleNamespace(resnet50=Residual)),
     }
+
+
+class ProcessGroup(ProcessGroupOCCL):
+    """Ours for ``ProcessGroupNCCL``, whose option of high priority has no effect."""
+
+    class Options(ProcessGroupOCCL.Options):
+        is_high_priority_stream = True
+
+
+class Residual(torch.nn.Module):
+    """For torchvision's ResNet-50: batch norm inside of modules inside of modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        block = torch.nn.Sequential(OrderedDict(conv1=torch.nn.Conv2d(3, 4, 1), bn1=torch.nn.BatchNorm2d(4)))
+        self.layer1 = torch.nn.Sequential(block)
 
 
 def monitored_barrier(group=None, timeout=None, wait_all_ranks=False) -> None:
@@ -88,6 +110,11 @@ class Barrier:
         """``fd``: a file of 8 zero bytes for each rank."""
         cls.counts = memoryview(mmap.mmap(fd, 8 * world_size)).cast("q")
         cls.rank = rank
+
+    @classmethod
+    def leave(cls) -> None:
+        """No rank waits for this one from now on."""
+        cls.counts[cls.rank] = (1 << 63) - 1
 
     @classmethod
     def init(cls) -> None:

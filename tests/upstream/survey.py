@@ -38,9 +38,15 @@ def start() -> Pool:
 
 
 def run(
-    pool: Pool, name: str, device: str, world_size: int, backend: str = "occl", limit: float = LIMIT
+    pool: Pool,
+    name: str,
+    device: str,
+    world_size: int,
+    backend: str = "occl",
+    limit: float = LIMIT,
+    errors: dict[int, str] | None = None,
 ) -> Ending:
-    """One test, in processes of its own."""
+    """One test, in processes of its own. It passes if the ranks in ``errors``, and no others, fail so."""
     with tempfile.TemporaryDirectory(prefix="occl-test-") as directory:
         for part in ("test_dir", "init_dir"):
             (Path(directory) / part).mkdir()
@@ -48,7 +54,13 @@ def run(
         try:
             with pool.fresh(world_size) as team:
                 reasons = team.run(
-                    ranks.run, device, limit=limit, name=name, directory=directory, backend=backend
+                    ranks.run,
+                    device,
+                    limit=limit,
+                    name=name,
+                    directory=directory,
+                    backend=backend,
+                    errors=errors or {},
                 )
         except RanksFailed as failure:
             return Ending("failed", str(failure))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -20,7 +21,6 @@ KEPT = {
     "parametrize",
     "require_exact_world_size",
     "require_world_size",
-    "skipIfNoTorchVision",
     "skip_if_odd_worldsize",
     "staticmethod",
     "with_dist_debug_levels",
@@ -48,11 +48,18 @@ def test_no_assertion_is_lost(device):
     assert assertions(before).total() > 300
 
 
-@pytest.mark.parametrize("device", ["cpu", "dev"])
-def test_the_images_of_one_test_are_smaller(device):
-    before, after = (ast.unparse(tree) for tree in (rewriting.parse(), rewriting.rewrite(device, "occl")))
-    assert before.count(rewriting.IMAGES) == 1 and rewriting.IMAGES not in after
-    assert after.count("torch.ones(batch, batch, 50, 50, ") == 1
+def test_only_the_lines_that_are_listed_are_reworded():
+    """In the methods under which they are listed, and each of them at least once."""
+    before, after = rewriting.source()[0].splitlines(), rewriting.reworded().splitlines()
+    changed = {i for i, lines in enumerate(zip(before, after, strict=True), start=1) if len(set(lines)) > 1}
+    listed = set()
+    for method in rewriting.base_class(rewriting.parse()).body:
+        for piece, _ in rewriting.REWORDED.get(getattr(method, "name", ""), []):
+            lines = {i for i in range(method.lineno, method.end_lineno + 1) if piece in before[i - 1]}
+            assert lines, f"{method.name} has no {piece}"
+            listed |= lines
+    assert changed == listed
+    assert len(changed) == 10
 
 
 @pytest.mark.parametrize("device", ["cpu", "dev"])
@@ -108,15 +115,11 @@ def test_exceptions_and_long_tests_are_tests_of_pytorch():
 
 
 def test_occl_passes_what_gloo_passes():
-    """By name, with four ranks and CPU tensors, but for what looks at the names of backends in logs."""
+    """By name, with four ranks and CPU tensors."""
     endings = dict(line.split()[1::-1] for line in GLOO.read_text().splitlines() if not line.startswith("#"))
     assert set(endings) == set(rewriting.test_names())
-    lost = {
-        name
-        for name, ending in endings.items()
-        if ending == "passed" and exceptions.reason(name, "cpu", 4).partition(":")[0] not in ("", "logging")
-    }
-    assert not lost
+    passed = {name for name, ending in endings.items() if ending == "passed"}
+    assert not {name for name in passed if exceptions.find(name, "cpu", 4)}
 
 
 def ranks_meet(rank, world_size, device, *, path):
@@ -150,6 +153,42 @@ def test_a_failure_of_any_rank_is_one(ranks, who, how):
     """Even of a rank that exits with status 0."""
     with ranks.fresh(3) as team, pytest.raises(AssertionError, match=f"rank {who}"):
         team.run(fails_on, who=who, how=how)
+
+
+LOOKS_FOR_A_NUMBER = "test_ddp_logging_data_gpu"
+"""Which the CPU does not have: each rank fails with "AssertionError: String comparison failed: '' != ..."."""
+
+
+@pytest.mark.parametrize(
+    ("name", "errors", "says"),
+    [
+        (
+            LOOKS_FOR_A_NUMBER,
+            {0: "ValueError", 1: "AssertionError: String"},
+            "expected to fail with 'ValueError'",
+        ),
+        (
+            LOOKS_FOR_A_NUMBER,
+            {0: "AssertionError: '0'", 1: "AssertionError: String"},
+            "expected to fail with",
+        ),
+        (LOOKS_FOR_A_NUMBER, {1: "AssertionError: String"}, "rank 0 raised(?s:.)*String comparison failed"),
+        ("test_get_rank", dict.fromkeys(range(2), "AssertionError"), "it passes now"),
+    ],
+    ids=["another type", "other words", "one more rank", "none"],
+)
+def test_an_exception_is_one_with_its_error_on_its_ranks_only(upstream, name, errors, says):
+    ending = upstream(name, "cpu", 2, errors)
+    assert ending.kind == "failed"
+    assert re.search(says, ending.reason)
+
+
+def test_what_is_excepted_says_how_it_fails():
+    """An expression that any failure would match ties nothing."""
+    for name, excepted in exceptions.EXCEPTIONS.items():
+        for device in excepted.devices:
+            for words in excepted.errors(device, 4).values():
+                assert len(words) > 40 and not re.match(words, "AssertionError: "), name
 
 
 SPAWNED = [

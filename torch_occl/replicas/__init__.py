@@ -12,6 +12,10 @@ order of the list, float16 and bfloat16 are added up in float32 and rounded once
             lambda i, _, shard: loss_of(modules[i](shard[0]), shard[1]), parameters, optimizers, batch
         )
 
+All functions take the names and forms of the published interface ``netcl.distributed`` too: queues for
+devices, ``forward_fn(queue, *shards, params) -> (loss, tape)``, batches of NumPy arrays. ``docs/replicas.md``
+maps name to name.
+
 Mistakes raise ``TypeError`` or ``ValueError`` before anything has been changed; what goes wrong in the code
 of replicas and hooks raises :class:`ReplicaError`.
 """

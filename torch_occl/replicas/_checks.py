@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from itertools import combinations, pairwise
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ def check_op(call: str, op: str) -> None:
 
 def check_list(call: str, elements: Any, what: str) -> list[Any]:
     """The list, if it is one: the elements of a tensor are tensors, which would pass for a list of them."""
-    if isinstance(elements, torch.Tensor) or not isinstance(elements, Iterable):
+    if isinstance(elements, (torch.Tensor, str)) or not isinstance(elements, Iterable):
         raise TypeError(f"{call}: expected a list of {what}, got {type(elements).__name__}")
     return list(elements)
 
@@ -97,6 +98,7 @@ def _take_turns(a: torch.Tensor, b: torch.Tensor, distance: int) -> bool:
 
 
 def check_root(call: str, root: int, n: int) -> None:
+    check_kind(call, "root", root, Integral, "an integer")
     if not 0 <= root < n:
         raise ValueError(f"{call}: there is no root {root} among {n}")
 

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import functools
+import sys
+import warnings
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal, Union, overload
 
 import torch
 
 from torch_occl import _C, _device
 from torch_occl._dev_index import Device
 from torch_occl.replicas._batch import check_chunks
-from torch_occl.replicas._checks import check_alike, check_apart, check_op, check_root, check_tensors
+from torch_occl.replicas._checks import (
+    check_alike,
+    check_apart,
+    check_list,
+    check_op,
+    check_root,
+    check_tensors,
+)
+from torch_occl.replicas._forms import also_named
 
 Op = Literal["sum", "mean"]
+Place = Union[Device, torch.Stream]  # noqa: UP007
+"""Where something is put: a device, or a queue (a stream), which stands for its device."""
 
 
 STAGING_BYTES, STAGING_ELEMENTS = 128 << 10, 32768
@@ -77,24 +89,31 @@ def all_reduce_p2p(
 
     Each element is read once from every device, combined, and written to every device; nothing is copied
     before or after. Where the host cannot reach a device's memory, or tensors differ in their strides or have
-    gaps, this is :func:`all_reduce`. Arguments, results and errors are the same.
+    gaps, this is :func:`all_reduce`, and a warning says so. Arguments, results and errors are the same.
     """
     return _all_reduce("all_reduce_p2p", tensors, op, overlap, direct=True)
 
 
+@overload
+def broadcast(tensors: Sequence[torch.Tensor], root: int = 0) -> list[torch.Tensor]: ...
+@overload
+def broadcast(tensor_list: Sequence[torch.Tensor], root: int = 0) -> list[torch.Tensor]: ...
+@overload
+def broadcast(tensor: Sequence[torch.Tensor], root: int = 0) -> list[torch.Tensor]: ...
+@also_named(tensor_list="tensors", tensor="tensors")
 @torch.no_grad()
 def broadcast(tensors: Sequence[torch.Tensor], root: int = 0) -> list[torch.Tensor]:
     """Copies tensor ``root`` of the list into all others, in place.
 
     Args:
-        tensors: of one shape and dtype, one on each device.
+        tensors: of one shape and dtype, one on each device. May be given as ``tensor_list`` or ``tensor``.
         root: the position in the list of the one to copy.
 
     Returns:
         The tensors, in their order.
 
     Raises:
-        TypeError: something in the list is no tensor.
+        TypeError: something in the list is no tensor, or the root is no integer.
         ValueError: the list is empty, tensors differ in shape or dtype or share memory, one to be written to
             is expanded, or there is no such root.
     """
@@ -109,7 +128,7 @@ def broadcast(tensors: Sequence[torch.Tensor], root: int = 0) -> list[torch.Tens
     return tensors
 
 
-def scatter(tensor: torch.Tensor, chunks: int, devices: Sequence[Device] | None = None) -> list[torch.Tensor]:
+def scatter(tensor: torch.Tensor, chunks: int, devices: Sequence[Place] | None = None) -> list[torch.Tensor]:
     """Cuts a tensor along dimension 0, as :func:`numpy.array_split` does, and moves each chunk to a device.
 
     Gradients flow back. A chunk whose device is the tensor's own is a view of it.
@@ -117,13 +136,14 @@ def scatter(tensor: torch.Tensor, chunks: int, devices: Sequence[Device] | None 
     Args:
         tensor: of at least ``chunks`` rows.
         chunks: how many.
-        devices: where to, one for each chunk; ``dev:0``, ``dev:1``, ... by default. None in the list is the
-            current ``dev`` device.
+        devices: where to, one device or queue for each chunk; ``dev:0``, ``dev:1``, ... by default. None in
+            the list is the current ``dev`` device.
 
     Returns:
         The chunks; the first ``len(tensor) % chunks`` have one row more than the others.
 
     Raises:
+        TypeError: ``tensor`` is no tensor, ``chunks`` no integer, or ``devices`` no list of devices.
         ValueError: ``chunks`` is below 1 or above the number of rows or devices, or the tensor has no
             dimensions.
     """
@@ -131,22 +151,19 @@ def scatter(tensor: torch.Tensor, chunks: int, devices: Sequence[Device] | None 
     if tensor.dim() == 0:
         raise ValueError("scatter: the tensor has no dimensions, so nothing to cut along")
     check_chunks("scatter", chunks, len(tensor), "the tensor")
-    devices = list(range(torch.dev.device_count()) if devices is None else devices)
-    if len(devices) < chunks:
-        raise ValueError(f"scatter: {chunks} chunks, but {len(devices)} devices")
+    where = places("scatter", range(torch.dev.device_count()) if devices is None else devices)
+    if len(where) < chunks:
+        raise ValueError(f"scatter: {chunks} chunks, but {len(where)} devices")
     settle([tensor])
-    return [
-        part.to(dev_device(device))
-        for part, device in zip(tensor.tensor_split(chunks), devices, strict=False)
-    ]
+    return [part.to(device) for part, device in zip(tensor.tensor_split(int(chunks)), where, strict=False)]
 
 
-def gather(tensors: Sequence[torch.Tensor], device: Device = None) -> torch.Tensor:
+def gather(tensors: Sequence[torch.Tensor], device: Place = None) -> torch.Tensor:
     """Joins tensors along dimension 0 on one device. Gradients flow back.
 
     Args:
         tensors: of one dtype, and of one shape except for dimension 0.
-        device: where to; the device of the first tensor by default.
+        device: where to (a queue stands for its device); the device of the first tensor by default.
 
     Raises:
         TypeError: something in the list is no tensor.
@@ -158,7 +175,7 @@ def gather(tensors: Sequence[torch.Tensor], device: Device = None) -> torch.Tens
         if tensor.dim() == 0:
             raise ValueError(f"gather: tensor {i} has no dimensions, so nothing to join along")
     check_alike("gather (but for dimension 0)", tensors, dims_from=1)
-    where = tensors[0].device if device is None else dev_device(device)
+    (where,) = [tensors[0].device] if device is None else places("gather", [device])
     settle(tensors)
     return torch.cat([tensor.to(where) for tensor in tensors])
 
@@ -166,25 +183,63 @@ def gather(tensors: Sequence[torch.Tensor], device: Device = None) -> torch.Tens
 # ---- how ------------------------------------------------------------------------------------------------
 
 
-def reachable(tensor: torch.Tensor) -> bool:
-    """Whether the kernels can work on the tensor where it is. (Another package's device may have the type of
+def in_host_memory(tensor: torch.Tensor) -> bool:
+    """Whether the host can read and write the tensor's memory. (Another package's device may have the type of
     ``dev``.)"""
-    in_host_memory = tensor.is_cpu or (tensor.device.type == "dev" and _device.registered())
-    return in_host_memory and _dense(tensor) and not tensor.is_conj() and not tensor.is_neg()
+    return tensor.is_cpu or (tensor.device.type == "dev" and _device.registered())
+
+
+def reachable(tensor: torch.Tensor) -> bool:
+    """Whether the kernels can work on the tensor where it is."""
+    return in_host_memory(tensor) and _dense(tensor) and not tensor.is_conj() and not tensor.is_neg()
 
 
 def _dense(tensor: torch.Tensor) -> bool:
     return tensor.is_contiguous() or torch.ops.aten.is_non_overlapping_and_dense(tensor)
 
 
-def direct_form(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether :func:`reduce_direct` can combine these."""
-    return all(reachable(tensor) and tensor.stride() == tensors[0].stride() for tensor in tensors)
+def obstacle(tensors: Sequence[torch.Tensor]) -> str:
+    """Why the kernels cannot combine these where they are; nothing, if they can."""
+    for tensor in tensors:
+        if not in_host_memory(tensor):
+            return f"the host cannot reach the memory of {tensor.device}"
+        if not reachable(tensor):
+            return "a tensor has gaps, or is conjugated or negated only when it is read"
+        if tensor.stride() != tensors[0].stride():
+            return "the tensors differ in their strides"
+    return ""
 
 
-def dev_device(device: Device) -> torch.device:
-    """Numbers are those of ``dev`` devices, None is the current one."""
-    return torch.device("dev", device) if isinstance(device, int) else torch.device(device or "dev")
+def warn_of_host_form(call: str, reason: str) -> None:
+    """Tells the caller of this package that the direct form has been asked for, and is not what runs."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__package__") == __package__:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(
+        f"{call}: {reason}, so this goes through a tensor on the host, which is slower", stacklevel=level
+    )
+
+
+def places(call: str, devices: Any) -> list[torch.device]:
+    """The devices of a list of devices and queues. Numbers are those of ``dev``, None is its current device.
+
+    Raises:
+        TypeError: this is no list, or something in it neither a device nor a queue.
+        ValueError: the list is empty.
+    """
+    found: list[torch.device] = []
+    for i, place in enumerate(check_list(call, devices, "devices or queues")):
+        if not isinstance(place, (torch.device, torch.Stream, str, int, type(None))):
+            raise TypeError(f"{call}: device {i} is neither a device nor a queue but {type(place).__name__}")
+        if isinstance(place, torch.Stream):
+            found.append(place.device)
+        else:
+            found.append(
+                torch.device("dev", place) if isinstance(place, int) else torch.device(place or "dev")
+            )
+    if not found:
+        raise ValueError(f"{call}: the list of devices is empty")
+    return found
 
 
 def settle(tensors: Sequence[torch.Tensor]) -> None:
@@ -242,7 +297,10 @@ def _all_reduce(
     check_apart(call, tensors)
     mean = op == "mean"
     reduce: Callable[[], None]
-    if direct and direct_form(tensors):
+    reason = obstacle(tensors) if direct else ""
+    if reason:
+        warn_of_host_form(call, reason)
+    if direct and not reason:
         reduce = functools.partial(_C._replicas_reduce, [tensors], [tensors], mean, [])
     else:
         reduce = functools.partial(reduce_staged, tensors, mean, [], staging_for(tensors))
@@ -253,7 +311,7 @@ def _all_reduce(
     devices = _devices(tensors)
     if not devices:
         raise ValueError(f"{call}: overlap needs a stream, and no tensor is on dev")
-    # What a stream's task raises appears where somebody waits; what can be refused is refused now.
+    # What a task of a stream raises appears where the caller waits; what can be refused is refused now.
     _C._replicas_reduce([[tensors[0].new_empty(0)]], [[tensors[0].new_empty(0)]], mean, [])
     stream = _stream_of(devices[0])
     for device in devices:

@@ -99,6 +99,14 @@ class DeviceManager:
     def __len__(self) -> int:
         return len(self._workers)
 
+    def num_devices(self) -> int:
+        """How many devices there are: ``len(manager)``."""
+        return len(self)
+
+    def get_queues(self) -> list[torch.dev.Stream]:
+        """The :attr:`streams` as a list: other functions' ``queues``, and the ``queue`` of ``forward_fn``."""
+        return list(self.streams)
+
     def subset(self, devices: Sequence[Device]) -> DeviceManager:
         """A manager of these devices of this one, in this order. It shares their threads and streams.
 
@@ -140,7 +148,7 @@ class DeviceManager:
         try:
             wait(futures)
         finally:
-            # Ctrl-C in the line above: nobody computes any more once this function has been left.
+            # Ctrl-C in the line above: no replica computes any more once this function has been left.
             wait(futures)
         for i, future in enumerate(futures):
             if error := future.exception():

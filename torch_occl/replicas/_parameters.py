@@ -5,13 +5,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Sequence
 from numbers import Real
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar, overload
 
 import torch
 from torch import nn
 
 from torch_occl import _C
-from torch_occl._dev_index import Device
 from torch_occl.replicas._checks import (
     check_alike,
     check_apart,
@@ -22,7 +21,19 @@ from torch_occl.replicas._checks import (
     check_root,
     check_writable,
 )
-from torch_occl.replicas._comm import Op, dev_device, direct_form, reduce_staged, settle, staging_for
+from torch_occl.replicas._comm import (
+    Op,
+    Place,
+    obstacle,
+    places,
+    reduce_staged,
+    settle,
+    staging_for,
+    warn_of_host_form,
+)
+from torch_occl.replicas._forms import also_named
+
+M = TypeVar("M", bound=nn.Module)
 
 
 class MissingGradient(NamedTuple):
@@ -32,26 +43,38 @@ class MissingGradient(NamedTuple):
     parameter: int
 
 
-def replicate_params(params: Iterable[torch.Tensor], devices: Sequence[Device]) -> list[list[nn.Parameter]]:
+@overload
+def replicate_params(
+    params: Iterable[torch.Tensor], devices: Sequence[Place]
+) -> list[list[nn.Parameter]]: ...
+@overload
+def replicate_params(params: Iterable[torch.Tensor], queues: Sequence[Place]) -> list[list[nn.Parameter]]: ...
+@also_named(queues="devices")
+def replicate_params(params: Iterable[torch.Tensor], devices: Sequence[Place]) -> list[list[nn.Parameter]]:
     """Copies of parameters, the same bits, on each device.
 
     Args:
         params: of any shapes and devices. One that is in the list twice is one parameter in each replica too.
-        devices: one for each replica.
+        devices: a device or queue for each replica; a queue stands for its device. May be given as
+            ``queues``.
 
     Returns:
         For each device the list of its parameters, new leaves that require gradients where the originals do.
 
     Raises:
-        TypeError: something in the list is no tensor.
+        TypeError: something in the list is no tensor, there is no list of devices, or it is given under both
+            of its names.
         ValueError: there are no parameters or no devices.
     """
-    (params,) = check_replicas("replicate_params", [params])
-    if not len(devices):
-        raise ValueError("replicate_params: the list of devices is empty")
+    return _replicate("replicate_params", params, devices)
+
+
+def _replicate(call: str, params: Any, devices: Any) -> list[list[nn.Parameter]]:
+    (params,) = check_replicas(call, [params])
+    where = places(call, devices)
     settle(params)
     replicas = []
-    for device in map(dev_device, devices):
+    for device in where:
         made: dict[int, nn.Parameter] = {}
         for p in params:
             if id(p) not in made:
@@ -60,16 +83,39 @@ def replicate_params(params: Iterable[torch.Tensor], devices: Sequence[Device]) 
     return replicas
 
 
-def prepare_replicas(module: nn.Module, devices: Sequence[Device]) -> list[nn.Module]:
-    """Deep copies of a module, with its buffers, on each device. The original stays as it is.
+@overload
+def prepare_replicas(module: M, devices: Sequence[Place]) -> list[M]: ...
+@overload
+def prepare_replicas(module: M, queues: Sequence[Place]) -> list[M]: ...
+@overload
+def prepare_replicas(
+    params: Iterable[torch.Tensor], devices: Sequence[Place]
+) -> list[list[nn.Parameter]]: ...
+@overload
+def prepare_replicas(params: Iterable[torch.Tensor], queues: Sequence[Place]) -> list[list[nn.Parameter]]: ...
+@also_named(params="module", queues="devices")
+def prepare_replicas(module: Any, devices: Sequence[Place]) -> Any:
+    """Replicas of a module or of parameters on each device. The original stays as it is.
+
+    Args:
+        module: a module, or parameters as for :func:`replicate_params`. May be given as ``params``.
+        devices: a device or queue for each replica; a queue stands for its device. May be given as
+            ``queues``.
+
+    Returns:
+        For each device a deep copy of the module, with its buffers; or the list of parameters that
+        :func:`replicate_params` makes.
 
     Raises:
-        ValueError: there are no devices.
+        TypeError: this is neither a module nor a list of parameters, there is no list of devices, or an
+            argument is given under both of its names.
+        ValueError: there are no parameters in the list, or no devices.
     """
-    if not len(devices):
-        raise ValueError("prepare_replicas: the list of devices is empty")
+    if not isinstance(module, nn.Module):
+        return _replicate("prepare_replicas", module, devices)
+    where = places("prepare_replicas", devices)
     settle([*module.parameters(), *module.buffers()])
-    return [copy.deepcopy(module).to(dev_device(device)) for device in devices]
+    return [copy.deepcopy(module).to(device) for device in where]
 
 
 def sync_grads(
@@ -90,6 +136,9 @@ def sync_grads(
         Which gradients were missing (``None``). They count as zero and get the result like the others; a
         parameter that has no gradient in any replica is reported too, and stays without. From parameters that
         do not require gradients none is missing.
+
+    Where the host cannot reach a device's memory, or gradients differ in their strides or have gaps, they go
+    through a tensor on the host, and a warning says so.
 
     Raises:
         TypeError: something in the lists is no tensor, or a weight is no number.
@@ -129,45 +178,58 @@ def sync_grads(
             whole.append(absent[-1][1] if p.grad is None else p.grad)
         check_apart(f"{call}: parameter {index}", whole)
         gradients.append(whole)
-    reduce_all(gradients, op == "mean", factors)
+    reduce_all(call, gradients, op == "mean", factors)
     for p, gradient in absent:
         p.grad = gradient
     return missing
 
 
-def reduce_all(lists: Sequence[Sequence[torch.Tensor]], mean: bool, factors: Sequence[float]) -> None:
+def reduce_all(
+    call: str, lists: Sequence[Sequence[torch.Tensor]], mean: bool, factors: Sequence[float]
+) -> None:
     """Reduces each list of tensors, directly where that is possible."""
+    reasons = [obstacle(tensors) for tensors in lists]
+    for reason in filter(None, dict.fromkeys(reasons)):
+        warn_of_host_form(call, reason)
     settle([tensor for tensors in lists for tensor in tensors])
-    direct = [tensors for tensors in lists if direct_form(tensors)]
+    direct = [tensors for tensors, reason in zip(lists, reasons, strict=True) if not reason]
     _C._replicas_reduce(direct, direct, mean, list(factors))
-    for tensors in lists:
-        if not direct_form(tensors):
+    for tensors, reason in zip(lists, reasons, strict=True):
+        if reason:
             reduce_staged(tensors, mean, factors, staging_for(tensors))
 
 
 @torch.no_grad()
 def broadcast_params(
-    src_params: Sequence[torch.Tensor], dst_param_groups: Sequence[Sequence[torch.Tensor]], root: int = 0
+    src_params: Iterable[torch.Tensor] | None = None,
+    dst_param_groups: Sequence[Iterable[torch.Tensor]] | None = None,
+    root: int = 0,
 ) -> None:
     """Copies the parameters of one replica into all others, position by position, in place.
+
+    ``broadcast_params(mine, groups)`` copies ``mine`` into all groups.
+    ``broadcast_params(dst_param_groups=groups, root=1)`` copies ``groups[1]`` into the others.
 
     Groups may be of different length: a shorter one takes the first parameters only, and what a longer one
     has beyond the root's stays as it is.
 
     Args:
-        src_params: the parameters of replica 0.
-        dst_param_groups: those of replicas 1, 2, ...
-        root: the replica whose values hold: 0 is ``src_params``, 1 the first of ``dst_param_groups``.
+        src_params: the parameters of replica 0, or None.
+        dst_param_groups: those of replicas 1, 2, ...; those of replicas 0, 1, ... where ``src_params`` is
+            None or one of these groups itself (the same tensors).
+        root: the replica whose values hold. With ``src_params`` that is not one of the groups, 0 is
+            ``src_params`` and 1 the first group. Where ``src_params`` is one of the groups, its values hold,
+            and the root is the place of that group or left out.
 
     Raises:
-        TypeError: something in the lists is no tensor.
-        ValueError: there is no such root, a list is empty, parameters that correspond to one another
-            differ in shape or dtype, or one to be written to is expanded. Nothing has been copied then.
+        TypeError: something in the lists is no tensor, ``dst_param_groups`` is missing, or the root is no
+            integer.
+        ValueError: there is no such root, or it contradicts ``src_params``; a list is empty; parameters that
+            correspond to one another differ in shape or dtype, or one to be written to is expanded. Nothing
+            has been copied then.
     """
     call = "broadcast_params"
-    groups = [src_params, *check_list(call, dst_param_groups, "lists of parameters")]
-    groups = [check_list(call, group, "parameters for each replica") for group in groups]
-    check_root(call, root, len(groups))
+    groups, root = _groups_and_root(call, src_params, dst_param_groups, root)
     pairs = []
     for i, group in enumerate(groups):
         if not group:
@@ -182,3 +244,32 @@ def broadcast_params(
     settle([p for pair in pairs for p in pair])
     for target, source in pairs:
         target.copy_(source)
+
+
+def _groups_and_root(
+    call: str, src_params: Any, dst_param_groups: Any, root: int
+) -> tuple[list[list[torch.Tensor]], int]:
+    """The parameters of all replicas, and which of the replicas is the root."""
+    if dst_param_groups is None:
+        raise TypeError(f"{call}: dst_param_groups is missing: for each replica the list of its parameters")
+    groups = [
+        check_list(call, group, "parameters for each replica")
+        for group in check_list(call, dst_param_groups, "lists of parameters")
+    ]
+    if src_params is None:
+        if not groups:
+            raise ValueError(f"{call}: dst_param_groups is empty, and without src_params there is no root")
+        check_root(call, root, len(groups))
+        return groups, root
+    source = check_list(call, src_params, "parameters for each replica")
+    own = [i for i, group in enumerate(groups) if list(map(id, group)) == list(map(id, source))]
+    if not own or not source:
+        check_root(call, root, 1 + len(groups))
+        return [source, *groups], root
+    check_root(call, root, len(groups))
+    if root not in (0, *own):
+        raise ValueError(
+            f"{call}: src_params is group {own[0]} of dst_param_groups, but the root is group {root}; "
+            "leave out src_params or the root"
+        )
+    return groups, own[0]

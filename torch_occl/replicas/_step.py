@@ -6,18 +6,27 @@ import copy
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Union, overload
 
 import torch
-from torch.utils._pytree import tree_map_only
 
-from torch_occl.replicas._batch import batch_size, shard_batch
+from torch_occl.replicas._batch import batch_size, move_shard, shard_batch
 from torch_occl.replicas._checks import check_kind, check_list, check_replicas
 from torch_occl.replicas._comm import settle
 from torch_occl.replicas._devices import DeviceManager, ReplicaError, manager_of
+from torch_occl.replicas._forms import (
+    also_named,
+    batch_hook,
+    check_callable,
+    loss_and_tape,
+    replica_function,
+)
 from torch_occl.replicas._parameters import MissingGradient, sync_grads
 
-ForwardFunction = Callable[[int, Sequence[torch.Tensor], Any], torch.Tensor]
+Loss = Union[torch.Tensor, tuple[torch.Tensor, Any]]  # noqa: UP007
+ForwardFunction = Callable[[int, Sequence[torch.Tensor], Any], Loss]
+QueueFunction = Callable[..., Loss]
+"""Called ``(queue, *shards, params)``."""
 Replicas = list[list[torch.Tensor]]
 
 
@@ -39,15 +48,41 @@ class StepResult:
         return total / sum(self.sizes)
 
 
+@overload
 def data_parallel_step(
-    forward_fn: ForwardFunction,
+    forward_fn: ForwardFunction | QueueFunction,
     param_replicas: Sequence[Sequence[torch.Tensor]],
     optimizers: Sequence[torch.optim.Optimizer],
     batch: Any,
     *,
-    pre_shard_hook: Callable[[Any], Any] | None = None,
+    pre_shard_hook: Callable[..., Any] | None = None,
     post_sync_hook: Callable[[Replicas], None] | None = None,
     post_step_hook: Callable[[int], None] | None = None,
+    zero_grad: bool = True,
+) -> StepResult: ...
+@overload
+def data_parallel_step(
+    forward_fn: ForwardFunction | QueueFunction,
+    params_replicas: Sequence[Sequence[torch.Tensor]],
+    optimizers: Sequence[torch.optim.Optimizer],
+    batch: Any,
+    *,
+    pre_shard_hook: Callable[..., Any] | None = None,
+    post_sync_hook: Callable[[Replicas], None] | None = None,
+    post_step_hook: Callable[[int], None] | None = None,
+    zero_grad: bool = True,
+) -> StepResult: ...
+@also_named(params_replicas="param_replicas")
+def data_parallel_step(
+    forward_fn: ForwardFunction | QueueFunction,
+    param_replicas: Sequence[Sequence[torch.Tensor]],
+    optimizers: Sequence[torch.optim.Optimizer],
+    batch: Any,
+    *,
+    pre_shard_hook: Callable[..., Any] | None = None,
+    post_sync_hook: Callable[[Replicas], None] | None = None,
+    post_step_hook: Callable[[int], None] | None = None,
+    zero_grad: bool = True,
 ) -> StepResult:
     """Trains all replicas on one batch: shard, forward and backward, reduce the gradients, step.
 
@@ -60,19 +95,30 @@ def data_parallel_step(
     Args:
         forward_fn: ``forward_fn(i, params, shard)`` computes the mean loss over the shard, a scalar, with
             replica ``i``, whose parameters are ``params``. Called in the replica's thread, with the tensors
-            of the shard on its device.
-        param_replicas: for each replica its parameters, each replica on a ``dev`` device of its own.
-        optimizers: for each replica one that holds parameters of this replica. Gradients are set to None at
-            the beginning of the step, and are there after it.
+            and NumPy arrays of the shard as tensors on its device.
+
+            Or ``forward_fn(queue, *shards, params)``, with the stream of the replica (``queue.device`` is its
+            device) and a shard of each element of a batch that is a tuple or list. The function has this form
+            if its first parameter is called ``queue``, if ``params`` is a keyword-only parameter, or if three
+            arguments do not fit.
+
+            Both may return ``(loss, tape)`` too: then ``tape.backward(loss)`` computes the gradients, and
+            ``loss.backward()`` where the tape is None.
+        param_replicas: for each replica its parameters, each replica on a ``dev`` device of its own. May be
+            given as ``params_replicas``.
+        optimizers: for each replica one that holds parameters of this replica.
         batch: see :func:`shard_batch`.
-        pre_shard_hook: called with the batch before it is cut. What it returns is used instead of the
-            batch, unless it is None.
+        pre_shard_hook: called with the batch before it is cut, or with the elements of a tuple or list where
+            one argument does not fit. What it returns is used instead of the batch, unless it is None.
         post_sync_hook: called with the replicas' parameters once all gradients are reduced, before the
             optimizers: to clip gradients, for instance. It has to treat all replicas alike.
         post_step_hook: called with the number of each replica in turn, after all optimizers.
+        zero_grad: whether gradients are set to None again after the optimizers, before ``post_step_hook``, as
+            they always are at the beginning. Without it they stay until the next step.
 
     Raises:
-        TypeError: something in the lists is no tensor, or no optimizer.
+        TypeError: something in the lists is no tensor, or no optimizer; or ``forward_fn`` or a hook is no
+            function, or takes other arguments.
         ValueError: replicas differ, share a device or are not on ``dev``; there is not one optimizer for each
             replica, or it holds parameters of another; the batch has fewer samples than there are replicas.
         ReplicaError: ``forward_fn``, an optimizer or a hook raised, or the loss is not a scalar.
@@ -81,25 +127,35 @@ def data_parallel_step(
     replicas = check_replicas(call, param_replicas)
     manager = _manager_for(call, replicas)
     optimizers = _check_optimizers(call, replicas, optimizers)
+    check_callable(call, "forward_fn", forward_fn)
+    for name, hook in (
+        ("pre_shard_hook", pre_shard_hook),
+        ("post_sync_hook", post_sync_hook),
+        ("post_step_hook", post_step_hook),
+    ):
+        if hook is not None:
+            check_callable(call, name, hook)
 
     def backward(i: int, params: list[torch.Tensor], shard: Any) -> torch.Tensor:
-        for p in params:
-            p.grad = None
-        here = tree_map_only(torch.Tensor, lambda t: t.to(manager.devices[i], non_blocking=True), shard)
+        _forget_gradients(params)
+        here = move_shard(shard, manager.devices[i])
         with torch.enable_grad():
-            loss = forward_fn(i, params, here)
-            if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-                raise TypeError(f"forward_fn must return the loss, a scalar; it returned {loss!r:.99}")
-            loss.backward()
+            loss, tape = loss_and_tape(forward(i, params, here))
+            if tape is None:
+                loss.backward()
+            else:
+                tape.backward(loss)
         return loss.detach()
 
     settle([p for params in replicas for p in params])
     before = manager.run(lambda i, params, optimizer: _Snapshot(params, optimizer), replicas, optimizers)
     try:
         if pre_shard_hook is not None:
+            prepare = batch_hook(call, pre_shard_hook, batch)
             with _Named("pre_shard_hook"):
-                changed = pre_shard_hook(batch)
+                changed = prepare(batch)
             batch = batch if changed is None else changed
+        forward = replica_function(call, forward_fn, batch, manager.streams)
         shards = shard_batch(batch, len(replicas))
         sizes = [batch_size(call, shard) for shard in shards]
         losses = manager.run(backward, replicas, shards)
@@ -109,6 +165,9 @@ def data_parallel_step(
             with _Named("post_sync_hook"):
                 post_sync_hook(replicas)
         manager.run(lambda i, optimizer: optimizer.step(), optimizers)
+        if zero_grad:
+            for params in replicas:
+                _forget_gradients(params)
         if post_step_hook is not None:
             for i in range(len(replicas)):
                 with _Named(f"post_step_hook({i})"):
@@ -118,6 +177,11 @@ def data_parallel_step(
             snapshot.restore()
         raise
     return StepResult(losses, sizes, missing)
+
+
+def _forget_gradients(params: Sequence[torch.Tensor]) -> None:
+    for p in params:
+        p.grad = None
 
 
 class _Named:
@@ -175,7 +239,7 @@ class _Snapshot:
 
 @torch.no_grad()
 def _put_back(tensor: torch.Tensor, memory: torch.Tensor, content: torch.Tensor) -> torch.Tensor:
-    tensor.data = memory  # somebody may have given it other memory
+    tensor.data = memory  # the user's code may have given it other memory
     memory.copy_(content)
     return tensor
 

@@ -1,0 +1,43 @@
+#include "base/tuning.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace occl {
+namespace {
+
+struct Name {
+  std::string_view name;
+  std::uint64_t most;
+  void (*set)(Tuning&, std::uint64_t);
+};
+
+constexpr std::uint64_t kAny = ~std::uint64_t{0};
+
+template <auto member>
+void assign(Tuning& tuning, std::uint64_t number) {
+  using Number = std::remove_reference_t<decltype(tuning.*member)>;
+  tuning.*member = static_cast<Number>(number);
+}
+
+constexpr Name kNames[] = {
+    {"one_shot_bytes", kMaxOneShotBytes, assign<&Tuning::one_shot_bytes>},
+    {"direct_bytes", kMaxOneShotBytes, assign<&Tuning::direct_bytes>},
+    {"slot_bytes", kMaxSlotBytes, assign<&Tuning::slot_bytes>},
+    {"streaming_bytes", kAny, assign<&Tuning::streaming_bytes>},
+    {"eager_bytes", kRingBytes / 4, assign<&Tuning::eager_bytes>},
+    {"both_ends_bytes", kAny, assign<&Tuning::both_ends_bytes>},
+};
+
+}  // namespace
+
+void set(Tuning& tuning, std::string_view name, std::uint64_t number) {
+  for (const Name& it : kNames)
+    if (it.name == name) return it.set(tuning, std::min(number, it.most));
+  std::string names;
+  for (const Name& it : kNames) enlist(names, it.name);
+  fail(Errc::invalid_argument, "there is no tuning named \"", name, "\": use ", names);
+}
+
+}  // namespace occl

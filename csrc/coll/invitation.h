@@ -1,0 +1,24 @@
+// What a rank publishes so that the others can join its group.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "base/tuning.h"
+#include "shm/wire.h"
+
+namespace occl::coll {
+
+struct Invitation {
+  shm::Address address;
+  std::uint64_t header = 0;  // offsets of its SharedBlock in its control region
+  std::uint64_t block = 0;
+  std::uint64_t incarnation = 0;
+  std::int32_t rank = 0;
+  std::int32_t size = 0;
+  std::uint64_t hosts_store = 0;          // 1: its process runs the store's server
+  std::array<std::uint64_t, 16> cores{};  // where its threads may run, a bit for each
+  Tuning tuning;
+};
+
+}  // namespace occl::coll

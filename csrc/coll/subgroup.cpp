@@ -1,0 +1,259 @@
+#include "coll/subgroup.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "base/error.h"
+
+namespace occl::coll {
+namespace {
+
+using Purpose = Subgroup::Purpose;
+
+// Two ranks that want different groups of each other may agree a moment later: one of them may not know yet
+// of a death that the other knows of, and give its attempt up.
+constexpr std::chrono::seconds kDispute{1};
+
+/// "shrink group 0 to ranks 0, 2": what a rank does, for texts.
+std::string attempt(const Mesh& parent, const Subgroup& wanted) {
+  std::string ranks;
+  for (const int rank : wanted.ranks) enlist(ranks, rank);
+  return wanted.purpose == Purpose::shrink
+             ? concat("shrink group ", parent.name(), " to ranks ", ranks)
+             : concat("create group ", wanted.name, " of ranks ", ranks, " of group ", parent.name());
+}
+
+/// In one process, attempts for one parent follow each other: there is one board.
+class Turn {
+ public:
+  Turn(Group& parent, Deadline deadline, const std::function<void()>& interrupted) : parent_(parent) {
+    // seq_cst: pairs with the destructor, and with sleepers
+    const auto free = [&] { return !parent.meetings().busy.exchange(true, std::memory_order_seq_cst); };
+    if (!parent.engine().wait_until(free, deadline, interrupted))
+      fail(Errc::timeout, "occl: Timed out after ", deadline.span().count(), " ms on rank ",
+           parent.mesh().rank(), " of group ", parent.mesh().name(),
+           ": another thread is still making a group of its ranks");
+  }
+  ~Turn() {
+    parent_.meetings().busy.store(false, std::memory_order_seq_cst);
+    parent_.engine().ring();
+  }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+
+ private:
+  Group& parent_;
+};
+
+/// Shows this rank's offer while an attempt lasts, and then only its last failure.
+class Showing {
+ public:
+  Showing(Group& parent, const Offer& offer) : parent_(parent), offer_(offer) { show(); }
+  ~Showing() {
+    offer_ = {};
+    offer_.failure = parent_.meetings().failure;
+    show();
+  }
+  Showing(const Showing&) = delete;
+  Showing& operator=(const Showing&) = delete;
+
+  std::uint64_t agreed() const { return offer_.agreed; }
+  void agree(std::uint64_t which) {
+    offer_.agreed = which;
+    show();
+  }
+
+ private:
+  void show() const {
+    parent_.mesh().own().offers().show(offer_);
+    parent_.mesh().ring_all();
+  }
+
+  Group& parent_;
+  Offer offer_;
+};
+
+/// One attempt of this rank to meet the others. A rank may give up and begin again while others have its
+/// offer already; so all ranks first show which offers they have seen, and go on when these are the same
+/// ones.
+class Meeting {
+ public:
+  Meeting(Group& parent, const Subgroup& wanted, Showing& showing)
+      : memory_(parent.meetings()),
+        mesh_(parent.mesh()),
+        wanted_(wanted),
+        showing_(showing),
+        found_(wanted.ranks.size()) {
+    memory_.used.resize(mesh_.size());
+    memory_.failures.resize(mesh_.size());
+  }
+
+  /// Takes what the ranks show now; true if all of them have agreed on one offer of each.
+  bool look() {
+    for (std::size_t i = 0; i < wanted_.ranks.size(); ++i) look_at(i);
+    const bool all = std::all_of(found_.begin(), found_.end(), [](const auto& it) { return it.has_value(); });
+    if (!all && dispute_.passed()) fail(Errc::mismatch, disputed_);
+    const std::uint64_t seen = all ? which() : 0;
+    if (seen != showing_.agreed()) {
+      showing_.agree(seen);
+      return look();  // with this rank's own offer as it is now
+    }
+    return all && std::all_of(found_.begin(), found_.end(),
+                              [&](const auto& it) { return it->offer.agreed == seen; });
+  }
+
+  /// What the ranks show, which no later attempt takes for new.
+  std::vector<Invitation> take() {
+    std::vector<Invitation> invitations;
+    for (std::size_t i = 0; i < found_.size(); ++i) {
+      invitations.push_back(found_[i]->offer.invitation);
+      memory_.used[wanted_.ranks[i]] = invitations.back().incarnation;
+    }
+    return invitations;
+  }
+
+  /// "rank 1 (pid 4711, host a), rank 3 (...)": of the parent, those that have not come or not agreed.
+  std::string missing() const {
+    std::string text;
+    for (std::size_t i = 0; i < wanted_.ranks.size(); ++i)
+      if (!found_[i] || found_[i]->offer.agreed == 0 || found_[i]->offer.agreed != showing_.agreed())
+        if (wanted_.ranks[i] != mesh_.rank()) enlist(text, mesh_.describe(wanted_.ranks[i]));
+    return text;
+  }
+
+ private:
+  void look_at(std::size_t i) {
+    const int rank = wanted_.ranks[i];
+    const Member& member = mesh_.member(rank);
+    // In this order: what a rank showed before it went counts.
+    const bool exited = member.peer->exited(), left = member.left();
+    const OfferBoard& board = member.block.offers();
+    if (exited) fail_for_the_dead();
+    if (found_[i] && board.number() == found_[i]->number) return;
+    found_[i].reset();  // that attempt has ended
+    auto shown = board.look();
+    if (shown) {
+      check(rank, shown->offer);
+      hear_of_failure(rank, shown->offer.failure);
+    }
+    if (!shown || shown->offer.ranks.size == 0 || shown->offer.invitation.incarnation == memory_.used[rank]) {
+      if (left) fail_for_the_leaver(rank, shown);
+    } else if (shown->offer.ranks.is(wanted_.ranks)) {
+      found_[i] = std::move(shown);
+      if (rank == disputing_) disputed_.clear(), dispute_ = Deadline::never();  // it has changed its mind
+    } else {
+      look_at_another(rank, shown->offer.ranks);
+    }
+  }
+
+  /// A number for the offers that were found, never 0. (FNV-1a of their random incarnations.)
+  std::uint64_t which() const {
+    std::uint64_t hash = 0xcbf29ce484222325u;
+    for (const auto& it : found_) hash = (hash ^ it->offer.invitation.incarnation) * 0x100000001b3u;
+    return hash | 1;
+  }
+
+  /// All of them: one may have failed because of another.
+  [[noreturn]] void fail_for_the_dead() const {
+    std::string dead;
+    for (const int rank : wanted_.ranks)
+      if (mesh_.member(rank).peer->has_exited()) enlist(dead, mesh_.describe(rank));
+    fail(Errc::peer_exited, dead, " of group ", mesh_.name(), " exited while rank ", mesh_.rank(),
+         " tried to ", attempt(mesh_, wanted_));
+  }
+
+  /// It may have left because of a death that this rank has not heard of, or because its attempt failed.
+  [[noreturn]] void fail_for_the_leaver(int rank, const std::optional<OfferBoard::Shown>& shown) const {
+    for (const int other : wanted_.ranks)
+      if (mesh_.member(other).peer->has_exited()) fail_for_the_dead();
+    const bool told = shown && shown->offer.failure.ranks.is(wanted_.ranks);
+    const auto& reason = shown ? shown->offer.failure.reason : Offer::Failure{}.reason;
+    fail(Errc::peer_left, mesh_.describe(rank), " left group ", mesh_.name(), " while rank ", mesh_.rank(),
+         " tried to ", attempt(mesh_, wanted_), told ? ". Its own attempt failed: " : "",
+         told ? printable(reason.data(), reason.size()) : "");
+  }
+
+  void check(int rank, const Offer& offer) const {
+    const auto within = [&](int it) { return it < mesh_.size(); };
+    for (const RankList* list : {&offer.ranks, &offer.failure.ranks})
+      if (list->size > list->ranks.size() || !std::all_of(list->begin(), list->end(), within))
+        fail(Errc::protocol, mesh_.describe(rank), " shows a list of ranks that group ", mesh_.name(), " of ",
+             mesh_.size(), " ranks cannot have");
+  }
+
+  /// Once for each failure: the rank may have begun another attempt in the meantime.
+  void hear_of_failure(int rank, const Offer::Failure& failure) {
+    if (failure.number == memory_.failures[rank] || !failure.ranks.is(wanted_.ranks)) return;
+    memory_.failures[rank] = failure.number;
+    if (rank == mesh_.rank()) return;
+    fail(Errc::aborted, mesh_.describe(rank), " could not take part in group ", wanted_.name, ": ",
+         printable(failure.reason.data(), failure.reason.size()));
+  }
+
+  /// `rank` wants another group. It may come to this one later, unless it waits for this rank there.
+  void look_at_another(int rank, const RankList& ranks) {
+    const bool waits_for_this = wanted_.purpose == Purpose::shrink || ranks.has(mesh_.rank());
+    const auto exited = [&](int it) { return mesh_.member(it).peer->exited(); };
+    if (!waits_for_this || !disputed_.empty() || std::any_of(ranks.begin(), ranks.end(), exited)) return;
+    const Subgroup other{{ranks.begin(), ranks.end()}, "?", wanted_.purpose};
+    disputed_ = concat(mesh_.describe(rank), " wants to ", attempt(mesh_, other), " where rank ",
+                       mesh_.rank(), " wants to ", attempt(mesh_, wanted_),
+                       ": all ranks must make their common groups in one order and with the same ranks");
+    disputing_ = rank;
+    dispute_ = Deadline::after(kDispute);
+  }
+
+  Group::Meetings& memory_;
+  const Mesh& mesh_;
+  const Subgroup& wanted_;
+  Showing& showing_;
+  std::vector<std::optional<OfferBoard::Shown>> found_;
+  std::string disputed_;  // how a rank contradicted this one, for a text
+  int disputing_ = -1;
+  Deadline dispute_ = Deadline::never();
+};
+
+}  // namespace
+
+std::shared_ptr<Group> make_subgroup(Group& parent, const Subgroup& wanted,
+                                     const std::function<Tuning()>& tuning, Deadline deadline,
+                                     const std::function<void()>& interrupted) {
+  Engine& engine = parent.engine();
+  const Mesh& mesh = parent.mesh();
+  const Turn turn(parent, deadline, interrupted);
+  Offer::Failure& failure = parent.meetings().failure;
+  const auto at = std::find(wanted.ranks.begin(), wanted.ranks.end(), mesh.rank());
+  Offer offer;
+  offer.failure = failure;
+  std::unique_ptr<Mesh> made;
+  try {
+    made = std::make_unique<Mesh>(engine.endpoint(), wanted.name, static_cast<int>(at - wanted.ranks.begin()),
+                                  static_cast<int>(wanted.ranks.size()), tuning());
+  } catch (const Error& error) {
+    ++failure.number;
+    failure.tell(wanted.ranks, error.what());
+    offer.failure = failure;
+    const Showing showing(parent, offer);  // the others need not wait
+    throw;
+  }
+  offer.invitation = made->invitation();
+  offer.ranks = RankList(wanted.ranks);
+  Showing showing(parent, offer);
+  Meeting meeting(parent, wanted, showing);
+  try {
+    if (!engine.wait_until([&] { return meeting.look(); }, deadline, interrupted))
+      fail(Errc::timeout, "occl: Timed out after ", deadline.span().count(), " ms on rank ", mesh.rank(),
+           " of group ", mesh.name(), " waiting for ", meeting.missing(), " to ", attempt(mesh, wanted));
+  } catch (const Error& error) {
+    failure.tell(wanted.ranks, error.what());  // for ranks that see this one leave
+    throw;
+  }
+  std::vector<std::shared_ptr<shm::Peer>> peers;
+  for (const int rank : wanted.ranks) peers.push_back(mesh.member(rank).peer);
+  made->join(meeting.take(), std::move(peers));
+  // It returns once every rank has joined, so none needs the offer any more.
+  return Group::open(engine, std::move(made), deadline, interrupted);
+}
+
+}  // namespace occl::coll

@@ -1,0 +1,35 @@
+// What the user sets for one group: ProcessGroupOCCL.Options.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include "base/tuning.h"
+
+namespace occl::pg {
+
+class Options final : public c10d::Backend::Options {
+ public:
+  explicit Options(std::chrono::milliseconds timeout = kBackendDefaultTimeout)
+      : c10d::Backend::Options("occl", timeout) {}
+  /// Those of another class bring their timeout, names and ranks.
+  static Options of(const c10d::Backend::Options& given);
+
+  c10::intrusive_ptr<Options> copy() const { return c10::make_intrusive<Options>(*this); }
+
+  const NamedNumbers& numbers() const { return numbers_; }
+  /// Raises ValueError for a name that base/tuning.h does not know.
+  void set_numbers(NamedNumbers numbers);
+
+  /// Bytes of shared memory through which this rank stages tensors that peers cannot map; 0: the default.
+  std::uint64_t staging_bytes() const { return staging_bytes_; }
+  void set_staging_bytes(std::uint64_t bytes) { staging_bytes_ = bytes; }
+
+  /// Defaults, changed by OCCL_TUNING, changed by these options. Throws Error(invalid_argument).
+  Tuning tuning() const;
+
+ private:
+  NamedNumbers numbers_;
+  std::uint64_t staging_bytes_ = 0;
+};
+
+}  // namespace occl::pg

@@ -1,0 +1,257 @@
+"""Installing torch_occl changes nothing for programs that do not ask for it; other devices stay theirs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from torch.utils.cpp_extension import include_paths, library_paths
+
+import torch_occl
+
+PACKAGE = Path(torch_occl.__file__).parents[1]
+ENTRY_POINTS = "[torch.backends]\noccl = _torch_occl_autoload:autoload\n"
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory) -> Path:
+    """A directory as if torch_occl were installed there."""
+    path = tmp_path_factory.mktemp("installed")
+    (path / "torch_occl").symlink_to(PACKAGE / "torch_occl")
+    shutil.copy(PACKAGE / "_torch_occl_autoload.py", path)
+    info = path / "torch_occl-0.0.dist-info"
+    info.mkdir()
+    info.joinpath("METADATA").write_text("Metadata-Version: 2.1\nName: torch_occl\nVersion: 0.0\n")
+    info.joinpath("entry_points.txt").write_text(ENTRY_POINTS)
+    return path
+
+
+def python(code: str, path: Path, status: int = 0, **env: str) -> str:
+    """Output of a Python process that finds what is installed in `path`, and no other torch_occl."""
+    hidden = "import sys; sys.meta_path[:] = [f for f in sys.meta_path if 'editable' not in repr(f)]\n"
+    site = hidden + f"sys.path[:] = [p for p in sys.path if p != {str(PACKAGE)!r}]\n"
+    done = subprocess.run(
+        [sys.executable, "-c", site + code],
+        env={k: v for k, v in os.environ.items() if k != "OCCL_DEVICE"} | {"PYTHONPATH": str(path)} | env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=180,
+        cwd="/",
+    )
+    assert done.returncode == status, done.stdout
+    return done.stdout
+
+
+ANSWERS = """
+import json, os, sys, threading
+import torch
+import torch.distributed as dist
+from multiprocessing.reduction import ForkingPickler
+
+def answer(ask):
+    try:
+        return repr(ask())
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+print(json.dumps({
+    "device type": answer(torch._C._get_privateuse1_backend_name),
+    "accelerator": answer(torch.accelerator.is_available),
+    "current accelerator": answer(torch.accelerator.current_accelerator),
+    "default backends": answer(lambda: dist.Backend.default_device_backend_map),
+    "capabilities": answer(lambda: {k: v for k, v in dist.Backend.backend_capability.items() if k != "occl"}),
+    "no backend named": answer(lambda: dist.BackendConfig(dist.Backend("undefined")).device_backend_map),
+    "autograd threads": answer(torch.autograd.is_multithreading_enabled),
+    "pinning": answer(lambda: torch.empty(1).pin_memory().is_pinned()),
+    "DLPack": answer(lambda: (torch.Tensor.__dlpack__.__module__, torch.Tensor.__dlpack_device__.__module__)),
+    "tensor": answer(lambda: sorted(dir(torch.Tensor))),
+    "torch": answer(lambda: sorted(n for n in dir(torch) if n != "dev")),
+    "has dev": answer(lambda: hasattr(torch, "dev")),
+    "finders": answer(lambda: [type(f).__name__ for f in sys.meta_path]),
+    "threads": answer(lambda: len(os.listdir("/proc/self/task"))),
+    "pickling": answer(lambda: sorted(str(k) for k in ForkingPickler._extra_reducers)),
+    "modules": answer(lambda: sorted(m for m in sys.modules if "occl" in m and m != "_torch_occl_autoload")),
+    "libraries": answer(lambda: [l for l in open("/proc/self/maps") if "occl" in l]),
+    "autocast": answer(lambda: torch.get_autocast_dtype("cpu")),
+    "compilers": answer(lambda: "torch._dynamo" in sys.modules),
+}))
+"""
+
+
+def test_a_process_with_the_package_installed_answers_like_one_without(installed, tmp_path):
+    without = json.loads(python(ANSWERS, tmp_path, TORCH_DEVICE_BACKEND_AUTOLOAD="0").splitlines()[-1])
+    with_it = json.loads(python(ANSWERS, installed).splitlines()[-1])
+    assert with_it == without
+    imported = json.loads(python("import torch_occl\n" + ANSWERS, installed).splitlines()[-1])
+    assert len([name for name in without if imported[name] != without[name]]) >= 8, imported  # it can fail
+
+
+CPU_PROGRAM = """
+import torch, torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
+t = torch.ones(3)
+dist.all_reduce(t)
+model = DistributedDataParallel(torch.nn.Linear(3, 3))
+model(t).sum().backward()
+dist.barrier()
+dist.destroy_process_group()
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+dist.barrier(device_ids=[0])
+model = torch.nn.Linear(4, 4)
+fully_shard(model)
+model(torch.ones(2, 4)).sum().backward()
+dist.destroy_process_group()
+print("done")
+"""
+
+
+def test_programs_for_the_cpu_go_on_as_before(installed):
+    assert python(CPU_PROGRAM, installed).splitlines()[-1] == "done"
+
+
+OCCL_FOR_THE_CPU = """
+import sys, torch, torch.distributed as dist
+for backend in ("occl", "cpu:occl"):
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    t = torch.ones(3)
+    dist.all_reduce(t)
+    dist.all_reduce(t, group=dist.new_group([0]))
+    q = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
+    dist.broadcast(q, 0)
+    assert [str(d) for d in dist.group.WORLD._device_types] == ["cpu"]
+    dist.destroy_process_group()
+assert torch._C._get_privateuse1_backend_name() == "privateuseone" and not torch.accelerator.is_available()
+assert "torch_occl" not in sys.modules
+"""
+
+
+def test_the_backend_serves_cpu_tensors_without_making_the_device(installed):
+    then = """
+import torch_occl
+dist.init_process_group("occl", store=dist.HashStore(), rank=0, world_size=1)
+x = torch.ones(3, device="dev:0")
+dist.all_reduce(x)
+print(torch_occl.ProcessGroupOCCL.__name__, x.device)
+"""
+    said = python(OCCL_FOR_THE_CPU + then, installed).splitlines()[-1]
+    assert said == "ProcessGroupOCCL dev:0"
+
+
+@pytest.mark.parametrize(
+    ("code", "wish", "answer"),
+    [
+        ("import torch", "", "privateuseone"),
+        ("import torch", "0", "privateuseone"),
+        ("import torch", "1", "dev"),
+        ("import torch, torch_occl", "", "dev"),
+        ("import torch, torch_occl", "0", "privateuseone"),
+        ("import torch_occl, torch", "1", "dev"),
+    ],
+)
+def test_what_makes_the_device(installed, code, wish, answer):
+    said = python(f"{code}\nprint(torch._C._get_privateuse1_backend_name())", installed, OCCL_DEVICE=wish)
+    assert said.splitlines()[-1] == answer
+
+
+def test_a_wish_that_is_neither_is_an_error_of_the_import(installed):
+    said = python("import torch\nimport torch_occl", installed, status=1, OCCL_DEVICE="yes")
+    assert said.splitlines()[-1] == "ValueError: OCCL_DEVICE must be 0, 1 or empty, not 'yes'"
+
+
+OTHER_DEVICE = """
+#include <ATen/detail/PrivateUse1HooksInterface.h>
+#include <torch/csrc/distributed/c10d/reducer_timer.hpp>
+
+#include <cstdlib>
+#include <cstring>
+
+namespace c10d {
+struct OtherTimer final : Timer {
+  explicit OtherTimer(c10::Device) {}
+  std::optional<int64_t> measureDifference(Event, Event) override { return 4711; }
+};
+}  // namespace c10d
+
+struct Hooks final : at::PrivateUse1HooksInterface {
+  bool hasPrimaryContext(c10::DeviceIndex) const override { return false; }
+};
+
+// What another package registers when it is loaded, as C10_REGISTER_TYPED_CLASS does.
+__attribute__((constructor)) static void load() {
+  const char* what = std::getenv("OTHER_DEVICE");
+  if (std::strstr(what, "timer"))
+    c10d::TimerRegistry()->Register(
+        c10::kPrivateUse1, [](c10::Device d) { return std::make_unique<c10d::OtherTimer>(d); });
+  if (std::strstr(what, "hooks")) at::RegisterPrivateUse1HooksInterface(new Hooks);
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def other_device(tmp_path_factory) -> Path:
+    """A library of another package for PrivateUse1."""
+    folder = tmp_path_factory.mktemp("other")
+    (folder / "other.cpp").write_text(OTHER_DEVICE)
+    includes = [f"-I{path}" for path in include_paths()]
+    libraries = [f"-L{path}" for path in library_paths()]
+    command = [
+        "c++",
+        "-std=c++20",
+        "-O0",
+        "-shared",
+        "-fPIC",
+        *includes,
+        str(folder / "other.cpp"),
+        *libraries,
+    ]
+    subprocess.run([*command, "-lc10", "-ltorch_cpu", "-o", str(folder / "other.so")], check=True)
+    return folder / "other.so"
+
+
+@pytest.mark.parametrize("order", ["before", "after"])
+def test_another_packages_timer_neither_ends_the_process_nor_is_lost(installed, other_device, order):
+    load = f"import ctypes; ctypes.CDLL({str(other_device)!r})\n"
+    ours = "import torch_occl\n"
+    code = "import torch\n" + (load + ours if order == "before" else ours + load)
+    code += "print(torch.ones(2, device='dev').sum().item())"
+    assert python(code, installed, OTHER_DEVICE="timer").splitlines()[-1] == "2.0"
+
+
+def test_a_device_of_another_package_stays_its_own(installed, other_device):
+    code = f"""
+import ctypes, torch
+ctypes.CDLL({str(other_device)!r})
+torch.utils.rename_privateuse1_backend("other")
+import torch_occl
+import torch.distributed as dist
+dist.init_process_group("cpu:occl", store=dist.HashStore(), rank=0, world_size=1)
+t = torch.ones(3)
+dist.all_reduce(t)
+print(torch._C._get_privateuse1_backend_name(), hasattr(torch, "dev"), torch.Tensor.__dlpack__.__module__)
+"""
+    assert (
+        python(code, installed, OTHER_DEVICE="hooks and timer").splitlines()[-1]
+        == "other False torch._tensor"
+    )
+
+
+def test_a_device_of_another_package_comes_after_groups_on_cpu_tensors(installed, other_device):
+    code = (
+        OCCL_FOR_THE_CPU
+        + f"""
+import ctypes
+ctypes.CDLL({str(other_device)!r})
+torch.utils.rename_privateuse1_backend("other")
+print(torch._C._get_privateuse1_backend_name())
+"""
+    )
+    assert python(code, installed, OTHER_DEVICE="hooks and timer").splitlines()[-1] == "other"

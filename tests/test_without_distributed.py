@@ -1,0 +1,100 @@
+"""PyTorch may be built without torch.distributed: then the package is the device alone."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+import torch
+
+import torch_occl
+
+PACKAGE = Path(torch_occl.__file__).parents[1]
+
+WITHOUT_DISTRIBUTED = """
+import importlib.machinery, sys
+
+class Finder:
+    '''Takes out of torch._C what a build without torch.distributed lacks.'''
+
+    def find_spec(self, name, path, target=None):
+        if name != "torch._C":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        run = spec.loader.exec_module
+
+        def exec_module(module):
+            run(module)
+            for part in ("_c10d_init", "_rpc_init", "_dist_autograd_init", "_faulty_agent_init"):
+                vars(module).pop(part, None)
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+sys.meta_path.insert(0, Finder())
+import torch
+assert not torch.distributed.is_available()
+"""
+
+USE = """
+import torch_occl
+x = torch.ones(3, device="dev", requires_grad=True)
+(x * x).sum().backward()
+assert x.grad.tolist() == [2.0, 2.0, 2.0] and torch.dev.is_initialized()
+assert torch_occl.__all__ == []
+print("the device works")
+"""
+
+
+def run(script: str, **env: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | {"PYTHONPATH": str(PACKAGE)} | env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+        cwd="/",
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+@pytest.mark.parametrize("autoload", ["0", "1"])
+def test_the_package_is_imported_and_serves_the_device(autoload):
+    said = run(WITHOUT_DISTRIBUTED + USE, TORCH_DEVICE_BACKEND_AUTOLOAD=autoload)
+    assert said.splitlines()[-1] == "the device works" and "Warning" not in said, said
+
+
+@pytest.mark.full
+def test_the_library_is_linked_without_the_backend(tmp_path):
+    """As setup.py builds it for such a PyTorch: what is left needs nothing of what is left out."""
+    objects = PACKAGE / "build" / f"objects-{sys.implementation.cache_tag}" / "csrc"
+    if not objects.exists():
+        pytest.skip("the extension was not built in this checkout")
+    left_out = {
+        *(objects / "pg").glob("*.o"),
+        objects / "bind" / "backend.o",
+        objects / "bind" / "replicas.o",
+    }
+    left_out -= {objects / "pg" / "errors.o", objects / "pg" / "runtime.o"}
+    (tmp_path / "torch_occl").symlink_to(PACKAGE / "torch_occl")
+    library = tmp_path / f"_C{sysconfig.get_config_var('EXT_SUFFIX')}"
+    libraries = Path(torch.__file__).parent / "lib"
+    parts = [str(path) for path in sorted(set(objects.rglob("*.o")) - left_out)]
+    linked = [f"-L{libraries}", "-lc10", "-ltorch", "-ltorch_cpu", "-ltorch_python"]
+    subprocess.run(["c++", "-shared", "-o", str(library), *parts, *linked], check=True)
+    script = f"""
+import importlib.util, sys, torch_occl._versions
+spec = importlib.util.spec_from_file_location("torch_occl._C", {str(library)!r})
+sys.modules["torch_occl._C"] = module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+assert not hasattr(module, "ProcessGroupOCCL")
+print("loaded")
+"""
+    prelude = WITHOUT_DISTRIBUTED + "sys.modules['torch_occl'] = type(sys)('torch_occl')\n"
+    prelude += f"sys.modules['torch_occl'].__path__ = [{str(PACKAGE / 'torch_occl')!r}]\n"
+    assert run(prelude + script, TORCH_DEVICE_BACKEND_AUTOLOAD="0").splitlines()[-1] == "loaded"
