@@ -6,6 +6,8 @@ the ranks, makes their groups and ends them. By default one of them runs: each r
 
 from __future__ import annotations
 
+import multiprocessing
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -27,6 +29,15 @@ from torch.testing._internal.distributed._tensor.common_dtensor import (
     DTensorTestBase,
     with_comms,
 )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _spawned_ranks():
+    """The base classes ask for spawned processes, and go on with forked ones where another test began to fork."""
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method("spawn", force=True)
+    yield
+    multiprocessing.set_start_method(before, force=True)
 
 
 @pytest.mark.full
