@@ -69,6 +69,7 @@ void Group::submit(Operation& op) {
     }
     op.error_ = std::make_unique<Error>(*ended_);
   }
+  op.listener_.ending(op);
   op.finished_.store(true, std::memory_order_release);  // pairs with Operation::finished
   op.listener_.completed(op);
   op.listener_.released(op);
@@ -194,26 +195,29 @@ bool Group::advance_collectives(OperationList& done) {
   return moved;
 }
 
-/// Tells listeners, outside of the locks: a listener may submit, wait and destroy.
+/// Tells listeners, outside of the locks. All operations end before the first listener is told, because a
+/// listener may wait for one that ended together with its own.
 void Group::finish(OperationList& done) {
   if (done.empty()) return;
   OCCL_FAULT_POINT("group.finish");
+  for (Operation* op = done.begin(); op; op = OperationList::next(*op)) {
+    op->listener_.ending(*op);
+    pending_.fetch_sub(1, std::memory_order_release);  // pairs with pending()
+    engine_.pending_.fetch_sub(1, std::memory_order_release);
+    op->finished_.store(true, std::memory_order_seq_cst);  // pairs with Operation::finished, and with sleepers
+  }
+  engine_.ring();  // another thread of this process may wait for one of them
   while (!done.empty()) {
     Operation& op = done.pop();
     const bool keep = op.error_ && op.exposed_;
-    Listener& listener = op.listener_;
-    pending_.fetch_sub(1, std::memory_order_release);  // pairs with pending()
-    engine_.pending_.fetch_sub(1, std::memory_order_release);
-    op.finished_.store(true, std::memory_order_seq_cst);  // pairs with Operation::finished, and with sleepers
-    listener.completed(op);
+    op.listener_.completed(op);
     if (keep) {
       std::lock_guard lock(submit_mutex_);
       exposed_.push(op);
     } else {
-      listener.released(op);
+      op.listener_.released(op);
     }
   }
-  engine_.ring();  // another thread of this process may wait for one of them
 }
 
 void Group::check_aborts() {

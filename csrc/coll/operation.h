@@ -27,9 +27,13 @@ struct Transfer {
 
 class Operation;
 
-/// Who is told how an operation ended. Called by whichever thread drove it, outside of all locks.
+/// Hears how an operation goes, from the thread that drives it.
 class Listener {
  public:
+  /// The operation has ended, and no other thread can see that yet. Must not block.
+  virtual void ending(Operation&) noexcept {}
+  /// Every thread can see that this operation has ended, and so have all that ended with it. Called outside of
+  /// all locks: it may submit, wait and destroy.
   virtual void completed(Operation& operation) noexcept = 0;
   /// It is about to begin, and it has succeeded. Of a collective: the ones before it have ended, and the ones
   /// after it have not begun. By whichever thread drives, under the group's lock. What they throw fails it.

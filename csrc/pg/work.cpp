@@ -81,7 +81,11 @@ void WorkOCCL::Part::beginning(coll::Operation&) {
 
 void WorkOCCL::Part::succeeded(coll::Operation&) { copy_all(request.after); }
 
-void WorkOCCL::Part::completed(coll::Operation&) noexcept { work.one_less(); }
+void WorkOCCL::Part::ending(coll::Operation&) noexcept { last = work.one_less(); }
+
+void WorkOCCL::Part::completed(coll::Operation&) noexcept {
+  if (last) work.tell();
+}
 
 void WorkOCCL::Part::released(coll::Operation&) noexcept { c10::raw::intrusive_ptr::decref(&work); }
 
@@ -126,18 +130,21 @@ void WorkOCCL::release() {
   for (Part& part : parts_) engine().release(*group_, part.operation);
 }
 
-void WorkOCCL::seal() { one_less(); }
+void WorkOCCL::seal() {
+  if (one_less()) tell();
+}
 
-void WorkOCCL::one_less() noexcept {
-  if (open_.fetch_sub(1, std::memory_order_acq_rel) != 2) return;  // the last one sees what the others did
+/// True if the work has ended with this.
+bool WorkOCCL::one_less() noexcept {
+  if (open_.fetch_sub(1, std::memory_order_acq_rel) != 2) return false;  // the last sees what the others did
   end_ = std::chrono::steady_clock::now();
   open_.store(0, std::memory_order_release);  // pairs with ended()
-  if (recordFunctionEndCallback_) recordFunctionEndCallback_();
-  tell();
+  return true;
 }
 
 /// Futures and the completion hook hear that this has ended.
 void WorkOCCL::tell() noexcept {
+  if (recordFunctionEndCallback_) recordFunctionEndCallback_();
   FuturePtr future, result;
   {
     std::lock_guard lock(mutex_);
@@ -155,8 +162,9 @@ void WorkOCCL::tell() noexcept {
 }
 
 const Error* WorkOCCL::error() const {
+  const bool all = ended();
   for (const Part& part : parts_)
-    if (part.operation.finished() && part.operation.error()) return part.operation.error();
+    if ((all || part.operation.finished()) && part.operation.error()) return part.operation.error();
   return nullptr;
 }
 

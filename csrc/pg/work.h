@@ -78,6 +78,7 @@ class WorkOCCL final : public c10d::Work {
  private:
   struct Part final : coll::Listener {
     Part(WorkOCCL& work, Request&& request, Deadline deadline);
+    void ending(coll::Operation&) noexcept override;
     void completed(coll::Operation&) noexcept override;
     void released(coll::Operation&) noexcept override;
     void beginning(coll::Operation&) override;
@@ -86,10 +87,11 @@ class WorkOCCL final : public c10d::Work {
     WorkOCCL& work;
     const Request request;
     coll::Operation operation;
+    bool last = false;  // the work ended with it; only of the thread that drives
   };
   using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 
-  void one_less() noexcept;
+  bool one_less() noexcept;
   void tell() noexcept;
   bool streams_wait();
   void wait_on_host(std::chrono::milliseconds timeout);

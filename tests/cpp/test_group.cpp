@@ -428,6 +428,25 @@ class Blocked : public Listener {
 
 }  // namespace
 
+TEST("a callback may wait for an operation that ended together with its own") {
+  Cluster cluster(2);
+  cluster.each([&](Rank& rank) {
+    if (rank.rank == 1) return;
+    std::int64_t values[2] = {1, 1};
+    Blocked second(rank, all_reduce(&values[1], 1), [] {});
+    const auto wait = [&] {
+      rank.engine->wait(*rank.group, second.operation, Deadline::after(std::chrono::seconds(60)), {});
+      CHECK(second.operation.error());
+    };
+    Blocked first(rank, all_reduce(&values[0], 1), wait);
+    for (Blocked* call : {&first, &second}) rank.engine->submit(*rank.group, call->operation);
+    rank.group->abort("the test ends it");  // both, at once
+    CHECK(first.operation.finished() && second.operation.finished());
+    rank.group->close();  // what peers may still read is released then
+    CHECK(first.ended && second.ended);
+  });
+}
+
 TEST("callbacks may wait for operations that somebody else must drive, to any depth") {
   Cluster cluster(2);
   for (bool wait_outside : {false, true})
