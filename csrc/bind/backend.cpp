@@ -13,6 +13,7 @@
 #include "pg/process_group.h"
 #include "pg/registrations.h"
 #include "pg/runtime.h"
+#include "pg/shared_tensors.h"
 
 namespace occl::bind {
 namespace {
@@ -148,9 +149,6 @@ void bind_backend(py::module_& module) {
       "Does nothing: ranks outside of a new group have no part in making it.");
   group.def("_start_time_estimate", &ProcessGroupOCCL::startTimeEstimate)
       .def("_end_time_estimate", &ProcessGroupOCCL::endTimeEstimate)
-      .def("suspend", &ProcessGroupOCCL::suspend, py::call_guard<py::gil_scoped_release>(),
-           "Collective: gives staging memory and unused device memory back to the system until resume().")
-      .def("resume", &ProcessGroupOCCL::resume, py::call_guard<py::gil_scoped_release>())
       .def("memory_stats", &ProcessGroupOCCL::getMemoryStats, py::call_guard<py::gil_scoped_release>(),
            "Bytes of shared memory by what they are for, of this group and of this process.")
       .def(

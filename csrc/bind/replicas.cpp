@@ -7,7 +7,9 @@
 #include "base/tuning.h"
 #include "bind/bind.h"
 #include "kernels/kernels.h"
+#include "pg/blocks.h"
 #include "pg/checks.h"
+#include "pg/stand_in.h"
 
 namespace occl::bind {
 namespace {

@@ -7,17 +7,22 @@
 namespace occl::coll {
 namespace {
 
-constexpr int kDTypeBit = 5, kOpBit = 11, kRootBit = 15, kCountBit = 24;
-constexpr std::uint64_t kKindMask = (std::uint64_t{1} << kDTypeBit) - 1;
+constexpr int kPartOfBit = 4, kDTypeBit = 5, kOpBit = 11, kRootBit = 15, kCountBit = 24;
+constexpr std::uint64_t kKindMask = (std::uint64_t{1} << kPartOfBit) - 1;
 constexpr std::uint64_t kCountMax = (kUneven << 1) - 1;
-static_assert(kKinds <= 1 << kDTypeBit && kDTypes <= 1 << (kOpBit - kDTypeBit) &&
+static_assert(kKinds <= 1 << kPartOfBit && kDTypes <= 1 << (kOpBit - kDTypeBit) &&
               kReduceOps < 1 << (kRootBit - kOpBit));
 
 }  // namespace
 
+const char* name_of(const Collective& c) {
+  return c.part_of == Composite::all_reduce_sparse ? "all_reduce_sparse" : traits(c.kind).name;
+}
+
 Signature Signature::of(const Collective& c) {
-  return {static_cast<std::uint64_t>(c.kind) | static_cast<std::uint64_t>(c.dtype) << kDTypeBit |
-          static_cast<std::uint64_t>(c.op) << kOpBit | static_cast<std::uint64_t>(c.root) << kRootBit |
+  return {static_cast<std::uint64_t>(c.kind) | static_cast<std::uint64_t>(c.part_of) << kPartOfBit |
+          static_cast<std::uint64_t>(c.dtype) << kDTypeBit | static_cast<std::uint64_t>(c.op) << kOpBit |
+          static_cast<std::uint64_t>(c.root) << kRootBit |
           std::min<std::uint64_t>(c.volume, kCountMax) << kCountBit};
 }
 
@@ -46,9 +51,10 @@ std::string Signature::describe() const {
   };
   const std::uint64_t kind = word & kKindMask;
   if (kind >= kKinds) return "an unknown operation";
+  if (field(kPartOfBit, kDTypeBit) == static_cast<std::uint64_t>(Composite::all_reduce_sparse))
+    return "all_reduce_sparse(...)";
   const Traits& t = kTraits[kind];
   if (static_cast<Kind>(kind) == Kind::barrier) return "barrier()";
-  if (static_cast<Kind>(kind) == Kind::all_reduce_sparse) return concat(t.name, "(...)");
   const auto count = even();
   std::string text = concat(t.name, "(", name_of(static_cast<DType>(field(kDTypeBit, kOpBit))), "[",
                             count                             ? std::to_string(*count)

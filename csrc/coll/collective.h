@@ -27,9 +27,11 @@ enum class Kind : std::uint8_t {
   scatter,
   reduce_scatter,
   all_to_all,
-  all_reduce_sparse,  // what it is made of: all_gathers, by another name
 };
-inline constexpr int kKinds = static_cast<int>(Kind::all_reduce_sparse) + 1;
+inline constexpr int kKinds = static_cast<int>(Kind::all_to_all) + 1;
+
+/// The call that a collective is a part of, where that consists of several collectives.
+enum class Composite : std::uint8_t { none, all_reduce_sparse };
 
 struct Traits {
   const char* name;
@@ -46,7 +48,7 @@ inline constexpr Traits kTraits[kKinds] = {
     {"all_reduce", true, false, false, false, false}, {"reduce", true, false, false, false, true},
     {"all_gather", false, false, true, false, false}, {"gather", false, false, true, false, true},
     {"scatter", false, true, false, true, false},     {"reduce_scatter", true, true, false, false, false},
-    {"all_to_all", false, true, true, false, false},  {"all_reduce_sparse", false, false, true, false, false},
+    {"all_to_all", false, true, true, false, false},
 };
 constexpr const Traits& traits(Kind kind) { return kTraits[static_cast<int>(kind)]; }
 constexpr bool rooted(Kind kind) { return traits(kind).in_root_only || traits(kind).out_root_only; }
@@ -73,6 +75,7 @@ inline constexpr std::uint64_t kUneven = std::uint64_t{1} << 39;
 
 struct Collective {
   Kind kind = Kind::barrier;
+  Composite part_of = Composite::none;
   DType dtype = DType::bytes;
   ReduceOp op = ReduceOp::none;
   int root = 0;  // 0 where the kind has none
@@ -82,10 +85,13 @@ struct Collective {
   double factor = 1;        // PREMUL_SUM: this rank's
 };
 
+/// The name of the call: "all_reduce".
+const char* name_of(const Collective& c);
+
 /// Everything that all ranks must agree on, in one word: no hash, so that it can be told in words.
 ///
-///     bit  0     5      11    15       24                         64
-///          kind  dtype  op    root     volume
+///     bit  0     4        5      11  15    24
+///          kind  part of  dtype  op  root  volume
 struct Signature {
   std::uint64_t word = 0;
 

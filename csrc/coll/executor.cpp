@@ -23,9 +23,10 @@ std::size_t total_bytes(const Blocks& blocks, std::size_t element_size) {
 Executor::Executor(Mesh& mesh)
     : mesh_(mesh), in_(mesh.size()), out_(mesh.size()), slots_(mesh.size()), factors_(mesh.size(), 1.0) {}
 
-void Executor::start(const Collective& collective, std::uint64_t sequence, Deadline deadline) {
+void Executor::start(const Collective& collective, std::uint64_t number, Deadline deadline) {
   c_ = collective;
-  q_ = sequence;
+  ++q_;
+  number_ = number;
   deadline_ = deadline;
   signature_ = Signature::of(c_);
   shape_ = {c_.kind, mesh_.size(), c_.root, size_of(c_.dtype), c_.largest};
@@ -70,6 +71,7 @@ void Executor::post() {
   }
   if (!signature_.even() && !pairs_) list_sizes();
   OCCL_FAULT_POINT("post.staged");
+  post.number = number_;
   post.factor = c_.factor;
   post.signature = signature_.word;
   post.stamp.store(q_, std::memory_order_seq_cst);  // pairs with all_arrived, and with sleepers (bell.h)
@@ -135,7 +137,7 @@ void Executor::compare_pairs() const {
     const std::uint64_t sent = even ? *even : block.listed(q_)[mesh_.rank()].count;
     const std::size_t expected = c_.out.at(i, shape_.element_size).count;
     if (sent != expected)
-      fail(Errc::aborted, "in all_to_all #", q_, " of group ", mesh_.name(), " rank ", i, " sends ", sent,
+      fail(Errc::aborted, "in all_to_all #", number_, " of group ", mesh_.name(), " rank ", i, " sends ", sent,
            " elements to rank ", mesh_.rank(), ", which expects ", expected);
   }
 }
@@ -293,7 +295,7 @@ Outcome Executor::advance() {
     if (!all_arrived()) return Outcome::blocked;
     if (stranger_ >= 0)
       fail(Errc::mismatch, called(stranger_, strange_), " where ", called(mesh_.rank(), signature_),
-           " as operation #", q_, " of group ", mesh_.name());
+           " as operation #", number_, " of group ", mesh_.name());
     OCCL_FAULT_POINT("meet.arrived");
     choose_plan();
     stage_ = Stage::move;

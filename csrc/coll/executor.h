@@ -25,8 +25,8 @@ class Executor {
  public:
   explicit Executor(Mesh& mesh);
 
-  /// Posts operation number `sequence`. Requires that the last one has finished.
-  void start(const Collective& collective, std::uint64_t sequence, Deadline deadline);
+  /// Posts a collective of operation `number`. Requires that the last one has finished.
+  void start(const Collective& collective, std::uint64_t number, Deadline deadline);
 
   /// Throws Error(mismatch), after which the next operation may start, or any other Error, after which
   /// nothing may.
@@ -66,7 +66,8 @@ class Executor {
   Plan plan_;
   Signature signature_;
   Deadline deadline_ = Deadline::never();
-  std::uint64_t q_ = 0;     // the operation's number
+  std::uint64_t number_ = 0;  // the operation's, for errors
+  std::uint64_t q_ = 0;       // collectives since the group began; the same on every rank
   std::uint64_t tick_ = 0;  // synchronisations passed since the group began; the same on every rank
   Stage stage_ = Stage::meet;
   bool agreed_ = false;  // all ranks made the plan's first step before they met, or it needs no slots

@@ -110,7 +110,7 @@ void Group::take_submitted(OperationList& done) {
   }
   while (!transfers_held_.empty() && transfers_held_.front().ready()) {
     Operation& op = transfers_held_.pop();
-    if (tell(op, &Listener::beginning))
+    if (tell(op, [&op] { op.listener_.beginning(op); }))
       messenger_.post(op, done);
     else
       done.push(op);
@@ -120,12 +120,13 @@ void Group::take_submitted(OperationList& done) {
 /// Under the lock: of two receives into one place the later one has the last word.
 void Group::tell_of_messages(const OperationList& done) {
   for (Operation* op = done.begin(); op; op = OperationList::next(*op))
-    if (op->is_transfer() && !op->error_) tell(*op, &Listener::succeeded);
+    if (op->is_transfer() && !op->error_) tell(*op, [op] { op->listener_.succeeded(*op); });
 }
 
 /// What the listener throws is the error of this message alone.
-bool Group::tell(Operation& op, void (Listener::*what)(Operation&)) try {
-  (op.listener_.*what)(op);
+template <class F>
+bool Group::tell(Operation& op, F&& f) try {
+  f();
   return true;
 } catch (const Error& error) {
   op.error_ = std::make_unique<Error>(error);
@@ -178,7 +179,10 @@ bool Group::advance_collectives(OperationList& done) {
         started_ = true;
       }
       outcome = executor_.advance();
-      if (outcome == Outcome::finished) op.listener_.succeeded(op);
+      if (outcome == Outcome::finished && op.listener_.succeeded(op)) {
+        started_ = false;
+        outcome = Outcome::advanced;
+      }
     } catch (const Error& error) {
       if (error.code() != Errc::mismatch) throw;
       op.error_ = std::make_unique<Error>(error);
@@ -275,7 +279,7 @@ void Group::check_refusals() {
   if (refused(mesh_->own())) return;
   for (const int rank : executor_.missing()) {
     const SharedBlock& block = mesh_->member(rank).block;
-    if (refused(block) && block.refusal(q).why().starts_with(traits(op.collective().kind).name))
+    if (refused(block) && block.refusal(q).why().starts_with(name_of(op.collective())))
       check_refusal(rank, block.refusal(q), op, second_thoughts_);
   }
 }

@@ -78,7 +78,6 @@ class Group {
   struct Meetings {
     Atomic<bool> busy = false;
     Offer::Failure failure;               // this rank's last one
-    std::vector<std::uint64_t> used;      // of each rank, the incarnation that its last offer led to
     std::vector<std::uint32_t> failures;  // of each rank, the last failure that this rank has heard of
   };
   Meetings& meetings() { return meetings_; }
@@ -89,7 +88,8 @@ class Group {
  private:
   void forgive(const Transfer& transfer);
   void take_submitted(OperationList& done);
-  bool tell(Operation& op, void (Listener::*what)(Operation&));
+  template <class F>
+  static bool tell(Operation& op, F&& f);
   void tell_of_messages(const OperationList& done);
   void set_restless(bool restless);
   bool advance_collectives(OperationList& done);

@@ -17,14 +17,14 @@ const Post* newest_post(const SharedBlock& block) {
 }
 
 std::string describe(const Post& post) {
-  return concat(Signature{post.signature}.describe(), " #", post.stamp.load(std::memory_order_relaxed));
+  return concat(Signature{post.signature}.describe(), " #", post.number);
 }
 
 }  // namespace
 
 std::string Operation::describe() const {
-  if (!is_transfer_) return Signature::of(collective_).describe();
-  const Transfer& t = transfer_;
+  if (!is_transfer()) return Signature::of(collective()).describe();
+  const Transfer& t = transfer();
   return concat(
       t.send ? "send(" : "recv(", name_of(t.dtype), "[", t.buffer.count, "], ",
       t.send ? "dst=" : "src=", t.peer == Transfer::kAnyRank ? std::string("any") : std::to_string(t.peer),
@@ -69,7 +69,7 @@ std::string Group::ahead(const shm::Peer& process) const {
     const Member& member = mesh_->member(i);
     if (member.peer.get() != &process || i == mesh_->rank()) continue;
     const Post* last = newest_post(member.block);
-    if (last && last->stamp.load(std::memory_order_relaxed) > sequence())
+    if (last && last->number > sequence())
       text += concat("; it has called ", describe(*last), " of group ", mesh_->name(), ", which rank ",
                      mesh_->rank(), " of that group has not");
     if (const auto wanted = member.block.recv(mesh_->rank()).wanted.load(std::memory_order_relaxed))

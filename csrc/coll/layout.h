@@ -104,7 +104,8 @@ struct alignas(kLine) Post {
   std::uint64_t largest = 0;
   std::uint32_t mapped = 0;  // peers can reach all that `direct` needs
   std::uint32_t listed = 0;  // addresses of its blocks are in listed[], not back to back
-  std::array<std::byte, 24> reserved{};
+  std::uint64_t number = 0;  // of the operation: one may consist of several collectives. For errors
+  std::array<std::byte, 16> reserved{};
 };
 static_assert(sizeof(Post) == 2 * kLine && offsetof(Post, in) == kLine);
 

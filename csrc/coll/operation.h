@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
+#include <variant>
 
 #include "base/deadline.h"
 #include "base/error.h"
@@ -25,6 +27,9 @@ struct Transfer {
   std::size_t bytes() const { return buffer.count * size_of(dtype); }
 };
 
+/// What an operation does.
+using Task = std::variant<Collective, Transfer>;
+
 class Operation;
 
 /// Hears how an operation goes, from the thread that drives it.
@@ -32,13 +37,14 @@ class Listener {
  public:
   /// The operation has ended, and no other thread can see that yet. Must not block.
   virtual void ending(Operation&) noexcept {}
-  /// Every thread can see that this operation has ended, and so have all that ended with it. Called outside of
-  /// all locks: it may submit, wait and destroy.
+  /// Every thread can see that this operation has ended, and so have all that ended with it. Called outside
+  /// of all locks: it may submit, wait and destroy.
   virtual void completed(Operation& operation) noexcept = 0;
   /// It is about to begin, and it has succeeded. Of a collective: the ones before it have ended, and the ones
   /// after it have not begun. By whichever thread drives, under the group's lock. What they throw fails it.
   virtual void beginning(Operation&) {}
-  virtual void succeeded(Operation&) {}
+  /// True if the operation goes on with another collective, which its task is now.
+  virtual bool succeeded(Operation&) { return false; }
   /// The last call for this operation: its buffers and it itself may go now. After an error that is only when
   /// the group is closed, because peers may still be using the buffers.
   virtual void released(Operation& operation) noexcept = 0;
@@ -49,16 +55,16 @@ class Listener {
 
 class Operation {
  public:
-  Operation(Listener& listener, const Collective& collective, Deadline deadline)
-      : collective_(collective), deadline_(deadline), listener_(listener) {}
-  Operation(Listener& listener, const Transfer& transfer, Deadline deadline)
-      : is_transfer_(true), transfer_(transfer), deadline_(deadline), listener_(listener) {}
+  /// The task lives as long as the operation. Listener::succeeded may change a collective.
+  Operation(Listener& listener, const Task& task, Deadline deadline)
+      : task_(task), deadline_(deadline), listener_(listener) {}
+  Operation(Listener& listener, Task&& task, Deadline deadline) = delete;
   Operation(const Operation&) = delete;
   Operation& operator=(const Operation&) = delete;
 
-  bool is_transfer() const { return is_transfer_; }
-  const Collective& collective() const { return collective_; }
-  const Transfer& transfer() const { return transfer_; }
+  bool is_transfer() const { return std::holds_alternative<Transfer>(task_); }
+  const Collective& collective() const { return *std::get_if<Collective>(&task_); }
+  const Transfer& transfer() const { return *std::get_if<Transfer>(&task_); }
   Deadline deadline() const { return deadline_; }
 
   /// The number of this operation among the collectives (or the messages) of its group on this rank, from 1.
@@ -83,9 +89,7 @@ class Operation {
   friend class Messenger;
   friend class OperationList;
 
-  const bool is_transfer_ = false;
-  const Collective collective_;
-  const Transfer transfer_;
+  const Task& task_;
   const Deadline deadline_;
   Listener& listener_;
   Operation* next_ = nullptr;

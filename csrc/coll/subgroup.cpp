@@ -85,7 +85,6 @@ class Meeting {
         wanted_(wanted),
         showing_(showing),
         found_(wanted.ranks.size()) {
-    memory_.used.resize(mesh_.size());
     memory_.failures.resize(mesh_.size());
   }
 
@@ -103,14 +102,11 @@ class Meeting {
                               [&](const auto& it) { return it->offer.agreed == seen; });
   }
 
-  /// What the ranks show, which no later attempt takes for new.
-  std::vector<Invitation> take() {
-    std::vector<Invitation> invitations;
-    for (std::size_t i = 0; i < found_.size(); ++i) {
-      invitations.push_back(found_[i]->offer.invitation);
-      memory_.used[wanted_.ranks[i]] = invitations.back().incarnation;
-    }
-    return invitations;
+  /// What the ranks agreed on.
+  std::vector<Invitation> invitations() const {
+    std::vector<Invitation> all;
+    for (const auto& it : found_) all.push_back(it->offer.invitation);
+    return all;
   }
 
   /// "rank 1 (pid 4711, host a), rank 3 (...)": of the parent, those that have not come or not agreed.
@@ -137,7 +133,7 @@ class Meeting {
       check(rank, shown->offer);
       hear_of_failure(rank, shown->offer.failure);
     }
-    if (!shown || shown->offer.ranks.size == 0 || shown->offer.invitation.incarnation == memory_.used[rank]) {
+    if (!shown || shown->offer.ranks.size == 0) {
       if (left) fail_for_the_leaver(rank, shown);
     } else if (shown->offer.ranks.is(wanted_.ranks)) {
       found_[i] = std::move(shown);
@@ -251,7 +247,7 @@ std::shared_ptr<Group> make_subgroup(Group& parent, const Subgroup& wanted,
   }
   std::vector<std::shared_ptr<shm::Peer>> peers;
   for (const int rank : wanted.ranks) peers.push_back(mesh.member(rank).peer);
-  made->join(meeting.take(), std::move(peers));
+  made->join(meeting.invitations(), std::move(peers));
   // It returns once every rank has joined, so none needs the offer any more.
   return Group::open(engine, std::move(made), deadline, interrupted);
 }

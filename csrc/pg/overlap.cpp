@@ -1,7 +1,12 @@
-// Which tensors share memory, and what stands in for those that cannot be moved as they lie.
+#include "pg/overlap.h"
+
+#include <ATen/ATen.h>
+
 #include <algorithm>
 #include <numeric>
+#include <span>
 
+#include "pg/blocks.h"
 #include "pg/checks.h"
 
 namespace occl::pg {
@@ -121,26 +126,7 @@ void check_apart(const char* call, std::vector<Piece>& pieces) {
     }
 }
 
-bool is_dense(const at::Tensor& t, Density density) {
-  return density == Density::contiguous ? t.is_contiguous() : t.is_non_overlapping_and_dense();
-}
-
-at::Tensor dense_like(const char* call, const at::Tensor& t, Density density) {
-  if (t.scalar_type() == at::kQUInt4x2 || t.scalar_type() == at::kQUInt2x4)
-    check_dense(call, t, density);  // elements share bytes: there is nothing that could copy every other one
-  return at::empty_like(
-      t, {}, density == Density::contiguous ? at::MemoryFormat::Contiguous : at::MemoryFormat::Preserve);
-}
-
 }  // namespace
-
-void check_dense(const char* call, const at::Tensor& t, Density density) {
-  if (!is_dense(t, density))
-    invalid(call, "invalid tensor layout: tensors must ",
-            density == Density::contiguous ? "be contiguous" : "have no gaps and no overlap in memory",
-            ", and this one has sizes ", c10::str(t.sizes()), " and strides ", c10::str(t.strides()),
-            "; call .contiguous() first");
-}
 
 void check_written(const char* call, const at::Tensor& t) {
   if (overlaps_itself(t))
@@ -148,7 +134,7 @@ void check_written(const char* call, const at::Tensor& t) {
             ", strides ", c10::str(t.strides()), "); call .contiguous() first");
 }
 
-void check_outputs(const char* call, const Tensors& outputs) {
+void check_outputs(const char* call, at::TensorList outputs) {
   if (outputs.size() < 2) return;
   std::vector<Piece> pieces;
   pieces.reserve(outputs.size());
@@ -161,35 +147,14 @@ void check_joined(const char* call, const std::vector<const Request*>& requests)
   std::vector<Piece> pieces;
   for (std::size_t i = 0; i < requests.size(); ++i) {
     const Request& r = *requests[i];
-    // On ranks that do but one of the two as well, so that all ranks refuse the same.
-    if (!r.is_transfer || !r.transfer.send)
+    // Also on ranks that do only one of the two, so that all ranks refuse the same.
+    const coll::Transfer* message = r.transfer();
+    if (!message || !message->send)
       for (const at::Tensor& t : r.outputs) add_piece(pieces, t, i, true);
-    if (!r.is_transfer || r.transfer.send)
+    if (!message || message->send)
       for (const at::Tensor& t : r.inputs) add_piece(pieces, t, i, false);
   }
   check_apart(call, pieces);
-}
-
-StandIn for_reading(const char* call, Request& request, const at::Tensor& t, Density density) {
-  if (is_dense(t, density)) return StandIn::borrowed(t);
-  at::Tensor copy = dense_like(call, t, density);
-  request.before.emplace_back(copy, t);
-  return StandIn::owned(std::move(copy));
-}
-
-StandIn for_writing(const char* call, Request& request, const at::Tensor& t, Density density) {
-  if (is_dense(t, density)) return StandIn::borrowed(t);
-  check_written(call, t);
-  at::Tensor copy = dense_like(call, t, density);
-  request.after.emplace_back(t, copy);
-  return StandIn::owned(std::move(copy));
-}
-
-StandIn for_both(const char* call, Request& request, const at::Tensor& t, bool reads, bool writes) {
-  if (!writes) return for_reading(call, request, t, Density::any_order);
-  StandIn stand_in = for_writing(call, request, t, Density::any_order);
-  if (reads && !stand_in->is_same(t)) request.before.emplace_back(*stand_in, t);
-  return stand_in;
 }
 
 }  // namespace occl::pg

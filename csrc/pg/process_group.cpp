@@ -5,9 +5,13 @@
 #include <memory>
 #include <utility>
 
-#include "device/stream.h"
+#include "coll/monitored_barrier.h"
 #include "pg/checks.h"
 #include "pg/errors.h"
+#include "pg/normalize.h"
+#include "pg/overlap.h"
+#include "pg/runtime.h"
+#include "pg/side_streams.h"
 #include "pg/sparse.h"
 
 namespace occl::pg {
@@ -31,38 +35,36 @@ void check_pairs(const char* call, const Tensors& outputs, const Tensors& inputs
 }
 
 const char* name_of(const Request& request) {
-  if (request.is_transfer) return request.transfer.send ? "send" : "recv";
-  return coll::traits(request.collective.kind).name;
+  if (const coll::Transfer* message = request.transfer()) return message->send ? "send" : "recv";
+  return coll::name_of(request.collective());
 }
 
-/// Adds the request's side stream to a list, once.
-void add_stream(std::vector<c10::Stream>& streams, const Request& request) {
-  if (const auto stream = side_stream(request))
-    if (std::find(streams.begin(), streams.end(), *stream) == streams.end()) streams.push_back(*stream);
-}
-
-bool all_idle(const std::vector<c10::Stream>& streams) {
-  return std::all_of(streams.begin(), streams.end(), [](auto stream) { return device::query(stream); });
-}
+std::span<Request> as_span(Request& request) { return {&request, 1}; }
+std::span<Request> as_span(std::vector<Request>& requests) { return requests; }
 
 /// The work begins when all of these streams have come to it.
-void release_after(const std::vector<c10::Stream>& streams, const c10::intrusive_ptr<WorkOCCL>& work) {
+void release_after(const SideStreams& streams, const c10::intrusive_ptr<WorkOCCL>& work) {
   const auto left = std::make_shared<std::atomic<std::size_t>>(streams.size());
-  for (const c10::Stream& stream : streams)
-    device::enqueue(stream, [work, left] {
-      if (left->fetch_sub(1, std::memory_order_acq_rel) == 1)
-        work->release();  // the last one sees the others
-    });
+  streams.enqueue([work, left] {
+    if (left->fetch_sub(1, std::memory_order_acq_rel) == 1) work->release();  // the last one sees the others
+  });
 }
 
 }  // namespace
+
+ProcessGroupOCCL::ProcessGroupOCCL(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                                   const Options& options, const Parent& parent)
+    : GroupBackend(store, rank, size, options, parent) {}
+
+ProcessGroupOCCL::ProcessGroupOCCL(std::shared_ptr<coll::Group> group, const Options& options)
+    : GroupBackend(std::move(group), options) {}
 
 template <class Make, class Refuse>
 decltype(auto) ProcessGroupOCCL::checked(Make&& make, Refuse&& refuse) {
   try {
     return make();
   } catch (const c10::Error& error) {
-    check_usable();
+    check_not_forked(*group_);
     refuse(error.what_without_backtrace());
     forget_coalesced();
     throw;
@@ -76,47 +78,42 @@ decltype(auto) ProcessGroupOCCL::checked(Make&& make) {
 
 template <class Opts, class Make>
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::call(const Opts& opts, Make&& make) {
-  return launch(checked(make), opts.timeout, opts.asyncOp);
+  auto made = checked(make);
+  return launch(as_span(made), opts.timeout, opts.asyncOp);
 }
 
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::transfer(Tensors& tensors, int peer, int tag, bool send) {
-  return launch(checked([&] { return pg::transfer(who(), tensors, peer, tag, send); },
-                        [&](const char* why) { group_->refuse_message(peer, send, why); }),
-                c10d::kUnsetTimeout);
+  Request made = checked([&] { return pg::transfer(self(), tensors, peer, tag, send); },
+                         [&](const char* why) { group_->refuse_message(peer, send, why); });
+  return launch(as_span(made), c10d::kUnsetTimeout);
 }
 
-ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::launch(Request request, std::chrono::milliseconds timeout,
-                                                   bool async) {
-  std::vector<Request> one;
-  one.push_back(std::move(request));
-  return launch(std::move(one), timeout, async);
-}
-
-ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::launch(std::vector<Request> requests,
+ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::launch(std::span<Request> requests,
                                                    std::chrono::milliseconds timeout, bool async) {
-  check_usable();
-  if (estimate_) return estimate(requests);
+  check_not_forked(*group_);
+  if (estimate_.runs()) return estimate(requests);
   timeout = or_default(timeout);
   if (coalesced_) {
     for (Request& request : requests) coalescing_.emplace_back(std::move(request), timeout);
     return coalesced_;
   }
-  std::vector<c10::Stream> streams;
-  for (const Request& request : requests) add_stream(streams, request);
-  if (streams.empty()) return WorkOCCL::launch(group_, std::move(requests), timeout, !async, hook_);
+  SideStreams streams;
+  for (const Request& request : requests) streams.add(request);
+  if (streams.empty())
+    return WorkOCCL::launch(group_, requests, timeout, async ? Mode::background : Mode::blocking, hook_);
   // It takes its place among the group's operations now, and begins when the streams come to it.
-  const bool held = !all_idle(streams);
-  auto work = WorkOCCL::launch(group_, std::move(requests), timeout, false, hook_, held);
-  if (held) release_after(streams, work);
+  const Mode mode = streams.idle() ? Mode::background : Mode::held;
+  auto work = WorkOCCL::launch(group_, requests, timeout, mode, hook_);
+  if (mode == Mode::held) release_after(streams, work);
   if (!async) work->wait();
   return work;
 }
 
 void ProcessGroupOCCL::startCoalescing() {
-  check_usable();
+  check_not_forked(*group_);
   forget_coalesced();  // PyTorch does not end it where the block of its context manager raises
-  coalesced_ =
-      c10::make_intrusive<WorkOCCL>(group_, c10d::OpType::COALESCED, "occl:coalesced", Tensors{}, hook_);
+  coalesced_ = c10::make_intrusive<WorkOCCL>(group_, c10d::OpType::COALESCED, "occl:coalesced",
+                                             at::TensorList(), hook_);
 }
 
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::endCoalescing() {
@@ -128,19 +125,18 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::endCoalescing() {
         if (!joined.empty()) check_joined(concat(name_of(*joined.front()), " (coalesced)").c_str(), joined);
       },
       [&](const char* why) {
-        const Request& first = coalescing_.front().first;
-        if (first.is_transfer)
-          group_->refuse_message(first.transfer.peer, first.transfer.send, why);
+        if (const coll::Transfer* message = coalescing_.front().first.transfer())
+          group_->refuse_message(message->peer, message->send, why);
         else
           group_->refuse(why);
       });
-  std::vector<c10::Stream> streams;
-  for (const auto& [request, timeout] : coalescing_) add_stream(streams, request);
-  const bool held = !all_idle(streams);
-  for (auto& [request, timeout] : coalescing_) coalesced_->add(std::move(request), timeout, false, held);
+  SideStreams streams;
+  for (const auto& [request, timeout] : coalescing_) streams.add(request);
+  const Mode mode = streams.idle() ? Mode::background : Mode::held;
+  for (auto& [request, timeout] : coalescing_) coalesced_->add(std::move(request), timeout, mode);
   auto work = coalesced_;
   forget_coalesced();
-  if (held) release_after(streams, work);
+  if (mode == Mode::held) release_after(streams, work);
   return work;
 }
 
@@ -152,48 +148,49 @@ void ProcessGroupOCCL::forget_coalesced() {
 }
 
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
-  return call(opts, [&] { return pg::broadcast(who(), tensors, opts); });
+  return call(opts, [&] { return pg::broadcast(self(), tensors, opts); });
 }
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
   if (is_sparse(tensors)) return allreduce_sparse(tensors, opts);
-  return call(opts, [&] { return pg::all_reduce(who(), tensors, opts); });
+  return call(opts, [&] { return pg::all_reduce(self(), tensors, opts); });
 }
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
-  return call(opts, [&] { return pg::reduce(who(), tensors, opts); });
+  return call(opts, [&] { return pg::reduce(self(), tensors, opts); });
 }
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                                                       const c10d::AllgatherOptions& opts) {
-  return call(opts, [&] { return pg::all_gather(who(), outputs, inputs); });
+  return call(opts, [&] { return pg::all_gather(self(), outputs, inputs); });
 }
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::_allgather_base(at::Tensor& output, at::Tensor& input,
                                                             const c10d::AllgatherOptions& opts) {
-  return call(opts, [&] { return pg::all_gather_into(who(), output, input); });
+  return call(opts, [&] { return pg::all_gather_into(self(), output, input); });
 }
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::gather(std::vector<Tensors>& outputs, Tensors& inputs,
                                                    const c10d::GatherOptions& opts) {
-  return call(opts, [&] { return pg::gather(who(), outputs, inputs, opts); });
+  return call(opts, [&] { return pg::gather(self(), outputs, inputs, opts); });
 }
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                                     const c10d::ScatterOptions& opts) {
-  return call(opts, [&] { return pg::scatter(who(), outputs, inputs, opts); });
+  return call(opts, [&] { return pg::scatter(self(), outputs, inputs, opts); });
 }
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                                            const c10d::ReduceScatterOptions& opts) {
-  return call(opts, [&] { return pg::reduce_scatter(who(), outputs, inputs, opts); });
+  return call(opts, [&] { return pg::reduce_scatter(self(), outputs, inputs, opts); });
 }
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                                  const c10d::ReduceScatterOptions& opts) {
-  return call(opts, [&] { return pg::reduce_scatter_from(who(), output, input, opts); });
+  return call(opts, [&] { return pg::reduce_scatter_from(self(), output, input, opts); });
 }
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::alltoall(Tensors& outputs, Tensors& inputs,
                                                      const c10d::AllToAllOptions& opts) {
-  return call(opts, [&] { return pg::all_to_all(who(), outputs, inputs); });
+  return call(opts, [&] { return pg::all_to_all(self(), outputs, inputs); });
 }
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::alltoall_base(at::Tensor& output, at::Tensor& input,
                                                           std::vector<int64_t>& output_splits,
                                                           std::vector<int64_t>& input_splits,
                                                           const c10d::AllToAllOptions& opts) {
-  return call(opts, [&] { return pg::all_to_all_single(who(), output, input, output_splits, input_splits); });
+  return call(opts,
+              [&] { return pg::all_to_all_single(self(), output, input, output_splits, input_splits); });
 }
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::barrier(const c10d::BarrierOptions& opts) {
   return call(opts, [&] { return pg::barrier(); });
@@ -213,7 +210,7 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::allreduce_coalesced(Tensors& tensors
   return call(opts, [&] {
     return each("all_reduce_coalesced", tensors.size(), [&](std::size_t i) {
       Tensors one{tensors[i]};
-      return pg::all_reduce(who(), one, opts);
+      return pg::all_reduce(self(), one, opts);
     });
   });
 }
@@ -232,7 +229,7 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::allgather_coalesced(std::vector<Tens
                   from_rank.size());
         output[0].push_back(from_rank[i]);
       }
-      return pg::all_gather(who(), output, input);
+      return pg::all_gather(self(), output, input);
     });
   });
 }
@@ -242,7 +239,7 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::allgather_into_tensor_coalesced(
     const char* name = "all_gather_into_tensor_coalesced";
     check_pairs(name, outputs, inputs);
     return each(name, inputs.size(),
-                [&](std::size_t i) { return pg::all_gather_into(who(), outputs[i], inputs[i]); });
+                [&](std::size_t i) { return pg::all_gather_into(self(), outputs[i], inputs[i]); });
   });
 }
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::reduce_scatter_tensor_coalesced(
@@ -251,35 +248,81 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::reduce_scatter_tensor_coalesced(
     const char* name = "reduce_scatter_tensor_coalesced";
     check_pairs(name, outputs, inputs);
     return each(name, inputs.size(),
-                [&](std::size_t i) { return pg::reduce_scatter_from(who(), outputs[i], inputs[i], opts); });
+                [&](std::size_t i) { return pg::reduce_scatter_from(self(), outputs[i], inputs[i], opts); });
   });
 }
 
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::allreduce_sparse(Tensors& tensors,
                                                              const c10d::AllreduceOptions& opts) {
-  // In place like the dense form: every tensor of the list becomes the result.
-  const at::NoGradGuard no_grad;
-  const at::Tensor input = checked([&] { return sparse_input(tensors, opts); });
-  check_usable();
-  if (estimate_ || coalesced_)
+  if (estimate_.runs() || coalesced_)
     raise(
         Error(Errc::not_implemented, "all_reduce of sparse tensors can be neither coalesced nor estimated"));
-  auto work =
-      c10::make_intrusive<WorkOCCL>(group_, c10d::OpType::ALLREDUCE, "occl:all_reduce", tensors, hook_);
-  const at::Tensor result =
-      sparse_reduce(who(), input, opts.reduceOp.op_, [&](Tensors& outputs, at::Tensor mine) {
-        Tensors inputs{std::move(mine)};
-        std::vector<Tensors> lists{outputs};
-        std::vector<Request> requests;
-        requests.push_back(pg::all_gather(who(), lists, inputs));
-        requests.back().collective.kind = coll::Kind::all_reduce_sparse;
-        requests.back().title = nullptr;  // the profiler shows the call, not what it is made of
-        WorkOCCL::launch(group_, std::move(requests), or_default(opts.timeout), true);
-      });
-  for (const at::Tensor& tensor : tensors) tensor.copy_(result);
-  work->set_result(tensors);
+  return call(opts, [&] { return all_reduce_sparse(self(), tensors, opts); });
+}
+
+void ProcessGroupOCCL::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
+  check_not_forked(*group_);
+  translated(
+      [&] { coll::monitored_barrier(*group_, or_default(opts.timeout), wait_all_ranks, interrupt_check()); });
+}
+
+void ProcessGroupOCCL::startTimeEstimate() {
+  check_not_forked(*group_);
+  estimate_.start();
+}
+
+ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::estimate(std::span<const Request> requests) {
+  Tensors outputs;
+  for (const Request& request : requests) {
+    estimate_.add(request, group_->mesh());
+    outputs.insert(outputs.end(), request.outputs.begin(), request.outputs.end());
+  }
+  auto work = c10::make_intrusive<WorkOCCL>(group_, requests.front().type, nullptr, at::TensorList());
+  work->set_result(std::move(outputs));
   work->seal();
   return work;
+}
+
+c10::intrusive_ptr<c10d::Backend> ProcessGroupOCCL::backend_of(std::shared_ptr<coll::Group> group,
+                                                               const Options& options) const {
+  return c10::intrusive_ptr<ProcessGroupOCCL>::unsafe_steal_from_new(
+      new ProcessGroupOCCL(std::move(group), options));
+}
+
+c10::intrusive_ptr<c10d::Backend> ProcessGroupOCCL::split(
+    const c10::intrusive_ptr<c10d::Store>&, const std::vector<int>& ranks,
+    const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
+  check_not_forked(*group_);
+  if (std::find(ranks.begin(), ranks.end(), getRank()) == ranks.end()) return nullptr;
+  const Options options = options_for(opts);
+  return backend_of(meet(coll::Subgroup::Purpose::create, ranks, options), options);
+}
+
+c10::intrusive_ptr<c10d::Backend> ProcessGroupOCCL::merge(
+    const c10::intrusive_ptr<c10d::Store>& store, const c10::intrusive_ptr<c10d::Backend::Options>& opts,
+    const int& rank, const int& size) {
+  check_not_forked(*group_);
+  return c10::make_intrusive<ProcessGroupOCCL>(store, rank, size, options_for(opts));
+}
+
+c10::intrusive_ptr<c10d::Backend> ProcessGroupOCCL::shrink(
+    const std::vector<int64_t>& ranks_to_exclude, int shrink_flags,
+    const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
+  check_not_forked(*group_);
+  constexpr int kAbort = 1;  // torch.distributed.distributed_c10d.SHRINK_ABORT
+  std::vector<int> survivors;
+  for (int rank = 0; rank < getSize(); ++rank)
+    if (std::find(ranks_to_exclude.begin(), ranks_to_exclude.end(), rank) == ranks_to_exclude.end())
+      survivors.push_back(rank);
+  for (const int64_t rank : ranks_to_exclude)
+    if (rank < 0 || rank >= getSize() || rank == getRank())
+      raise(Error(Errc::invalid_argument,
+                  concat("shrink: rank ", getRank(), " of ", getSize(), " cannot exclude rank ", rank,
+                         rank == getRank() ? ", which is itself" : "")));
+  if (shrink_flags & kAbort) group_->abort("shrink() with SHRINK_ABORT was called");
+  Options options = options_for(opts);
+  if (options.group_name.empty()) options.group_name = group_->mesh().name() + "/shrunk";
+  return backend_of(meet(coll::Subgroup::Purpose::shrink, survivors, options), options);
 }
 
 }  // namespace occl::pg

@@ -1,44 +1,21 @@
-// The backend: every override says what is asked for (normalize.h) and launches it (work.h).
+// The backend: every operation makes a Request of its arguments (normalize.h) and launches it (work.h).
 #pragma once
 
-#include "coll/group.h"
-#include "coll/subgroup.h"
-#include "pg/capabilities.h"
-#include "pg/completion_hook.h"
-#include "pg/normalize.h"
-#include "pg/options.h"
-#include "pg/store_server.h"
+#include <span>
+
+#include "pg/group_backend.h"
+#include "pg/time_estimate.h"
 #include "pg/work.h"
 
 namespace occl::pg {
 
-/// A CPU tensor in memory that peers map. Throws NotImplementedError where this process has no device of
-/// ours.
-at::Tensor empty_shared(at::IntArrayRef size, at::ScalarType type);
-
-class ProcessGroupOCCL final : public CapableBackend {
+class ProcessGroupOCCL final : public GroupBackend {
  public:
-  using Options = pg::Options;
-
-  /// An existing group that has every rank of the new one, and their ranks in it: the ranks meet through it.
-  struct Parent {
-    std::shared_ptr<coll::Group> group;
-    std::vector<int> ranks;
-  };
-  /// Raises ValueError unless these are ranks of this group and this rank is one of them.
-  Parent as_parent(std::vector<int> ranks) const;
-
   /// Connects to the other ranks: a collective call. They meet through the parent, or else through the store.
   /// The options are copied. Throws DistBackendError that names the ranks which did not come within the
   /// timeout, have exited, or share no memory.
   ProcessGroupOCCL(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, const Options& options,
                    const Parent& parent = {});
-  ~ProcessGroupOCCL() override;
-
-  const std::string getBackendName() const override { return "occl"; }
-  /// A copy: PyTorch writes into it when it splits the group.
-  c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override { return options_->copy(); }
-
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
@@ -71,8 +48,8 @@ class ProcessGroupOCCL final : public CapableBackend {
   /// Names the ranks that do not come within the timeout; the group goes on.
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
 
-  /// Between these two, operations join one Work (of the calling thread's making: one thread coalesces). They
-  /// are sent at the end; none is if one is refused, or the end does not come before the next start.
+  /// Between these two, operations join one Work. Only one thread may coalesce at a time. They are sent at
+  /// the end; none is if one is refused, or if the next start comes before the end.
   void startCoalescing() override;
   WorkPtr endCoalescing() override;
 
@@ -90,39 +67,14 @@ class ProcessGroupOCCL final : public CapableBackend {
   c10::intrusive_ptr<c10d::Backend> shrink(const std::vector<int64_t>& ranks_to_exclude, int shrink_flags,
                                            const c10::intrusive_ptr<c10d::Backend::Options>& opts) override;
 
-  /// Called once for every work that is launched from now on and ends, by the thread that saw it end.
-  void registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
-  /// Returns when the hook has been called for every work launched so far.
-  void waitForPendingWorks() override;
-
-  /// Memory that peers map: what lies there is moved without a detour. Tensors on the CPU can be had, too.
-  bool supportsTensorAlloc(c10::DeviceIndex) override;
-  std::shared_ptr<c10::Allocator> getMemAllocator() override;
-  at::Tensor allocateTensor(long size, at::TensorOptions options) override;
-  /// Bytes of shared memory that the group holds in this process, by what they are for.
-  std::unordered_map<std::string, uint64_t> getMemoryStats() override;
-  /// Collective: when all ranks have called it, staging memory and unused device memory go back to the
-  /// system. Operations raise until resume(), which any rank calls for itself.
-  void suspend() override;
-  void resume() override;
-
-  /// Between these two, operations are not carried out: their durations are added up, from a model of this
-  /// machine (coll/cost.h). Microseconds.
+  /// Between these two, operations are not carried out: their durations are added up (time_estimate.h), in
+  /// microseconds.
   void startTimeEstimate();
-  float endTimeEstimate();
-
-  void enableCollectivesTiming() override {}  // every work has its duration
-  void setTimeout(std::chrono::milliseconds timeout) override { options_->timeout = timeout; }
-  void setSequenceNumberForGroup() override {}  // starts at 0 on every rank
-  uint64_t getSequenceNumberForGroup() override { return group_->sequence(); }
-  c10d::ErrorType getError() override;
-  /// Ends everything that is in flight, on all ranks, with an error.
-  void abort() override;
-  /// Leaves the group. Where another rank runs the store's server, it returns after that has ended.
-  void shutdown() override;
+  float endTimeEstimate() { return estimate_.end(); }
 
  private:
-  /// Launches what `make` makes of the arguments. Where it throws, ranks that wait for this one are told.
+  /// Launches the request, or requests, that `make` makes of the arguments. Where it throws, ranks that wait
+  /// for this one are told why.
   template <class Opts, class Make>
   WorkPtr call(const Opts& opts, Make&& make);
   template <class Make>
@@ -130,29 +82,17 @@ class ProcessGroupOCCL final : public CapableBackend {
   template <class Make, class Refuse>
   decltype(auto) checked(Make&& make, Refuse&& refuse);
   WorkPtr transfer(Tensors& tensors, int peer, int tag, bool send);
-  WorkPtr launch(Request request, std::chrono::milliseconds timeout, bool async = true);
-  WorkPtr launch(std::vector<Request> requests, std::chrono::milliseconds timeout, bool async = true);
-  WorkPtr estimate(const std::vector<Request>& requests);
-  std::chrono::milliseconds or_default(std::chrono::milliseconds timeout) const;
-  Options options_for(const c10::intrusive_ptr<c10d::Backend::Options>& given) const;
-  /// A new group of some ranks of this one.
-  c10::intrusive_ptr<ProcessGroupOCCL> descendant(coll::Subgroup::Purpose purpose,
-                                                  const std::vector<int>& ranks, const Options& options);
+  WorkPtr launch(std::span<Request> requests, std::chrono::milliseconds timeout, bool async = true);
+  WorkPtr estimate(std::span<const Request> requests);
   ProcessGroupOCCL(std::shared_ptr<coll::Group> group, const Options& options);
-  void close();
-  void check_usable() const;
+  c10::intrusive_ptr<c10d::Backend> backend_of(std::shared_ptr<coll::Group> group,
+                                               const Options& options) const;
   void forget_coalesced();
-  Asker who() const { return {getRank(), getSize()}; }
 
-  const c10::intrusive_ptr<Options> options_;
-  std::shared_ptr<coll::Group> group_;
-  std::optional<StoreServer> store_server_;  // of another rank
   // Between startCoalescing and endCoalescing: the work, and what it will consist of.
   c10::intrusive_ptr<WorkOCCL> coalesced_;
   std::vector<std::pair<Request, std::chrono::milliseconds>> coalescing_;
-  std::shared_ptr<CompletionHook> hook_;  // null: nobody wants to know
-  std::optional<double> estimate_;        // seconds so far; between startTimeEstimate and endTimeEstimate
-  std::atomic<bool> suspended_ = false;
+  TimeEstimate estimate_;
 };
 
 }  // namespace occl::pg

@@ -1,10 +1,15 @@
 #include "pg/sparse.h"
 
+#include <ATen/ATen.h>
+
 #include <algorithm>
+#include <memory>
+#include <optional>
 
 #include "base/error.h"
 #include "pg/checks.h"
 #include "pg/errors.h"
+#include "pg/normalize.h"
 
 namespace occl::pg {
 namespace {
@@ -40,7 +45,10 @@ bool is_sparse(const Tensors& tensors) {
                      [](const at::Tensor& t) { return t.defined() && t.layout() == at::kSparse; });
 }
 
-at::Tensor sparse_input(const Tensors& tensors, const c10d::AllreduceOptions& opts) {
+namespace {
+
+/// What the tensors of the call add up to on this rank, checked.
+at::Tensor sum_here(const Tensors& tensors, const c10d::AllreduceOptions& opts) {
   if (tensors.empty()) invalid(kCall, "requires non-empty tensor list: the argument has no tensor");
   const at::Tensor& t = tensors.front();
   for (std::size_t i = 0; i < tensors.size(); ++i) {
@@ -68,34 +76,92 @@ at::Tensor sparse_input(const Tensors& tensors, const c10d::AllreduceOptions& op
   return sum;
 }
 
-at::Tensor sparse_reduce(Asker who, const at::Tensor& input, c10d::ReduceOp::RedOpType op,
-                         const Gather& gather) {
-  const bool average = op == c10d::ReduceOp::AVG;
-  const at::Tensor own = input.coalesce();
-  Tensors facts;
-  for (int i = 0; i < who.size; ++i) facts.push_back(at::empty({kFacts}, at::kLong));
-  gather(facts, facts_of(own, op));
-  const auto shape = [](const at::Tensor& t) { return t.slice(0, 1); };  // all but the number of elements
-  for (int i = 0; i < who.size; ++i)
-    if (!shape(facts[i]).equal(shape(facts[who.rank])))
-      raise(Error(Errc::mismatch, concat("rank ", i, " called ", describe(facts[i]), " where rank ", who.rank,
-                                         " called ", describe(facts[who.rank]))));
-  Tensors indices, values;
-  std::vector<int64_t> value_sizes = own._values().sizes().vec();
-  for (int i = 0; i < who.size; ++i) {
-    value_sizes[0] = facts[i].data_ptr<int64_t>()[0];
-    indices.push_back(at::empty({value_sizes[0], own.sparse_dim()}, own._indices().options()));
-    values.push_back(at::empty(value_sizes, own._values().options()));
+/// One call on its way.
+class Sum {
+ public:
+  Sum(ThisRank self, Tensors tensors, const at::Tensor& own, c10d::ReduceOp::RedOpType op)
+      : self_(self), tensors_(std::move(tensors)), own_(own), average_(op == c10d::ReduceOp::AVG) {
+    for (int i = 0; i < self.size; ++i) facts_.push_back(at::empty({kFacts}, at::kLong));
   }
-  gather(indices, own._indices().t().contiguous());
-  gather(values, own._values().contiguous());
-  at::Tensor all = at::cat(values);
-  const bool integral = at::isIntegralType(all.scalar_type(), /*includeBool=*/false);
-  if (all.is_floating_point() && all.element_size() < 4) all = all.to(at::kFloat);
-  if (average && integral) all = all.to(at::kLong);
-  const at::Tensor sum = at::sparse_coo_tensor(at::cat(indices).t(), all, own.sizes()).coalesce();
-  if (average) sum._values().div_(who.size, integral ? std::optional("trunc") : std::nullopt);
-  return sum.to(own.scalar_type());
+
+  Request gather_facts(const at::Tensor& mine) { return gather(facts_, mine); }
+
+  /// What follows the operation that has succeeded.
+  bool next(Request& request) {
+    if (indices_.empty()) {
+      compare_facts();
+      allocate();
+      request = gather(indices_, own_._indices().t().contiguous());
+    } else if (!values_gathered_) {
+      values_gathered_ = true;
+      request = gather(values_, own_._values().contiguous());
+    } else {
+      const at::Tensor result = combined();
+      for (const at::Tensor& tensor : tensors_) tensor.copy_(result);
+      return false;
+    }
+    return true;
+  }
+
+ private:
+  /// Keeps what this rank puts in, for the request names the call's tensors as its inputs.
+  Request gather(const Tensors& outputs, at::Tensor mine) {
+    Tensors inputs{kept_.emplace_back(std::move(mine))};
+    std::vector<Tensors> lists{outputs};
+    Request r = all_gather(self_, lists, inputs);
+    r.collective().part_of = coll::Composite::all_reduce_sparse;
+    return r;
+  }
+
+  /// All ranks find a difference if there is one.
+  void compare_facts() const {
+    const auto shape = [](const at::Tensor& t) { return t.slice(0, 1); };  // all but the number of elements
+    for (int i = 0; i < self_.size; ++i)
+      if (!shape(facts_[i]).equal(shape(facts_[self_.rank])))
+        throw Error(Errc::mismatch, concat("rank ", i, " called ", describe(facts_[i]), " where rank ",
+                                           self_.rank, " called ", describe(facts_[self_.rank])));
+  }
+
+  void allocate() {
+    std::vector<int64_t> value_sizes = own_._values().sizes().vec();
+    for (const at::Tensor& of_rank : facts_) {
+      value_sizes[0] = of_rank.data_ptr<int64_t>()[0];
+      indices_.push_back(at::empty({value_sizes[0], own_.sparse_dim()}, own_._indices().options()));
+      values_.push_back(at::empty(value_sizes, own_._values().options()));
+    }
+  }
+
+  at::Tensor combined() const {
+    at::Tensor all = at::cat(values_);
+    const bool integral = at::isIntegralType(all.scalar_type(), /*includeBool=*/false);
+    if (all.is_floating_point() && all.element_size() < 4) all = all.to(at::kFloat);
+    if (average_ && integral) all = all.to(at::kLong);
+    const at::Tensor sum = at::sparse_coo_tensor(at::cat(indices_).t(), all, own_.sizes()).coalesce();
+    if (average_) sum._values().div_(self_.size, integral ? std::optional("trunc") : std::nullopt);
+    return sum.to(own_.scalar_type());
+  }
+
+  const ThisRank self_;
+  const Tensors tensors_;
+  const at::Tensor own_;
+  const bool average_;
+  Tensors facts_, indices_, values_;  // of each rank
+  bool values_gathered_ = false;
+  Tensors kept_;
+};
+
+}  // namespace
+
+Request all_reduce_sparse(ThisRank self, const Tensors& tensors, const c10d::AllreduceOptions& opts) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor own = sum_here(tensors, opts).coalesce();
+  const auto sum = std::make_shared<Sum>(self, tensors, own, opts.reduceOp.op_);
+  Request r = sum->gather_facts(facts_of(own, opts.reduceOp.op_));
+  r.type = c10d::OpType::ALLREDUCE;
+  r.title = "occl:all_reduce";
+  r.inputs = r.outputs = tensors;
+  r.then = [sum](Request& next) { return sum->next(next); };
+  return r;
 }
 
 std::tuple<Tensors, c10::intrusive_ptr<c10d::Work>> all_reduce_sparse_on_device(

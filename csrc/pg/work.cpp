@@ -6,38 +6,41 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <algorithm>
+#include <utility>
 
 #include "coll/engine.h"
-#include "device/allocator.h"
 #include "device/stream.h"
 #include "kernels/kernels.h"
-#include "pg/checks.h"
 #include "pg/errors.h"
 #include "pg/runtime.h"
+#include "pg/side_streams.h"
 
 namespace occl::pg {
 namespace {
 
-/// The core's view of a request. Lists of blocks have their final place now.
-coll::Collective with_lists(const Request& request) {
-  coll::Collective collective = request.collective;
-  if (!request.in.empty()) collective.in.list = request.in.data();
-  if (!request.out.empty()) collective.out.list = request.out.data();
-  return collective;
+/// The request has its final place: so have its lists of blocks.
+Request& point_to_lists(Request& request) {
+  if (!request.in.empty()) request.collective().in.list = request.in.data();
+  if (!request.out.empty()) request.collective().out.list = request.out.data();
+  return request;
 }
 
-coll::Operation make_operation(coll::Listener& listener, const Request& request, Deadline deadline) {
-  if (request.is_transfer) return {listener, request.transfer, deadline};
-  return {listener, with_lists(request), deadline};
-}
+/// What PyTorch does for an operation, on any thread: without waiting for the thread's own streams, and with
+/// tensors that were made in inference mode.
+class AsDriver {
+ public:
+  explicit AsDriver(const at::Tensor& tensor) {
+    if (tensor.is_privateuseone()) stream_.reset_stream(device::default_stream(tensor.device().index()));
+  }
 
-/// Whatever thread this is: it does not wait for its own streams, and tensors made in inference mode will do.
+ private:
+  const at::AutoDispatchBelowADInplaceOrView below_;
+  c10::OptionalStreamGuard stream_;
+};
+
 void copy_all(const Request::Copies& copies) {
-  if (copies.empty()) return;
-  const at::AutoDispatchBelowADInplaceOrView below;
   for (const auto& [to, from] : copies) {
-    c10::OptionalStreamGuard guard;
-    if (to.is_privateuseone()) guard.reset_stream(device::default_stream(to.device().index()));
+    const AsDriver driver(to);
     // As bytes: types that nobody can compute with have no copy either, and that of bools changes them.
     if (to.element_size() == 1 && !to.is_quantized())
       to.view(at::kByte).copy_(from.view(at::kByte));
@@ -48,7 +51,7 @@ void copy_all(const Request::Copies& copies) {
 
 /// What a future of an all_gather into a list carries: one tensor, a row for each rank, as NCCL's. (Hooks of
 /// DistributedDataParallel look for that.) Where the outputs differ in size it is the list, as in all others.
-std::vector<at::Tensor> for_future(c10d::OpType type, std::vector<at::Tensor> outputs) {
+Tensors for_future(c10d::OpType type, Tensors outputs) {
   const auto alike = [&](const at::Tensor& t) { return t.sizes() == outputs.front().sizes(); };
   if (type != c10d::OpType::ALLGATHER || !std::all_of(outputs.begin(), outputs.end(), alike)) return outputs;
   const at::AutoDispatchBelowADInplaceOrView below;
@@ -57,17 +60,10 @@ std::vector<at::Tensor> for_future(c10d::OpType type, std::vector<at::Tensor> ou
 
 }  // namespace
 
-std::optional<c10::Stream> side_stream(const Request& request) {
-  for (const auto* tensors : {&request.inputs, &request.outputs})
-    if (!tensors->empty() && tensors->front().is_privateuseone() && device::allocators_installed()) {
-      const c10::Stream stream = device::current_stream(tensors->front().device().index());
-      if (!device::is_default(stream)) return stream;
-    }
-  return std::nullopt;
-}
-
 WorkOCCL::Part::Part(WorkOCCL& work, Request&& request, Deadline deadline)
-    : work(work), request(std::move(request)), operation(make_operation(*this, this->request, deadline)) {}
+    : work(work),
+      request(std::move(request)),
+      operation(*this, std::as_const(point_to_lists(this->request).task), deadline) {}
 
 void WorkOCCL::Part::beginning(coll::Operation&) {
   copy_all(request.before);
@@ -75,11 +71,23 @@ void WorkOCCL::Part::beginning(coll::Operation&) {
   std::vector<const void*> from;
   for (const at::Tensor& t : request.combined) from.push_back(t.const_data_ptr());
   void* const to[] = {request.combination.data_ptr()};
-  const coll::Collective& c = request.collective;
+  const coll::Collective& c = request.collective();
   kernels::reduce(c.dtype, c.op, to, from, c.in.count, kernels::Store::cached, {});
 }
 
-void WorkOCCL::Part::succeeded(coll::Operation&) { copy_all(request.after); }
+bool WorkOCCL::Part::succeeded(coll::Operation&) {
+  copy_all(request.after);
+  if (!request.then) return false;
+  const AsDriver driver(request.inputs.front());
+  Request next;
+  if (!request.then(next)) return false;
+  next.inputs = request.inputs;
+  next.outputs = request.outputs;
+  next.then = std::move(request.then);
+  request = std::move(next);
+  point_to_lists(request);
+  return true;
+}
 
 void WorkOCCL::Part::ending(coll::Operation&) noexcept { last = work.one_less(); }
 
@@ -89,38 +97,39 @@ void WorkOCCL::Part::completed(coll::Operation&) noexcept {
 
 void WorkOCCL::Part::released(coll::Operation&) noexcept { c10::raw::intrusive_ptr::decref(&work); }
 
-// The title makes Work's constructor allocate, so only somebody who profiles gets it.
+// The title and the inputs make Work's constructor allocate, so only a profiler gets them.
 WorkOCCL::WorkOCCL(std::shared_ptr<coll::Group> group, c10d::OpType type, const char* title,
-                   const std::vector<at::Tensor>& inputs, std::shared_ptr<CompletionHook> hook)
-    : Work(group->mesh().rank(), type, at::hasCallbacks() ? title : nullptr, inputs),
+                   at::TensorList inputs, std::shared_ptr<CompletionHook> hook)
+    : Work(group->mesh().rank(), type, at::hasCallbacks() ? title : nullptr,
+           at::hasCallbacks() ? std::optional(inputs.vec()) : std::nullopt),
       group_(std::move(group)),
       hook_(std::move(hook)),
       begin_(std::chrono::steady_clock::now()) {
   if (hook_) hook_->launched();
 }
 
-c10::intrusive_ptr<WorkOCCL> WorkOCCL::launch(std::shared_ptr<coll::Group> group,
-                                              std::vector<Request> requests,
-                                              std::chrono::milliseconds timeout, bool blocking,
-                                              std::shared_ptr<CompletionHook> hook, bool held) {
+c10::intrusive_ptr<WorkOCCL> WorkOCCL::launch(std::shared_ptr<coll::Group> group, std::span<Request> requests,
+                                              std::chrono::milliseconds timeout, Mode mode,
+                                              std::shared_ptr<CompletionHook> hook) {
   const Request& first = requests.front();
-  std::vector<at::Tensor> all;  // what somebody who profiles wants to see
+  Tensors all;  // what a profiler shows
   if (requests.size() > 1 && at::hasCallbacks())
     for (const Request& r : requests) all.insert(all.end(), r.inputs.begin(), r.inputs.end());
-  auto work = c10::make_intrusive<WorkOCCL>(std::move(group), first.type, first.title,
-                                            all.empty() ? first.inputs : all, std::move(hook));
-  for (Request& request : requests) work->add(std::move(request), timeout, blocking, held);
+  auto work =
+      c10::make_intrusive<WorkOCCL>(std::move(group), first.type, first.title,
+                                    all.empty() ? at::TensorList(first.inputs) : all, std::move(hook));
+  for (Request& request : requests) work->add(std::move(request), timeout, mode);
   work->seal();
-  if (blocking) work->wait();
+  if (mode == Mode::blocking) work->wait();
   return work;
 }
 
-void WorkOCCL::add(Request request, std::chrono::milliseconds timeout, bool lonely, bool held) {
+void WorkOCCL::add(Request&& request, std::chrono::milliseconds timeout, Mode mode) {
   Part& part = parts_.emplace_back(*this, std::move(request), Deadline::after(timeout));
   open_.fetch_add(1, std::memory_order_relaxed);  // seal() has not been called
-  if (held) part.operation.hold();
+  if (mode == Mode::held) part.operation.hold();
   c10::raw::intrusive_ptr::incref(this);  // until released(): the group holds the operation
-  if (lonely)
+  if (mode == Mode::blocking)
     group_->submit(part.operation);
   else
     engine().submit(*group_, part.operation);
@@ -168,9 +177,9 @@ const Error* WorkOCCL::error() const {
   return nullptr;
 }
 
-std::vector<at::Tensor> WorkOCCL::outputs() const {
+Tensors WorkOCCL::outputs() const {
   if (!result_.empty()) return result_;
-  std::vector<at::Tensor> all;
+  Tensors all;
   for (const Part& part : parts_)
     all.insert(all.end(), part.request.outputs.begin(), part.request.outputs.end());
   return all;
@@ -240,7 +249,7 @@ int WorkOCCL::sourceRank() const {
   return first.finished() ? first.source() : first.transfer().peer;
 }
 
-std::vector<at::Tensor> WorkOCCL::result() {
+Tensors WorkOCCL::result() {
   TORCH_CHECK(isCompleted(), "Work needs to be completed before calling result(). Call wait() first.");
   return outputs();
 }
@@ -272,16 +281,11 @@ bool WorkOCCL::wait(std::chrono::milliseconds timeout) {
 /// Makes the current streams of the tensors' devices wait. False if one is a default stream, where the host
 /// does.
 bool WorkOCCL::streams_wait() {
-  std::vector<c10::Stream> streams;
-  for (const Part& part : parts_) {
-    const auto stream = side_stream(part.request);
-    if (!stream) return false;
-    if (std::find(streams.begin(), streams.end(), *stream) == streams.end()) streams.push_back(*stream);
-  }
-  for (const c10::Stream& stream : streams) {
-    auto self = c10::intrusive_ptr<WorkOCCL>::reclaim_copy(this);
-    device::enqueue(stream, [self = std::move(self)] { self->wait_on_host(kNoTimeout); });
-  }
+  SideStreams streams;
+  for (const Part& part : parts_)
+    if (!streams.add(part.request)) return false;
+  auto self = c10::intrusive_ptr<WorkOCCL>::reclaim_copy(this);
+  streams.enqueue([self = std::move(self)] { self->wait_on_host(kNoTimeout); });
   return !streams.empty();
 }
 

@@ -18,11 +18,11 @@ namespace occl::test {
 /// An operation that somebody waits for.
 class Call : public coll::Listener {
  public:
-  template <class What>
-  Call(const What& what, Deadline deadline) : operation(*this, what, deadline) {}
+  Call(const coll::Task& task, Deadline deadline) : task(task), operation(*this, this->task, deadline) {}
   void completed(coll::Operation&) noexcept override { ++completions; }
   void released(coll::Operation&) noexcept override { ++releases; }
 
+  const coll::Task task;
   coll::Operation operation;
   Atomic<int> completions = 0, releases = 0;
 };

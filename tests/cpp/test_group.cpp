@@ -412,12 +412,16 @@ namespace {
 class Blocked : public Listener {
  public:
   Blocked(Rank& rank, const Collective& c, std::function<void()> then)
-      : operation(*this, c, Deadline::after(std::chrono::seconds(60))), rank_(rank), then_(std::move(then)) {}
+      : task(c),
+        operation(*this, task, Deadline::after(std::chrono::seconds(60))),
+        rank_(rank),
+        then_(std::move(then)) {}
   void completed(Operation&) noexcept override {
     const Engine::Callback callback(*rank_.engine);
     then_();
   }
   void released(Operation&) noexcept override { ended = true; }
+  const Task task;
   Operation operation;
   std::atomic<bool> ended = false;
 

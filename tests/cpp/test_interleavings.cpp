@@ -449,6 +449,30 @@ TEST("a monitored barrier, again and again") {
             100);
 }
 
+TEST("an offer is read whole, while another one takes its place") {
+  check_all(sample(
+                [] {
+                  const auto offer = [](int number) {
+                    Offer it;
+                    it.invitation.block = static_cast<std::uint64_t>(number);
+                    it.ranks = RankList(std::vector<int>(kMaxRanks, number));
+                    return it;
+                  };
+                  OfferBoard board;
+                  board.show(offer(1));
+                  Thread writer([&] {
+                    for (int number = 2; number < 5; ++number) board.show(offer(number));
+                  });
+                  for (int i = 0; i < 4; ++i)
+                    if (const auto shown = board.look())
+                      for (const int rank : shown->offer.ranks)
+                        CHECK(rank == static_cast<int>(shown->offer.invitation.block));
+                  writer.join();
+                },
+                200 * kFactor, kSeed),
+            200);
+}
+
 TEST("ranks that shrink their group") {
   check_all(sample(
                 [] {

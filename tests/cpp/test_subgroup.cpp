@@ -100,6 +100,35 @@ TEST("a rank that cannot take part tells the others why, and may try again") {
   });
 }
 
+TEST("a rank joins only when all ranks have seen the same offers") {
+  Cluster cluster(3);
+  std::atomic<int> shown = 0, looks = 0, done = 0;
+  const auto attempt = [](Rank& rank, const std::function<void()>& interrupted) {
+    return make_subgroup(
+        *rank.group, {{0, 1, 2}, "it"}, [&] { return rank.group->mesh().tuning(); },
+        Deadline::after(std::chrono::seconds(20)), interrupted);
+  };
+  cluster.each([&](Rank& rank) {
+    // Rank 2 shows an offer, does not look at rank 1's, and gives up when rank 0 has seen an offer of each.
+    if (rank.rank == 2)
+      CHECK(error_of([&] {
+              attempt(rank, [&] {
+                for (shown = 1; looks < 3;) std::this_thread::yield();
+                fail(Errc::closed, "interrupted");
+              });
+            }).code() == Errc::closed);
+    while (shown == 0) std::this_thread::yield();
+    use_and_close(rank,
+                  attempt(rank,
+                          [&] {
+                            if (rank.rank == 1) shown = 2;
+                            if (rank.rank == 0 && shown == 2) ++looks;
+                          }),
+                  3);
+    part(done, 3);
+  });
+}
+
 TEST("an attempt that timed out is forgotten") {
   Cluster cluster(3);
   const Error error = error_of([&] { make(cluster[0], {0, 1, 2}, "late", kShort); });
@@ -163,27 +192,6 @@ TEST("a list of ranks that a group cannot have is an error of the rank that show
     const Error error = error_of([&] { make(cluster[0], {0, 1}, "x"); });
     CHECK(error.code() == Errc::protocol && contains(error, "rank 1 (pid"), error.what());
   }
-}
-
-TEST("no reader sees half an offer") {
-  OfferBoard board;
-  std::atomic<bool> over = false;
-  std::thread writer([&] {
-    for (int i = 0; !over; ++i) {
-      Offer offer;
-      offer.ranks = RankList(std::vector<int>(kMaxRanks, i % 251));
-      offer.invitation.block = i % 251;
-      board.show(offer);
-    }
-  });
-  for (int seen = 0; seen < 1000;) {
-    const auto shown = board.look();
-    if (!shown) continue;
-    ++seen;
-    for (const int rank : shown->offer.ranks) CHECK(rank == static_cast<int>(shown->offer.invitation.block));
-  }
-  over = true;
-  writer.join();
 }
 
 TEST("survivors shrink the group and go on, also after it has ended") {

@@ -249,54 +249,19 @@ def test_empty_shared_is_cpu_memory_that_peers_map(fresh):
         team.join().run(shared_empty)
 
 
-def suspended(rank, n, device):
+def staging_is_counted(rank, n, device):
     ours = backend()
-    t = torch.ones(4 * MIB)
-    dist.all_reduce(t)
+    before = ours.memory_stats()
+    assert before["group.staging_bytes"] == 0
+    dist.all_reduce(torch.ones(4 * MIB))
     stats = ours.memory_stats()
     assert stats["group.staging_bytes"] > 0
     assert stats["process.staging_bytes"] >= stats["group.staging_bytes"]
-    ours.suspend()
-    after = ours.memory_stats()
-    assert after["group.staging_bytes"] == 0
-    assert after["process.staging_bytes"] == stats["process.staging_bytes"] - stats["group.staging_bytes"]
-    with pytest.raises(dist.DistBackendError, match=r"suspended: call resume\(\)"):
-        dist.all_reduce(t)
-    ours.resume()
-    for _ in range(3):
-        assert_works(device)
-    assert ours.memory_stats() == stats
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_a_suspended_group_gives_its_staging_memory_back(fresh, world_size):
-    with fresh(world_size) as team:
-        team.join().run(suspended)
-
-
-def suspended_one_by_one(rank, n, device):
-    """Rank 1 sends a message before it suspends; so rank 0 has it when it is suspended."""
-    t, ours = torch.zeros(1), backend()
-    if rank == 1:
-        listen()
-        dist.send(t, 0)
-        ours.suspend()
-    else:
-        work = dist.irecv(t, 1)
-        tell("ready")
-        ours.suspend()
-        ours.resume()
-        assert work.is_completed()
-
-
-def test_a_group_is_suspended_when_all_ranks_have_come(fresh):
+def test_the_memory_of_a_group_is_counted(fresh):
     with fresh(2) as team:
-        team.join().start(suspended_one_by_one)
-        assert team.hear(0) == "ready"
-        team.wait_until_asleep(0)
-        team.say(1, "go on")
-        for outcome in team.finish():
-            assert not outcome.failed, outcome.traceback
+        team.join().run(staging_is_counted)
 
 
 # ---- estimates -----------------------------------------------------------------------------------------
@@ -411,6 +376,35 @@ def sparse_sums(rank, n, device):
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_sparse_tensors_are_added_up(pool, world_size, device):
     pool.run(sparse_sums, world_size, device)
+
+
+def sparse_among_others(rank, n, device):
+    """A call of several collectives takes its place among the others, and is one operation."""
+    before = backend(device)._get_sequence_number_for_group()
+    for _ in range(3):
+        sparse = torch.eye(4).to_sparse().to(device)
+        works = [dist.all_reduce(sparse, async_op=True)]
+        dense = [torch.full((3,), float(i), device=device) for i in range(3)]
+        works += [dist.all_reduce(t, async_op=True) for t in dense]
+        future = works[0].get_future()
+        for work in reversed(works):
+            work.wait()
+        assert torch.equal(sparse.to_dense().cpu(), torch.eye(4) * n)
+        assert torch.equal(future.wait()[0].to_dense().cpu(), torch.eye(4) * n)
+        assert [t[0].item() for t in dense] == [0.0, n, 2.0 * n]
+    assert backend(device)._get_sequence_number_for_group() == before + 12
+    # What differs is found before anything is moved; the group goes on with what comes next.
+    wrong = torch.eye(4 + rank).to_sparse().to(device)
+    works = [dist.all_reduce(wrong, async_op=True), dist.all_reduce(dense[0], async_op=True)]
+    with pytest.raises(dist.DistBackendError, match="rank . called all_reduce_sparse"):
+        works[0].wait()
+    works[1].wait()
+    assert_works(device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_sparse_sums_are_asynchronous(pool, device):
+    pool.run(sparse_among_others, 3, device)
 
 
 def several_sparse(rank, n, device):

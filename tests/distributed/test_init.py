@@ -71,6 +71,20 @@ def over_a_file(rank, n, device, *, file):
     dist.destroy_process_group()
 
 
+def cannot_begin(rank, n, device, *, store):
+    if rank == 1:
+        os.environ["OCCL_TUNING"] = "nonsense"
+    words = r"rank 1 could not take part in group .*nonsense" if rank == 0 else "nonsense"
+    store = dist.FileStore(store, n)
+    with pytest.raises((ValueError, dist.DistBackendError), match=words):
+        dist.init_process_group("occl", store=store, rank=rank, world_size=n, timeout=timedelta(seconds=20))
+
+
+def test_a_rank_that_cannot_begin_tells_the_others_why(fresh):
+    with fresh(2) as team:
+        team.run(cannot_begin, store=team.zygote.new_file())
+
+
 def alone(rank, n, device):
     dist.init_process_group("occl", store=dist.HashStore(), rank=0, world_size=1)
     assert_works(device)

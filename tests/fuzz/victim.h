@@ -85,10 +85,11 @@ struct Hostile {
 /// An operation that nobody waits for.
 class Call : public Listener {
  public:
-  explicit Call(const Collective& what) : operation(*this, what, Deadline::after(std::chrono::hours(1))) {}
-  explicit Call(const Transfer& what) : operation(*this, what, Deadline::after(std::chrono::hours(1))) {}
+  explicit Call(const Task& task)
+      : task(task), operation(*this, this->task, Deadline::after(std::chrono::hours(1))) {}
   void completed(Operation&) noexcept override {}
   void released(Operation&) noexcept override { is_released = true; }
+  const Task task;
   Operation operation;
   bool is_released = false;
 };

@@ -1,7 +1,10 @@
-#include "pg/several.h"
+#include "pg/multi_tensor.h"
 
 #include "base/error.h"
+#include "pg/blocks.h"
 #include "pg/checks.h"
+#include "pg/normalize.h"
+#include "pg/overlap.h"
 
 namespace occl::pg {
 
@@ -16,7 +19,7 @@ void copy_to_others(const char* call, Request& request, const at::Tensor& t, con
 }
 
 at::Tensor reduce_here(const char* call, Request& request, const Tensors& tensors) {
-  const coll::Collective& c = request.collective;
+  const coll::Collective& c = request.collective();
   if (c.op == ReduceOp::avg || c.op == ReduceOp::premul_sum)
     invalid(call, "ReduceOp.", name_of(c.op), " takes one tensor of each rank, got ", tensors.size());
   request.combination = at::empty_like(tensors.front());  // dense, whatever gaps the first one has
@@ -28,19 +31,19 @@ at::Tensor reduce_here(const char* call, Request& request, const Tensors& tensor
   return request.combination;
 }
 
-Request all_gather_several(Asker who, std::vector<Tensors>& outputs, Tensors& inputs) {
+Request all_gather_several(ThisRank self, std::vector<Tensors>& outputs, Tensors& inputs) {
   const char* call = "all_gather";
   check_same(call, inputs);
-  const std::size_t each = inputs.size(), expected = who.size * each;
+  const std::size_t each = inputs.size(), expected = self.size * each;
   if (outputs.size() != each)
     invalid(call, "invalid output tensor list: expected one list for each of the ", each, " inputs, got ",
             outputs.size());
   std::vector<int64_t> sizes = inputs.front().sizes().vec();
   sizes.insert(sizes.begin(), each);
   at::Tensor packed = at::empty(sizes, inputs.front().options());
-  sizes.insert(sizes.begin(), who.size);
+  sizes.insert(sizes.begin(), self.size);
   at::Tensor all = at::empty(sizes, packed.options());
-  Request r = all_gather_into(who, all, packed);
+  Request r = all_gather_into(self, all, packed);
   r.type = c10d::OpType::ALLGATHER;
   r.title = "occl:all_gather";
   for (std::size_t i = 0; i < each; ++i) r.before.emplace_back(packed[i], inputs[i]);
@@ -48,7 +51,7 @@ Request all_gather_several(Asker who, std::vector<Tensors>& outputs, Tensors& in
   r.outputs.clear();
   for (const Tensors& list : outputs) {
     if (list.size() != expected)
-      invalid(call, "invalid output tensor list: expected ", expected, " tensors for ", who.size,
+      invalid(call, "invalid output tensor list: expected ", expected, " tensors for ", self.size,
               " ranks of ", each, " inputs, got ", list.size());
     for (std::size_t i = 0; i < expected; ++i) {
       check_tensor(call, list[i]);

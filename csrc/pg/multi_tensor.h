@@ -1,8 +1,8 @@
-// Several tensors of one rank in one call, as Gloo takes them: what is done on the rank itself, before and
-// after one operation of all ranks.
+// Several tensors of one rank in one call, as Gloo takes them: one operation of all ranks, with work on this
+// rank before and after it.
 #pragma once
 
-#include "pg/normalize.h"
+#include "pg/request.h"
 
 namespace occl::pg {
 
@@ -17,6 +17,6 @@ at::Tensor reduce_here(const char* call, Request& request, const Tensors& tensor
 
 /// Each of the k inputs has a list of outputs, and each list gets all inputs of all ranks, those of rank 0
 /// first.
-Request all_gather_several(Asker who, std::vector<Tensors>& outputs, Tensors& inputs);
+Request all_gather_several(ThisRank self, std::vector<Tensors>& outputs, Tensors& inputs);
 
 }  // namespace occl::pg

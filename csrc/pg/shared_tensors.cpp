@@ -1,0 +1,44 @@
+#include "pg/shared_tensors.h"
+
+#include <ATen/ATen.h>
+
+#include "device/allocator.h"
+#include "pg/errors.h"
+
+namespace occl::pg {
+namespace {
+
+void require() {
+  if (!has_shared_tensors())
+    raise(
+        Error(Errc::not_implemented,
+              "this process has no device of torch_occl (OCCL_DEVICE=0, or another package has PrivateUse1), "
+              "whose memory peers could map"));
+}
+
+}  // namespace
+
+bool has_shared_tensors() { return device::allocators_installed(); }
+
+at::Tensor empty_shared(at::IntArrayRef size, at::ScalarType type) {
+  require();
+  const device::AllocateOn shared(0);
+  return at::empty(size, type);
+}
+
+at::Tensor allocate_shared(long size, const at::TensorOptions& options) {
+  const c10::Device device = options.device();
+  if (!device.is_privateuseone() && !device.is_cpu())
+    raise(Error(Errc::invalid_argument, concat("allocate_tensor: unsupported device type ",
+                                               c10::DeviceTypeName(device.type(), true))));
+  if (device.is_cpu()) return empty_shared({size}, c10::typeMetaToScalarType(options.dtype()));
+  require();
+  return at::empty({size}, options);
+}
+
+std::shared_ptr<c10::Allocator> shared_allocator() {
+  require();
+  return {std::shared_ptr<void>(), device::allocator()};  // the allocator is never destroyed
+}
+
+}  // namespace occl::pg
