@@ -56,10 +56,6 @@ class ProcessGroupOCCL(c10d.Backend):
     def merge(self, store: c10d.Store, rank: int, size: int) -> c10d.Backend:
         """A new group of the ranks that meet at `store`, whatever groups they come from."""
 
-    def suspend(self) -> None:
-        """Collective: gives staging memory and unused device memory back to the system until `resume`."""
-
-    def resume(self) -> None: ...
     def memory_stats(self) -> dict[str, int]:
         """Bytes of shared memory by what they are for, of this group and of this process."""
 
