@@ -5,7 +5,7 @@
 #include <memory>
 #include <utility>
 
-#include "device/stream.h"
+#include "device/runtime/stream.h"
 #include "pg/checks.h"
 #include "pg/errors.h"
 #include "pg/sparse.h"

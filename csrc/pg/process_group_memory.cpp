@@ -3,18 +3,18 @@
 
 #include "coll/cost.h"
 #include "coll/engine.h"
-#include "device/allocator.h"
+#include "device/runtime/allocator.h"
 #include "pg/errors.h"
 #include "pg/process_group.h"
 
 namespace occl::pg {
 
-bool ProcessGroupOCCL::supportsTensorAlloc(c10::DeviceIndex) { return device::allocators_installed(); }
+bool ProcessGroupOCCL::supportsTensorAlloc(c10::DeviceIndex) { return device::owns_privateuse1(); }
 
 namespace {
 
 void require_shared_memory() {
-  if (!device::allocators_installed())
+  if (!device::owns_privateuse1())
     raise(
         Error(Errc::not_implemented,
               "this process has no device of torch_occl (OCCL_DEVICE=0, or another package has PrivateUse1), "
@@ -58,7 +58,7 @@ void ProcessGroupOCCL::suspend() {
   // Who has come to the barrier reads nothing of what was staged before it.
   launch(pg::barrier(), options_->timeout, false);
   group_->release_memory();
-  if (device::allocators_installed()) device::allocator()->emptyCache();
+  if (device::owns_privateuse1()) device::allocator()->emptyCache();
   suspended_.store(true, std::memory_order_relaxed);  // see check_usable
 }
 

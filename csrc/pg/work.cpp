@@ -8,8 +8,8 @@
 #include <algorithm>
 
 #include "coll/engine.h"
-#include "device/allocator.h"
-#include "device/stream.h"
+#include "device/runtime/allocator.h"
+#include "device/runtime/stream.h"
 #include "kernels/kernels.h"
 #include "pg/checks.h"
 #include "pg/errors.h"
@@ -59,7 +59,7 @@ std::vector<at::Tensor> for_future(c10d::OpType type, std::vector<at::Tensor> ou
 
 std::optional<c10::Stream> side_stream(const Request& request) {
   for (const auto* tensors : {&request.inputs, &request.outputs})
-    if (!tensors->empty() && tensors->front().is_privateuseone() && device::allocators_installed()) {
+    if (!tensors->empty() && tensors->front().is_privateuseone() && device::owns_privateuse1()) {
       const c10::Stream stream = device::current_stream(tensors->front().device().index());
       if (!device::is_default(stream)) return stream;
     }
