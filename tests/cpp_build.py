@@ -17,9 +17,7 @@ import sysconfig
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-CORE = ("base", "kernels", "shm", "coll")
-DEVICE = ("heap.cpp", "heap_grow.cpp", "memory_limit.cpp", "queue.cpp")
-"""The part of the device's layer that knows nothing of PyTorch: built here, it must stay so."""
+CORE = ("base", "kernels", "shm", "memory", "coll")
 FLAGS = "-std=c++20 -ffp-contract=off -Wall -Wextra -pthread -fPIC -Icsrc -Itests -Itests/cpp"
 MODES = {
     "plain": "-O2",
@@ -72,7 +70,6 @@ def core_sources(root: Path = ROOT, mode: str = "plain") -> list[Path]:
     """Every source file that is built without PyTorch in a mode, relative to the root of the repository."""
     csrc = root / "csrc"
     found = [path for layer in CORE for path in (csrc / layer).rglob("*.cpp")]
-    found += [path for name in DEVICE for path in (csrc / "device").glob(name)]
     sources = sorted(path.relative_to(root) for path in found)
     return sources + ([Path("tests/cpp/explore/explore.cpp")] if mode == "explore" else [])
 

@@ -5,7 +5,7 @@
 #include <torch/version.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 
-#include "device/init.h"
+#include "device/registrations.h"
 #include "peer.h"
 #include "pg/process_group.h"
 
@@ -23,7 +23,7 @@ class Backend : public Library {
   Backend(const std::string& address, int rank_, int size_, bool dev) : device_(at::kCPU) {
     rank = rank_, size = size_;
     if (dev) {
-      occl::device::init();
+      occl::device::register_device([] {});
       device_ = at::Device(at::DeviceType::PrivateUse1, 0);
     }
     auto store = c10::make_intrusive<c10d::FileStore>(address + ".store", size);

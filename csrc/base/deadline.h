@@ -1,4 +1,4 @@
-// A moment by which a wait must end. No wait in this project is without one.
+// A moment at which a wait must end. Every wait of this project has one.
 #pragma once
 
 #include <algorithm>

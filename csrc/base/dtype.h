@@ -28,7 +28,7 @@ enum class DType : std::uint8_t {
   c64,
   c128,
   boolean,
-  bytes,  // from here on: moved, never reduced; one element is one byte. (This one: types not known here.)
+  bytes,  // dtypes that are not listed. From here on: moved, never reduced; one element is one byte
   complex32,
   qint8,
   quint8,

@@ -1,4 +1,5 @@
-// Every environment variable of the project, in one table. (docs/environment.md explains them.)
+// The environment variables that the C++ side reads. docs/environment.md explains these and OCCL_DEVICE,
+// which only Python reads.
 #pragma once
 
 #include <cstdlib>
@@ -6,7 +7,6 @@
 
 namespace occl::environment {
 
-inline constexpr const char* kDevice = "OCCL_DEVICE";             // 0: do not register the device `dev`
 inline constexpr const char* kDeviceCount = "OCCL_DEVICE_COUNT";  // how many devices there are (default 8)
 inline constexpr const char* kMemoryFraction = "OCCL_MEMORY_FRACTION";  // of physical memory, for one process
 inline constexpr const char* kIsa = "OCCL_ISA";        // avx512, avx2 or baseline: at most this

@@ -1,5 +1,5 @@
-// Errors of the core. Every failure is one `Error`: a code that callers may branch on and a sentence
-// for people that says who, what, why and what to do.
+// Errors of the core. Every failure is one `Error`: a code that callers may branch on, and a sentence that
+// says what failed, where, why, and what to do.
 #pragma once
 
 #include <cerrno>
@@ -15,7 +15,7 @@ enum class Errc : unsigned char {
   invalid_argument,  // the caller's arguments; nothing was sent, the group stays usable
   not_implemented,   // a real operation that this version does not offer
   mismatch,          // ranks called different operations; the group stays usable
-  out_of_memory,     // shared memory could not be had
+  out_of_memory,     // there is not enough shared memory
   timeout,           // a deadline passed
   peer_exited,       // a rank's process is gone
   peer_left,         // a rank destroyed the group

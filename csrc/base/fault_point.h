@@ -1,5 +1,5 @@
-// Named moments at which tests make a process die, stop or fail. They are nothing unless a test build defines
-// OCCL_FAULT_POINTS; tests/cpp/test_faults.cpp sets the hook and goes through all of them.
+// Named points at which tests make a process die, stop or fail. They compile to nothing unless a test build
+// defines OCCL_FAULT_POINTS; tests/cpp/test_faults.cpp sets the hook and goes through all of them.
 #pragma once
 
 #ifdef OCCL_FAULT_POINTS

@@ -1,5 +1,5 @@
-// What threads and processes synchronise with, under names of our own: the tests put another header in this
-// one's place, with a scheduler that tries interleavings and stale reads one by one
+// The primitives with which threads and processes synchronise, under names of this library: some tests
+// replace this header with one whose scheduler enumerates interleavings and stale reads
 // (tests/cpp/explore/explore.h).
 #pragma once
 

@@ -1,4 +1,4 @@
-// How every thread of this library starts: with a sentence for whoever has no thread left.
+// Starts the threads of this library, with an error that says what to do when the system has none left.
 #pragma once
 
 #include <system_error>
@@ -8,8 +8,8 @@
 
 namespace occl {
 
-/// A `T`, which is a std::thread or the Thread of base/sync.h. Throws Error if there cannot be another one;
-/// `purpose` goes after "the thread ".
+/// A `T`, which is a std::thread or the Thread of base/sync.h. Throws Error(system) if it cannot be started;
+/// `purpose` follows "cannot start the thread ".
 template <class T, class F>
 T start_thread(const char* purpose, F body) {
   try {

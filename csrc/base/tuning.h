@@ -1,5 +1,5 @@
-// The numbers that choose algorithms. Rank 0's hold for the whole group: they travel with its address, so
-// that all ranks choose alike whatever their environment says.
+// The thresholds that choose algorithms. The whole group uses those of rank 0, which travel with its address,
+// so that all ranks choose alike whatever their environment says.
 #pragma once
 
 #include <cstddef>
@@ -10,28 +10,29 @@
 
 namespace occl {
 
-/// kDirectBytes if there is a core for each rank, else as one_shot_bytes: waiting costs more then.
+/// kDirectBytes if there is a core for each rank, otherwise one_shot_bytes, because synchronising is dearer
+/// when cores are shared.
 inline constexpr std::uint32_t kByCores = ~std::uint32_t{0};
 inline constexpr std::uint32_t kDirectBytes = 4 << 10;
 
 struct Tuning {
-  /// Up to so many bytes that a rank shows to others, an operation takes one step: everybody posts its
-  /// contribution beside the sequence number, everybody combines all of them.
+  /// Largest contribution per rank for the one-step path: every rank posts its contribution beside the
+  /// sequence number, and every rank combines all of them.
   std::uint32_t one_shot_bytes = 16 << 10;
-  /// Beyond so many, buffers that all ranks can reach are used where they lie, though that takes one
-  /// synchronisation more.
+  /// Above this, buffers that all ranks have mapped are used in place, though that takes one more
+  /// synchronisation.
   std::uint32_t direct_bytes = kByCores;
   /// Bytes of one staging slot. A rank stages through four of them (two filling, two with results).
   std::uint32_t slot_bytes = 256 << 10;
-  /// From so many bytes in the tensors of all ranks together on, results are stored past the caches.
+  /// From this many bytes in the tensors of all ranks together, results are stored past the caches.
   std::uint64_t streaming_bytes = std::uint64_t{48} << 20;
-  /// Up to so many bytes a message travels in the ring and its send completes at once.
+  /// Up to this size a message travels in the ring, and its send completes immediately.
   std::uint32_t eager_bytes = 8 << 10;
-  /// From so many bytes on, a message between buffers that peers can reach is copied by both sides.
+  /// From this size, a message between buffers that both ranks have mapped is copied by both of them.
   std::uint64_t both_ends_bytes = 128 << 10;
 };
 
-/// What a group's memory layout is made for; tuning may not exceed it.
+/// Limits of a group's memory layout, which tuning may not exceed.
 inline constexpr std::uint32_t kMaxOneShotBytes = 64 << 10;
 inline constexpr std::uint32_t kMaxSlotBytes = 64 << 20;
 inline constexpr int kStagingSlots = 4;                 // that a rank stages through
@@ -41,11 +42,11 @@ inline constexpr int kMaxRanks = 256;
 /// Numbers by name, as users write them: {"one_shot_bytes": 16384}.
 using NamedNumbers = std::map<std::string, std::uint64_t>;
 
-/// Sets the number of this name, at most to what the memory layout allows. Throws Error(invalid_argument)
-/// that lists the names if there is no such one.
+/// Sets the number with this name, at most to what the memory layout allows. Throws Error(invalid_argument),
+/// which lists the names, if there is none with this name.
 void set(Tuning& tuning, std::string_view name, std::uint64_t number);
 
-/// What two writers never share.
+/// A cache line, in bytes: two writers never share one.
 inline constexpr std::size_t kLine = 64;
 
 }  // namespace occl

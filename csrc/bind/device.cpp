@@ -3,15 +3,14 @@
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <pybind11/functional.h>
 
-#include "device/alias.h"
-#include "device/allocator.h"
-#include "device/compiled.h"
-#include "device/device.h"
-#include "device/generator.h"
-#include "device/hooks.h"
-#include "device/init.h"
-#include "device/memory_limit.h"
-#include "device/stream.h"
+#include "device/ops/cpu_aliases.h"
+#include "device/ops/run_compiled.h"
+#include "device/registrations.h"
+#include "device/runtime/allocator.h"
+#include "device/runtime/device.h"
+#include "device/runtime/generator.h"
+#include "device/runtime/stream.h"
+#include "memory/memory_limit.h"
 #include "pg/runtime.h"
 
 namespace occl::bind {
@@ -64,7 +63,7 @@ void bind_device(py::module_& module) {
     py::gil_scoped_release release;
     wait();
   });
-  module.def("_init_device", &dev::init, py::arg("groups"));
+  module.def("_init_device", &dev::register_device, py::arg("groups"));
   module.def("_device_taken", &dev::privateuse1_taken);
   module.def("_device_generator", [](int index) {
     dev::check_fork();
@@ -107,8 +106,8 @@ void bind_device(py::module_& module) {
   module.def("_device_run_compiled", &run_compiled);
   module.def("_device_move_storage", &dev::move_storage);
   module.def("_device_drain", &dev::drain, py::call_guard<py::gil_scoped_release>());
-  module.def("_device_memory_limit", &dev::memory_limit);
-  module.def("_device_set_memory_fraction", &dev::set_memory_fraction);
+  module.def("_device_memory_limit", &memory::memory_limit);
+  module.def("_device_set_memory_fraction", &memory::set_memory_fraction);
   module.def("_device_memory_snapshot", [](int index) {
     py::list segments;
     for (const auto& run : dev::heap(dev::resolve(index)).snapshot()) {

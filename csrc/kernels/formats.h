@@ -32,7 +32,7 @@ V canonical(V v) {
   return v == v ? v : broadcast<V>(std::numeric_limits<T>::quiet_NaN());
 }
 
-/// The same for both parts of an accumulator: one test, of which the hardware expects that it fails.
+/// The same for both parts of an accumulator, with one test for both, which rarely succeeds.
 template <class Test, class Acc>
 Acc canonical_parts(const Acc& acc) {
   if (Test::any_nan(acc.part[0], acc.part[1])) [[unlikely]]
@@ -137,7 +137,7 @@ struct SmallFloatFormat<Isa, SmallFloat<Bits, kExponentBits, kBias, kSpecials, k
   static constexpr int kRebias = (127 - kBias) * kOne;
   static constexpr int kLargestExponent = (1 << kExponentBits) - 1;
   static constexpr int kInfinity = 0x7f800000;
-  // The code that everything too large gets.
+  // The code of every value that is too large.
   static constexpr int kLimit = kSpecials == Specials::ieee ? kLargestExponent << kMantissaBits
                                 : kSpecials == Specials::fn ? static_cast<int>(kNan) - 1
                                                             : static_cast<int>(kNan);

@@ -1,5 +1,5 @@
-// The kernels of each instruction set. Only kernels.cpp and the tests look past `kernels.h` at these.
-// They expect the default floating-point environment.
+// The kernels of each instruction set, for kernels.cpp and the tests. Callers use kernels.h. A kernel expects the
+// default floating-point environment.
 #pragma once
 
 #include <cstddef>
@@ -25,7 +25,7 @@ using Kernel = void (*)(const Call&);
 struct Kernels {
   const char* name;
   Kernel copy;                         // reads the first source only
-  Kernel reduce[kDTypes][kReduceOps];  // null where the operation has no meaning
+  Kernel reduce[kDTypes][kReduceOps];  // null if the dtype has no such operation
 };
 
 extern const Kernels baseline;  // what every CPU of the architecture has
@@ -38,7 +38,8 @@ std::span<const Kernels* const> available();
 /// The last of `available()`, or the lower one that OCCL_ISA names.
 const Kernels& chosen();
 
-/// The same for one call on buffers of so many bytes: without 512-bit instructions where it is a small one.
+/// The kernels for one call on buffers of `bytes` bytes: `chosen()`, but small calls do without 512-bit
+/// instructions.
 const Kernels& chosen(std::size_t bytes);
 inline constexpr std::size_t kLargeCallBytes = 16 << 10;
 

@@ -2,7 +2,7 @@
 
 #include <ATen/ATen.h>
 
-#include "device/allocator.h"
+#include "device/runtime/allocator.h"
 #include "pg/errors.h"
 
 namespace occl::pg {
@@ -18,7 +18,7 @@ void require() {
 
 }  // namespace
 
-bool has_shared_tensors() { return device::allocators_installed(); }
+bool has_shared_tensors() { return device::owns_privateuse1(); }
 
 at::Tensor empty_shared(at::IntArrayRef size, at::ScalarType type) {
   require();

@@ -2,14 +2,14 @@
 
 #include <algorithm>
 
-#include "device/allocator.h"
-#include "device/stream.h"
+#include "device/runtime/allocator.h"
+#include "device/runtime/stream.h"
 
 namespace occl::pg {
 
 bool SideStreams::add(const Request& request) {
   for (const auto* tensors : {&request.inputs, &request.outputs}) {
-    if (tensors->empty() || !tensors->front().is_privateuseone() || !device::allocators_installed()) continue;
+    if (tensors->empty() || !tensors->front().is_privateuseone() || !device::owns_privateuse1()) continue;
     const c10::Stream stream = device::current_stream(tensors->front().device().index());
     if (device::is_default(stream)) continue;
     if (std::find(streams_.begin(), streams_.end(), stream) == streams_.end()) streams_.push_back(stream);

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "coll/engine.h"
-#include "device/stream.h"
+#include "device/runtime/stream.h"
 #include "kernels/kernels.h"
 #include "pg/errors.h"
 #include "pg/runtime.h"

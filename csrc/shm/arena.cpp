@@ -50,7 +50,7 @@ std::uint64_t Arena::keep_again(std::size_t bytes) {
   {
     std::lock_guard lock(mutex_);
     collect_locked();
-    if (const auto it = free_.find(bytes); it != free_.end()) {  // whole pages never have that size
+    if (const auto it = free_.find(bytes); it != free_.end()) {  // blocks of whole pages never have that size
       const std::uint64_t offset = it->second;
       free_.erase(it);
       free_bytes_ -= bytes;
@@ -62,7 +62,7 @@ std::uint64_t Arena::keep_again(std::size_t bytes) {
 
 Arena::Block Arena::allocate_locked(std::size_t bytes) {
   OCCL_FAULT_POINT("arena.allocate");
-  // Exact sizes only: the blocks of groups come in few sizes, and so nothing is ever split or joined.
+  // Exact sizes only: the blocks of groups come in few sizes, so blocks are never split or joined.
   if (auto it = free_.find(bytes); it != free_.end()) {
     const Block block{it->second, bytes};
     if (gives_back_)
@@ -104,7 +104,7 @@ void Arena::collect_locked() {
       try {
         if (gives_back_) region_->decommit(block.offset, block.bytes);
       } catch (const Error&) {
-        // It goes on to cost memory, and groups may still be destroyed.
+        // The block keeps costing memory; destroying a group must not fail for that.
       }
       free_.emplace(block.bytes, block.offset);
       free_bytes_ += block.bytes;

@@ -1,6 +1,6 @@
-// A region of this process, handed out in blocks of whole pages. There are two: the control region, which
-// peers cannot but map read only, and one for staging, whose unused blocks go back to the system. (The kernel
-// lets nobody punch holes into what peers cannot write.)
+// A region of this process, handed out in blocks of whole pages. A process has two: the control region, which
+// peers can map only read-only, and the staging region, whose unused blocks go back to the system. (They are
+// two because the kernel punches no holes into a region that is sealed against writing.)
 #pragma once
 
 #include <cstddef>
@@ -29,16 +29,16 @@ class Arena {
   /// Zeroed memory, whole pages. Throws Error(out_of_memory).
   Block allocate(std::size_t bytes);
 
-  /// A few zeroed bytes on cache lines of their own that are never used again: peers may look at them
-  /// whenever they like.
+  /// A few zeroed bytes on cache lines of their own. They are never used for anything else, so peers may read
+  /// them at any time.
   std::uint64_t keep(std::size_t bytes);
-  /// The same, or as many that were got here and retired, as their owner left them.
+  /// Like keep(), but may return retired bytes, uncleared.
   std::uint64_t keep_again(std::size_t bytes);
 
-  /// Peers may still read a block whose owner is done with it. It is handed out again only once `unread`
-  /// answers true; that is asked at later allocations.
+  /// Takes back blocks that peers may still be reading. They are handed out again only once `unread` has
+  /// returned true; later allocations call it.
   void retire(std::vector<Block> blocks, std::function<bool()> unread);
-  /// Asks now.
+  /// Calls `unread` of all retired blocks now.
   void collect();
 
   std::byte* at(std::uint64_t offset) const { return region_->base() + offset; }
@@ -59,8 +59,8 @@ class Arena {
   const std::shared_ptr<Region> region_;
   const bool gives_back_;
   mutable Mutex mutex_;
-  std::uint64_t top_;                               // never handed out from here on
-  Block kept_;                                      // what is left for keep()
+  std::uint64_t top_;                               // not handed out yet from here on
+  Block kept_;                                      // the rest of the page that keep() cuts up
   std::multimap<std::size_t, std::uint64_t> free_;  // size in bytes -> offset
   std::size_t free_bytes_ = 0;
   std::vector<Retired> retired_;

@@ -9,9 +9,9 @@
 //     futex_wait(bell == seen)
 //
 // Both sides write before they read, all of it sequentially consistent: either the publisher sees the
-// sleeper and changes `bell` (then futex_wait returns at once, or is woken), or the sleeper sees the stamp.
-// "The stamps" are all that somebody may sleep for: posts, ticks, positions of rings, presence, ended
-// operations, deaths.
+// sleeper and changes `bell` (then futex_wait returns immediately, or is woken), or the sleeper sees the
+// stamp. "The stamps" are everything that a thread may sleep for: posts, ticks, positions of rings, presence,
+// ended operations, deaths.
 #pragma once
 
 #include "shm/futex.h"
@@ -32,8 +32,8 @@ class Bell {
     futex_wake_all(*word_);
   }
 
-  /// The owner's side. Construct, look once more at everything that is waited for, then `wait` if there was
-  /// nothing: a ring in between makes `wait` return at once.
+  /// The owner's side. Construct it, check once more everything that is waited for, then call `wait` if
+  /// nothing has happened: after a ring in between, `wait` returns immediately.
   class Sleep {
    public:
     explicit Sleep(const Bell& bell) : bell_(bell) {

@@ -11,17 +11,17 @@
 #include <cstdio>
 #include <cstring>
 
+#include "base/errno_hint.h"
 #include "base/error.h"
 #include "base/fault_point.h"
-#include "base/remedy.h"
 #include "base/thread.h"
 #include "shm/socket.h"
 
 namespace occl::shm {
 namespace {
 
-constexpr std::size_t kMaxClients = 256;  // connected and not yet heard; the oldest makes room
-constexpr int kAcceptsAtOnce = 64;        // then those are heard who have something to say
+constexpr std::size_t kMaxClients = 256;  // connected, without a request yet; then the oldest is dropped
+constexpr int kAcceptsAtOnce = 64;        // then requests are answered before more are accepted
 constexpr std::chrono::seconds kClientPatience{5};
 
 enum Source : std::uint32_t { kListener, kWake, kClient, kPidfd };
@@ -30,18 +30,18 @@ std::uint64_t tag(Source source, int fd) {
   return std::uint64_t{source} << 32 | static_cast<std::uint32_t>(fd);
 }
 
-/// Those who wait for an answer will only know that there was none.
+/// Prints the cause: a peer that waits for the answer only learns that there was none.
 void tell_of_shortage(int error) {
   static std::atomic<bool> told = false;
-  if (!told.exchange(true, std::memory_order_relaxed))  // of all endpoints, one tells
+  if (!told.exchange(true, std::memory_order_relaxed))  // relaxed: one endpoint prints, no matter which
     std::fprintf(stderr, "torch_occl: pid %d cannot answer its peers: %s%s\n", getpid(), std::strerror(error),
-                 remedy(error));
+                 errno_hint(error));
 }
 
 void add_to_epoll(int epoll, Source source, int fd) {
   epoll_event event{};
   event.events = EPOLLIN;
-  if (source == kPidfd) event.events |= EPOLLONESHOT;  // a dead process stays readable for ever
+  if (source == kPidfd) event.events |= EPOLLONESHOT;  // the pidfd of a dead process stays readable
   event.data.u64 = tag(source, fd);
   if (epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) != 0) fail_errno("epoll_ctl failed");
 }
@@ -66,13 +66,13 @@ Endpoint::Endpoint(std::shared_ptr<RegionTable> regions, const Config& config)
   header->nonce = address_.nonce;
   bell_ = Bell(new (bell_region_.base()) FutexWord(0), &header->sleepers);
 
-  // A descriptor of ourselves, to give away: it tells of our death whoever else still holds our sockets.
+  // For peers: it reports the death of this process even while a forked child still holds its sockets.
   pidfd_ = UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0)));
   if (!pidfd_)
-    fail_errno("pidfd_open failed", errno == ENOSYS ? " (Linux 5.3 or newer is needed)" : remedy());
+    fail_errno("pidfd_open failed", errno == ENOSYS ? " (Linux 5.3 or newer is needed)" : errno_hint());
   epoll_ = UniqueFd(epoll_create1(EPOLL_CLOEXEC));
   wake_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!epoll_ || !wake_) fail_errno("cannot create an epoll or eventfd descriptor", remedy());
+  if (!epoll_ || !wake_) fail_errno("cannot create an epoll or eventfd descriptor", errno_hint());
   OCCL_FAULT_POINT("endpoint.open");
   listener_ = listen_on(address_.socket);
   OCCL_FAULT_POINT("endpoint.listening");
@@ -119,13 +119,13 @@ std::shared_ptr<Peer> Endpoint::as_local_peer() {
 std::shared_ptr<Peer> Endpoint::peer(const Address& address, Deadline deadline) {
   {
     std::lock_guard lock(mutex_);
-    // Forget the dead that no group holds any more, and with them the mappings of their memory.
+    // Forget exited peers that no group holds any more, and unmap their memory.
     std::erase_if(peers_, [](const auto& entry) {
       return entry.second->has_exited() && entry.second.use_count() == 1;
     });
     if (const auto known = peers_.find(address.nonce); known != peers_.end()) return known->second;
   }
-  // Without the lock: connecting may take as long as the peer likes, and deaths must be noticed meanwhile.
+  // Without the lock: a slow peer may hold up connecting, and deaths must be noticed meanwhile.
   auto connected = address.nonce == address_.nonce ? as_local_peer() : Peer::connect(address, deadline);
   std::lock_guard lock(mutex_);
   if (const auto known = peers_.find(address.nonce); known != peers_.end()) return known->second;
@@ -181,7 +181,7 @@ void Endpoint::accept_clients() {
     try {
       add_to_epoll(epoll_.get(), kClient, client.get());
     } catch (const Error&) {
-      continue;  // out of kernel memory: the client sees a hang-up and says so
+      continue;  // out of kernel memory: the client sees a hang-up and reports it
     }
     clients_.emplace(client.release(), Deadline::after(kClientPatience));
   }
@@ -190,7 +190,7 @@ void Endpoint::accept_clients() {
 void Endpoint::drop_oldest_client() {
   const auto oldest = std::min_element(clients_.begin(), clients_.end(),
                                        [](const auto& a, const auto& b) { return a.second < b.second; });
-  answer(oldest->first);  // it may have spoken, and only wait for its turn
+  answer(oldest->first);  // its request may already be there
   close(oldest->first);
   clients_.erase(oldest);
 }
@@ -220,7 +220,7 @@ void Endpoint::answer(int client) try {
   const int descriptors[] = {region->fd()};
   send_packet(client, bytes_of(reply), descriptors);
 } catch (const Error&) {
-  // The client is gone or was too slow; whatever it was, it is its own error.
+  // The client is gone or was too slow, and reports that itself.
 }
 
 void Endpoint::refuse(const char* why) {

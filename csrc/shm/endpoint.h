@@ -32,21 +32,22 @@ class Endpoint {
 
   const Address& address() const { return address_; }
   Arena& arena() { return arena_; }
-  /// Made at first use: where data waits for peers. Its blocks have a Ref.
+  /// The arena in which data waits for peers, made at first use. Its blocks have a Ref.
   Arena& staging();
-  /// Bytes of it that cost memory; none if it has not been made.
+  /// Bytes of it that cost memory; 0 before its first use.
   std::size_t staging_bytes() const;
-  /// Looks through what has been retired, in both arenas: peers that are gone are held until then.
+  /// Frees, in both arenas, the retired blocks that no peer reads any more. Until then exited peers that may
+  /// have read them stay mapped.
   void collect();
   std::uint64_t staging_ref(std::uint64_t offset) const { return Ref{staging_number_, offset}.pack(); }
   const Bell& bell() const { return bell_; }
   RegionTable& regions() { return *regions_; }
 
-  /// The process with this address: connected once, then from a cache. Its death will be noticed.
+  /// The process with this address: connected once, then from a cache. This endpoint notices its death.
   /// Throws what Peer::connect throws.
   std::shared_ptr<Peer> peer(const Address& address, Deadline deadline);
 
-  /// This process is about to end in good order: its peers shall not take that for a death.
+  /// Tells peers that this process is about to exit cleanly, so that they do not report a death.
   void announce_end();
 
   /// This process as a peer of itself. (Tests make peers of other endpoints in the same process this way.)
@@ -64,7 +65,7 @@ class Endpoint {
   Arena arena_;
   std::once_flag staging_once_;
   std::unique_ptr<Arena> staging_;
-  std::atomic<bool> has_staging_ = false;  // release in staging(), acquire where it is looked at
+  std::atomic<bool> has_staging_ = false;  // release in staging(), acquire where it is read
   std::uint16_t staging_number_ = 0;
   Region bell_region_;
   Address address_;
@@ -73,7 +74,7 @@ class Endpoint {
 
   std::mutex mutex_;                                      // guards peers_
   std::map<std::uint64_t, std::shared_ptr<Peer>> peers_;  // by nonce
-  std::map<int, Deadline> clients_;                       // serve() only: connected, not yet heard
+  std::map<int, Deadline> clients_;                       // serve() only: connected, without a request yet
   bool refusal_logged_ = false;                           // serve() only
   std::atomic<bool> stop_ = false;
   std::thread thread_;

@@ -19,7 +19,7 @@ using FutexWord = Atomic<std::uint32_t>;
 static_assert(sizeof(FutexWord) == sizeof(std::uint32_t) && FutexWord::is_always_lock_free);
 
 /// Sleeps while *word == expected, at most `span`. Returns on wake-up, change, signal or timeout alike: the
-/// caller looks at its condition again in every case.
+/// caller checks its condition again in every case.
 inline void futex_wait(const FutexWord& word, std::uint32_t expected, std::chrono::nanoseconds span) {
   timespec ts{};
   ts.tv_sec = static_cast<std::time_t>(span.count() / 1'000'000'000);

@@ -11,7 +11,7 @@
 namespace occl::shm {
 namespace {
 
-/// A connection that many newer ones push out before it was heard is tried again, so often at most.
+/// Attempts to get an answer: under a flood of connections the peer may drop one before it answers.
 constexpr int kAttempts = 16;
 
 /// One request and its answer. False if the peer hung up in between.
@@ -61,8 +61,8 @@ std::vector<UniqueFd> ask(const Peer& peer, RequestKind kind, std::uint32_t regi
   return descriptors;
 } catch (const Error& error) {
   if (error.code() == Errc::timeout) fail(Errc::timeout, error.what(), " (", peer.describe(), ")");
-  // A process closes its sockets a moment before its end can be seen. Who hears of it here may leave its
-  // groups next, and those who find it gone from there shall find the cause too.
+  // A process closes its sockets a moment before the kernel reports its end. This rank may leave its groups
+  // because of this error; other ranks, which then find it gone, must be able to see the cause.
   pollfd death{peer.pidfd(), POLLIN, 0};
   if (error.code() == Errc::peer_exited && peer.pidfd() >= 0) poll(&death, 1, 1000);
   throw;
@@ -77,12 +77,12 @@ std::shared_ptr<Peer> Peer::connect(const Address& address, Deadline deadline) {
   peer->bell_region_ = Region::attach(std::move(descriptors[1]), Access::read_write);
   peer->pidfd_ = std::move(descriptors[2]);
   OCCL_FAULT_POINT("peer.attached");
-  // Signal 0 is never sent; but only of a pidfd does the kernel look at the process.
+  // Signal 0 is never delivered, but the kernel refuses it with EBADF unless the descriptor is a pidfd.
   if (syscall(SYS_pidfd_send_signal, peer->pidfd(), 0, nullptr, 0) != 0 && errno == EBADF)
     fail(Errc::protocol, "the process (", peer->describe(), ") sent something else than its pidfd");
   peer->control_ = peer->control_region_.base();
   peer->control_size_ = peer->control_region_.size();
-  peer->control(0, sizeof(ProcessHeader));  // it is there
+  peer->control(0, sizeof(ProcessHeader));  // checks the size
   const ProcessHeader& header = peer->header();
   if (header.nonce != address.nonce)
     fail(Errc::protocol, "the process (", peer->describe(), ") does not share the memory that it announced");
@@ -128,7 +128,7 @@ std::byte* Peer::resolve(Ref ref, std::size_t bytes, Deadline deadline) {
 }
 
 bool Peer::has_exited() {
-  pollfd death{pidfd_.get(), POLLIN, 0};  // -1, a local peer: poll looks away
+  pollfd death{pidfd_.get(), POLLIN, 0};  // -1 for a local peer: poll ignores it
   if (!exited() && poll(&death, 1, 0) == 1) set_exited();
   return exited();
 }

@@ -1,4 +1,5 @@
-// Another process (or this one) as we see it: its control region, its bell, whether it lives, its memory.
+// Another process, or this one, as this process sees it: its control region, its bell, its memory, and
+// whether it lives.
 #pragma once
 
 #include <map>
@@ -21,7 +22,8 @@ class Peer {
   /// Throws Error(peer_exited | timeout | protocol | system).
   static std::shared_ptr<Peer> connect(const Address& address, Deadline deadline);
 
-  /// A peer inside this process: no socket, the same mappings. `keep` owns what the pointers point to.
+  /// A peer inside this process: no socket, the same mappings. `control` and what `bell` points to must
+  /// outlive it.
   static std::shared_ptr<Peer> local(const Address& address, const std::byte* control,
                                      std::size_t control_size, Bell bell,
                                      std::shared_ptr<RegionTable> regions);
@@ -29,23 +31,23 @@ class Peer {
   const Address& address() const { return address_; }
   const Bell& bell() const { return bell_; }
 
-  /// [offset, offset + bytes) of the control region. Throws Error(protocol) when it does not lie inside.
+  /// [offset, offset + bytes) of the control region. Throws Error(protocol) if it does not lie inside.
   const std::byte* control(std::uint64_t offset, std::size_t bytes) const;
 
-  /// The peer's memory behind `ref`, mapped on first use. Throws Error(protocol) when [ref, ref + bytes) does
+  /// The peer's memory behind `ref`, mapped on first use. Throws Error(protocol) if [ref, ref + bytes) does
   /// not lie in one of its regions, and what `connect` throws.
   std::byte* resolve(Ref ref, std::size_t bytes, Deadline deadline);
 
-  /// Its process has ended (the kernel said so). Never goes back.
+  /// Its process has ended: the kernel reported it. Stays true.
   bool exited() const { return exited_.load(std::memory_order_seq_cst); }  // pairs with set_exited
-  /// It has exited without having said that it would.
+  /// It has exited without announcing it (Endpoint::announce_end).
   bool died() const { return exited() && header().ending.load(std::memory_order_acquire) == 0; }
-  /// As `exited`, but asks the kernel now: the endpoint's thread may not have heard of it yet.
+  /// Like `exited`, but asks the kernel: the endpoint's thread may not have noticed yet.
   bool has_exited();
-  void set_exited() { exited_.store(true, std::memory_order_seq_cst); }  // with exited, and with sleepers
+  void set_exited() { exited_.store(true, std::memory_order_seq_cst); }  // pairs with exited
   int pidfd() const { return pidfd_.get(); }
 
-  /// "pid 4711, host a": who this is, for messages.
+  /// "pid 4711, host a", for messages.
   std::string describe() const;
 
  private:

@@ -1,5 +1,5 @@
-// The one region table of this process: device memory is registered here when it is allocated, and every
-// process group shows it to its peers. (A deliberate global; it is never destroyed.)
+// The region table of this process. Every region of a heap is registered in it, and every process group shows
+// it to its peers. (A deliberate global; it is never destroyed.)
 #pragma once
 
 #include "shm/region_table.h"

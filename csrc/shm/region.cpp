@@ -10,10 +10,10 @@
 
 #include <utility>
 
+#include "base/errno_hint.h"
 #include "base/error.h"
 #include "base/fault_point.h"
-#include "base/remedy.h"
-#include "shm/host_memory.h"
+#include "shm/available_memory.h"
 
 namespace occl::shm {
 namespace {
@@ -70,15 +70,15 @@ Region Region::create(const char* name, std::size_t bytes, Access peers) {
   Region region;
   region.size_ = round_up_to_pages(bytes);
   region.fd_ = UniqueFd(new_memfd(name));
-  if (!region.fd_) fail_errno("memfd_create(\"", name, "\") failed", remedy());
+  if (!region.fd_) fail_errno("memfd_create(\"", name, "\") failed", errno_hint());
   if (ftruncate(region.fd(), static_cast<off_t>(region.size_)) != 0)
     fail_errno("cannot make the shared memory region \"", name, "\" ", region.size_, " bytes large",
-               remedy());
+               errno_hint());
   region.base_ = map(region.fd(), region.size_, true);
   if (!region.base_)
     fail_errno("cannot map the shared memory region \"", name, "\" of ", region.size_,
                " bytes (ulimit -v may be too low)");
-  // After our own writable mapping: FUTURE_WRITE refuses every later one.
+  // After the owner's writable mapping: FUTURE_WRITE refuses every later one.
   const int seals = kSizeSeals | (peers == Access::read ? F_SEAL_FUTURE_WRITE : 0);
   if (fcntl(region.fd(), F_ADD_SEALS, seals) != 0)
     fail_errno("cannot seal the shared memory region \"", name, "\" (Linux 5.1 or newer is needed)");
@@ -92,7 +92,7 @@ Region Region::attach(UniqueFd fd, Access access) {
     fail(Errc::protocol, "a peer sent a descriptor that is not a sealed shared memory region");
   struct statfs file_system{};
   if (fstatfs(fd.get(), &file_system) != 0) fail_errno("fstatfs on a peer's region failed");
-  // Huge pages are not reserved by a size: where there are none, reading is a SIGBUS.
+  // The size of a region of huge pages reserves none: reading where the system has no more is a SIGBUS.
   if (file_system.f_type == HUGETLBFS_MAGIC)
     fail(Errc::protocol, "a peer sent a shared memory region of huge pages");
   struct stat status{};
@@ -134,15 +134,15 @@ void Region::commit(std::size_t offset, std::size_t bytes) {
   OCCL_FAULT_POINT("region.commit");
   const std::size_t first = offset & ~(page_size() - 1);
   const std::size_t last = round_up_to_pages(offset + bytes);
-  // fallocate reserves the pages one by one, and would bring the out-of-memory killer before it fails.
-  if (const std::size_t free = host_memory().free; last - first > free)
+  // fallocate reserves page by page, and would wake the out-of-memory killer before it fails.
+  if (const std::size_t free = available_memory().free; last - first > free)
     fail(Errc::out_of_memory, "cannot reserve ", last - first, " bytes of shared memory: ", free,
          " are free on this machine, or in this container: give it more, or allocate less");
   int rc = 0;
   do {
     rc = fallocate(fd(), 0, static_cast<off_t>(first), static_cast<off_t>(last - first));
   } while (rc != 0 && errno == EINTR);
-  if (rc != 0) fail_errno("cannot reserve ", last - first, " bytes of shared memory", remedy());
+  if (rc != 0) fail_errno("cannot reserve ", last - first, " bytes of shared memory", errno_hint());
 }
 
 void Region::decommit(std::size_t offset, std::size_t bytes) {

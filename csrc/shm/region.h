@@ -1,4 +1,4 @@
-// A region: anonymous shared memory (memfd), sealed so that nobody can shrink or grow it, mapped whole.
+// A region: anonymous shared memory (memfd), sealed against shrinking and growing, mapped whole.
 //
 //   owner:  create -> commit(range) before first use -> ... -> decommit(range)
 //   peer:   receives the descriptor over a Unix socket -> attach, which checks the seals

@@ -1,5 +1,5 @@
-// The regions that this process shows to its peers, by number. A peer is told (number, offset), asks our
-// endpoint for the descriptor of a number it does not know yet, and maps it once.
+// The regions that this process shows to its peers, by number. A peer gets (number, offset), asks this
+// process's endpoint for the descriptor of a number it does not know yet, and maps it once.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,7 @@ class RegionTable {
   /// Where [p, p + bytes) lies, if it lies whole in one region.
   std::optional<Ref> find(const void* p, std::size_t bytes) const;
 
-  /// Null for a number that was never given out.
+  /// Null for a number that `add` has not returned.
   std::shared_ptr<Region> get(std::uint16_t region) const;
 
   std::size_t size() const;

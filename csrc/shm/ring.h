@@ -7,8 +7,8 @@
 //               ^ reader's          ^ writer's
 //
 // The two positions live where their writer may write: `head` beside the sender's data, `tail` at the reader.
-// Each side keeps a copy of the other's position and looks at the real one only when the copy is not enough.
-// The atomics are seq_cst because a bell may hang on them (see bell.h).
+// Each side keeps a copy of the other's position and reads the real one only when the copy does not suffice.
+// The atomics are seq_cst because a thread may sleep on them (see bell.h).
 #pragma once
 
 #include <algorithm>

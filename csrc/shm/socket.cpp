@@ -10,8 +10,8 @@
 #include <cstring>
 #include <thread>
 
+#include "base/errno_hint.h"
 #include "base/error.h"
-#include "base/remedy.h"
 
 namespace occl::shm {
 namespace {
@@ -23,8 +23,8 @@ struct Name {
   socklen_t length = 0;
 };
 
-/// A leading zero byte makes the name abstract: it lives in the network namespace, not in the file system,
-/// and goes with the socket, so nothing is left behind by SIGKILL.
+/// A leading zero byte makes the name abstract: it lies in the network namespace, not in the file system, and
+/// ends with the socket, so SIGKILL leaves nothing behind.
 Name abstract_name(const Token& token) {
   Name name;
   name.address.sun_family = AF_UNIX;
@@ -42,7 +42,7 @@ Name abstract_name(const Token& token) {
 
 UniqueFd new_socket() {
   UniqueFd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!fd) fail_errno("cannot create a Unix socket", remedy());
+  if (!fd) fail_errno("cannot create a Unix socket", errno_hint());
   return fd;
 }
 
@@ -51,7 +51,7 @@ UniqueFd new_socket() {
 Token random_token() {
   Token token;
   if (getrandom(token.data(), token.size(), 0) != static_cast<ssize_t>(token.size()))
-    fail_errno("getrandom failed", remedy());
+    fail_errno("getrandom failed", errno_hint());
   return token;
 }
 
@@ -128,7 +128,7 @@ bool receive_packet(int fd, std::span<std::byte> bytes, std::vector<UniqueFd>& d
     if (deadline.passed()) fail(Errc::timeout, "timed out waiting for a peer's answer on its Unix socket");
     pollfd waiting[2] = {{fd, POLLIN, 0}, {pidfd, POLLIN, 0}};
     poll(waiting, 2, static_cast<int>(deadline.left(kSlice).count() / 1'000'000) + 1);
-    ended = (waiting[1].revents & POLLIN) != 0;  // what it has sent before is still there: one more look
+    ended = (waiting[1].revents & POLLIN) != 0;  // what it sent before is still there: receive once more
   }
   if (received >= 0)
     for (cmsghdr* header = CMSG_FIRSTHDR(&message); header; header = CMSG_NXTHDR(&message, header)) {
@@ -141,7 +141,7 @@ bool receive_packet(int fd, std::span<std::byte> bytes, std::vector<UniqueFd>& d
       }
     }
   if (received > 0 && (message.msg_flags & MSG_CTRUNC))
-    fail(Errc::system, "a peer's descriptors could not be taken", remedy(EMFILE));
+    fail(Errc::system, "a peer's descriptors could not be taken", errno_hint(EMFILE));
   return received == static_cast<ssize_t>(bytes.size()) && (message.msg_flags & MSG_TRUNC) == 0;
 }
 

@@ -1,4 +1,4 @@
-// The few things we do with Unix sockets: random abstract names, one packet with descriptors, who is there.
+// Unix sockets: random abstract names, packets with descriptors, and the identity of the other end.
 #pragma once
 
 #include <array>
@@ -20,24 +20,24 @@ Token random_token();
 /// A listening SOCK_SEQPACKET socket with the abstract name `name`.
 UniqueFd listen_on(const Token& name);
 
-/// Connects to it, or returns the errno of the refusal (ECONNREFUSED: no such name in this network
-/// namespace).
+/// Connects to that name. If it is refused, returns nothing and sets `error` (ECONNREFUSED: no such name in
+/// this network namespace). Throws Error(timeout).
 UniqueFd connect_to(const Token& name, Deadline deadline, int& error);
 
-/// Same effective user at the other end of a connected socket?
+/// Whether the process at the other end of a connected socket has the same effective user.
 bool same_user(int fd);
 
-/// If the peer has hung up, nothing is sent: whoever expects an answer will learn it there.
+/// Sends nothing if the peer has hung up: the caller learns that when it receives the answer.
 void send_packet(int fd, std::span<const std::byte> bytes, std::span<const int> descriptors);
 
-/// A pidfd of the process at the other end, which tells when it ends: a child that it has forked may keep its
-/// sockets open. None if that process is hidden from this one (another pid namespace). Throws
-/// Error(peer_exited) if there is none any more.
+/// A pidfd of the process at the other end. It reports the end of that process even while a forked child
+/// keeps the process's sockets open. Empty if that process is hidden from this one (another pid namespace).
+/// Throws Error(peer_exited) if it has exited.
 UniqueFd pidfd_of(int fd);
 
 /// One whole packet into `bytes`, and the descriptors that came with it. False if the peer hung up, has ended
-/// according to `pidfd` (-1: nobody looks), or the packet has another size. Waits until `deadline`; throws
-/// Error(timeout) then.
+/// according to `pidfd` (-1: not checked), or the packet has another size. Throws Error(timeout) at
+/// `deadline`.
 bool receive_packet(int fd, std::span<std::byte> bytes, std::vector<UniqueFd>& descriptors, Deadline deadline,
                     int pidfd = -1);
 

@@ -1,4 +1,4 @@
-// What processes tell each other outside of groups: the address that a process publishes in the Store, the
+// The data that processes exchange outside of groups: the address that a process publishes in the Store, the
 // messages on its socket, and the header of its control region.
 //
 //   Store ──Address──▶ connect to the abstract socket, show the secret
@@ -28,7 +28,7 @@ struct Address {
   std::uint32_t node = 0;       // ranks of different nodes never share memory (OCCL_NODE)
   std::uint64_t nonce = 0;      // also in the control region; identifies the process
   Token socket{};               // name of the abstract socket
-  Token secret{};               // who knows it may connect
+  Token secret{};               // must be shown to connect
   std::array<char, 64> host{};  // for messages only
 };
 static_assert(std::is_trivially_copyable_v<Address> && sizeof(Address) == 120);
@@ -57,10 +57,10 @@ struct alignas(64) ProcessHeader {
   std::uint64_t nonce = 0;
   std::uint32_t magic = kMagic;
   std::uint32_t version = kProtocolVersion;
-  /// This process is about to end in good order: then its end is no death. release: pairs with Peer::died
+  /// 1: this process is about to exit cleanly. release: pairs with Peer::died
   Atomic<std::uint32_t> ending = 0;
-  /// How many threads of this process sleep on its bell. A peer that has published something looks here and
-  /// rings if it is not zero. (Bell::ring and Bell::Sleep explain the pairing.)
+  /// How many threads of this process sleep on its bell. A peer that has published something reads this, and
+  /// rings if it is not zero. (bell.h explains the pairing.)
   alignas(64) Atomic<std::uint32_t> sleepers = 0;
 };
 static_assert(offsetof(ProcessHeader, sleepers) == 64 && sizeof(ProcessHeader) == 128);

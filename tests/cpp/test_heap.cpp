@@ -1,5 +1,5 @@
-// The heap of a device against a list of what it has handed out: random operations, and after each of them
-// what the heap says about itself.
+// The heap of a device against a list of the blocks that it has handed out: random operations, and after each
+// of them the heap's own statistics and snapshot.
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -14,16 +14,17 @@
 
 #include "base/environment.h"
 #include "check.h"
-#include "device/heap.h"
-#include "device/memory_limit.h"
+#include "memory/heap.h"
+#include "memory/memory_limit.h"
+#include "shm/available_memory.h"
 #include "shm/process.h"
 
 using namespace occl;
-using namespace occl::device;
+using namespace occl::memory;
 
 namespace {
 
-/// Heaps live for ever, and leak checkers see that somebody still knows them.
+/// Heaps are never destroyed. The list keeps leak checkers from reporting them.
 Heap& new_heap() {
   static auto* all = new std::vector<Heap*>;
   all->push_back(new Heap(static_cast<int>(all->size())));
@@ -43,10 +44,10 @@ std::size_t resident() {
   return total;
 }
 
-/// While it lives, all heaps together may reserve so many bytes.
+/// While it lives, all heaps together may reserve at most `bytes`.
 struct Limit {
   explicit Limit(std::size_t bytes) {
-    set_memory_fraction(static_cast<double>(bytes) / static_cast<double>(host_memory().total));
+    set_memory_fraction(static_cast<double>(bytes) / static_cast<double>(shm::available_memory().total));
   }
   ~Limit() { set_memory_fraction(0.9); }
 };
@@ -57,7 +58,7 @@ struct Held {
   bool held = false, freed = false;  // by a stream; by its tensor
 };
 
-/// The naive reference: every block that was handed out and may not be handed out again.
+/// The naive reference: every block that was handed out and must not be handed out again yet.
 struct Model {
   explicit Model(Heap& h) : heap(h) {}
 
@@ -101,7 +102,7 @@ struct Model {
     const auto* p = reinterpret_cast<const unsigned char*>(block->first);
     const bool same =
         std::all_of(p, p + block->second.requested, [&](auto b) { return b == block->second.mark; });
-    CHECK(same, "somebody else wrote into a block of ", block->second.requested, " bytes");
+    CHECK(same, "another owner wrote into a block of ", block->second.requested, " bytes");
   }
 
   static std::uintptr_t end_of(std::map<std::uintptr_t, Held>::const_iterator block) {
@@ -124,7 +125,7 @@ struct Model {
         committed += static_cast<std::int64_t>(block.size);
         if (block.used) {
           const auto ours = blocks.find(block.address);
-          CHECK(ours != blocks.end(), "a block that nobody has");
+          CHECK(ours != blocks.end(), "a block that was not handed out");
           CHECK(block.requested == ours->second.requested && block.size >= rounded(block.requested));
           CHECK(block.awaiting_stream == ours->second.freed);
           ++used;
@@ -187,7 +188,7 @@ TEST("the memory fraction is read from the environment, and nonsense is refused"
     CHECK(false, "accepted ", bad);
   }
   setenv(environment::kMemoryFraction, "0.5", 1);
-  const std::size_t half = host_memory().total / 2;
+  const std::size_t half = shm::available_memory().total / 2;
   CHECK(memory_limit() >= half - 1 && memory_limit() <= half + 1);
   unsetenv(environment::kMemoryFraction);
   CHECK(memory_limit() >= half - 1 && memory_limit() <= half + 1, "read once");
@@ -298,7 +299,7 @@ TEST("an address outside of every heap has no heap") {
   CHECK(Heap::of(&local) == nullptr && Heap::of(nullptr) == nullptr);
 }
 
-TEST("threads allocate, hand blocks to each other and free them, and nobody sees another's bytes") {
+TEST("threads allocate, hand blocks to each other and free them, and no thread sees another's bytes") {
   constexpr int kThreads = 4, kSteps = 3000;
   Heap* heaps[2] = {&new_heap(), &new_heap()};
   struct Box {

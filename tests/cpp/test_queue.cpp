@@ -1,5 +1,5 @@
 // The queues behind streams and the marks behind events, with threads against each other.
-#include "device/queue.h"
+#include "memory/queue.h"
 
 #include <atomic>
 #include <memory>
@@ -9,11 +9,11 @@
 #include "check.h"
 
 using namespace occl;
-using namespace occl::device;
+using namespace occl::memory;
 
 namespace {
 
-/// Queues live for ever, and leak checkers see that somebody still knows them.
+/// Queues are never destroyed. The list keeps leak checkers from reporting them.
 Queue& new_queue(
     std::function<void()> prepare = [] {}, std::chrono::milliseconds idle = std::chrono::seconds(5)) {
   static auto* all = new std::vector<Queue*>;
@@ -38,7 +38,7 @@ TEST("tasks of many threads run one at a time, each thread's in its order") {
     for (int i = 0; i < kTasks; ++i) CHECK(numbers[static_cast<std::size_t>(i)] == i);
 }
 
-TEST("a queue is idle only when the last task has finished and let go of what it held") {
+TEST("a queue is idle only when the last task has finished and released what it held") {
   Queue& queue = new_queue();
   std::atomic<bool> idle_before_the_end = false;
   struct Held {
@@ -127,7 +127,7 @@ TEST("queues that wait for each other's marks run in the order these give") {
   CHECK(value == 2000);
 }
 
-TEST("a mark is passed once for all who wait, and knows when") {
+TEST("a mark is passed once for all waiting threads, and knows when") {
   Mark mark;
   const auto before = Queue::Clock::now();
   CHECK(!mark.passed());

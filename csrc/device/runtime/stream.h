@@ -1,0 +1,66 @@
+// Streams of `dev`: queues of collectives, non-blocking copies, and records and waits of events.
+//
+//   default stream    runs each task on the calling thread, before `enqueue` returns
+//   side stream       runs its tasks in order on a thread of its own, while the caller goes on
+//
+// Computation always runs on the calling thread. Issued on a side stream, it first waits for the tasks that
+// are queued there (`wait_for_queued`). If a task throws, the next synchronisation with that stream throws
+// the exception; of several, the first.
+#pragma once
+
+#include <c10/core/Stream.h>
+
+#include <cstdint>
+#include <functional>
+
+#include "device/runtime/device.h"
+
+namespace occl::device {
+
+c10::Stream default_stream(c10::DeviceIndex index);
+bool is_default(const c10::Stream& stream);
+
+/// Throws c10::Error unless it is a stream of an existing dev device. (Users can make torch.Stream objects
+/// with any numbers.)
+void check_stream(const c10::Stream& stream);
+
+/// One of 32 side streams per device and priority, in turn. Any priority is accepted; below 0 is high.
+c10::Stream next_stream(c10::DeviceIndex index, int priority);
+
+/// The current stream of this thread on that device (-1: the current device). At first the default stream.
+c10::Stream current_stream(c10::DeviceIndex index = -1);
+c10::Stream exchange_stream(const c10::Stream& stream);
+
+/// Puts a task at the end of the stream. A task of a side stream runs with gradients disabled, and may wait
+/// for anything but its own stream.
+void enqueue(const c10::Stream& stream, std::function<void()> task);
+
+/// Whether everything enqueued so far has finished.
+bool query(const c10::Stream& stream);
+/// Waits for that; throws the exception of a failed task.
+void synchronize(const c10::Stream& stream);
+void synchronize_device(c10::DeviceIndex index);
+
+/// Every computation calls this first: waits for the current stream of that device. Reads one thread-local
+/// variable if that is the default stream.
+void wait_for_queued(c10::DeviceIndex index);
+
+/// Sets the function that runs the waits of the host. It is called with a slice of the wait, which it calls
+/// until that returns true. It releases a lock that a task may need (Python's) meanwhile, and checks for
+/// interrupts between slices; an exception that it throws ends the wait. The default only repeats the slice.
+void set_wait_wrapper(void (*wrapper)(const std::function<bool()>& slice));
+
+/// Waits until all streams of all devices have finished their tasks; at most `seconds`, then returns false.
+bool drain(double seconds);
+
+// Events, as DeviceGuardImplInterface passes them around.
+class Event;
+void record(Event*& event, const c10::Stream& stream, bool timing);
+/// Makes the stream wait for the event. The default stream waits on the calling thread.
+void block(Event* event, const c10::Stream& stream);
+bool query(Event* event);
+void synchronize(Event* event);
+double elapsed_ms(Event* start, Event* end);
+void destroy(Event* event);
+
+}  // namespace occl::device

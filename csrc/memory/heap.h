@@ -1,0 +1,96 @@
+// The memory of one device: blocks cut from shared memory regions that peers can map.
+//
+//   region (16 GiB of address space)   | used | free | used |      free      |        hole            |
+//                                      '----------- committed ---------------'--- address space only --'
+//
+// Free blocks are kept in lists by size, so that allocate and free take constant time; neighbours that are
+// free become one block immediately. When no free block fits, a hole next to the best free block is
+// committed, 2 MiB at least: the heap grows in place, and address space does not fragment as it does with
+// separate segments. `empty_cache` turns the whole pages of free blocks into holes again.
+//
+// All bookkeeping is private memory: a peer that writes out of bounds cannot damage it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <set>
+#include <vector>
+
+#include "memory/blocks.h"
+#include "memory/free_lists.h"
+#include "memory/heap_region.h"
+#include "memory/heap_stats.h"
+
+namespace occl::memory {
+
+/// Memory is committed in steps of one huge page.
+inline constexpr std::size_t kCommitStep = std::size_t{2} << 20;
+
+/// Thread safe.
+class Heap {
+ public:
+  explicit Heap(int device);
+  ~Heap() = delete;  // a heap is never destroyed: tensors may be freed after every static destructor has run
+
+  /// Memory for `bytes` > 0. Throws Error(out_of_memory), and the heap stays as it was.
+  void* allocate(std::size_t bytes);
+
+  /// Gives a block back, or returns false if streams still use it (see `hold`).
+  bool free(void* p);
+
+  /// Streams use this block: `free` must not recycle it until `release`, which the last stream calls.
+  void hold(void* p);
+  void release(void* p);
+
+  /// Gives whole free pages back to the system.
+  void empty_cache();
+
+  HeapStats stats() const;
+  /// Counts an error that the user sees, as not every failed `allocate` is: the caller may free memory and
+  /// retry.
+  void count_out_of_memory();
+  void reset_peaks();
+  void reset_accumulated();
+
+  /// Every block, in address order within each committed run.
+  struct BlockView {
+    std::uintptr_t address;
+    std::size_t size, requested;
+    bool used, awaiting_stream;
+  };
+  std::vector<std::vector<BlockView>> snapshot() const;
+
+  int device() const { return device_; }
+
+  /// The heap that owns this address, or null.
+  static Heap* of(const void* p);
+
+ private:
+  struct SmallerFirst {
+    bool operator()(const Block* a, const Block* b) const;
+  };
+
+  Block* block_at(const void* p) const;
+  void take(Block* b, std::size_t size, std::size_t requested);
+  void recycle(Block* b);
+  void insert_free(Block* b);
+  void remove_free(Block* b);
+  Block* merge_neighbours(Block* b);
+
+  Block* grow(std::size_t size);
+  void add_region(std::size_t at_least);
+  bool commit(Block* hole, std::size_t bytes, bool at_front);
+  void decommit_free_blocks();
+  void decommit(Block* b, std::size_t first, std::size_t last);
+
+  const int device_;
+  mutable std::mutex mutex_;  // guards everything below
+  Blocks blocks_;
+  FreeLists free_;
+  std::set<Block*, SmallerFirst> holes_;
+  std::vector<HeapRegion*> regions_;
+  HeapStats stats_;
+};
+
+}  // namespace occl::memory
