@@ -10,8 +10,8 @@ from typing import Any, Literal, Union, overload
 
 import torch
 
-from torch_occl import _C, _device
-from torch_occl._dev_index import Device
+from torch_occl import _C, _privateuse1
+from torch_occl.dev._index import Device
 from torch_occl.replicas._batch import check_chunks
 from torch_occl.replicas._checks import (
     check_alike,
@@ -186,7 +186,7 @@ def gather(tensors: Sequence[torch.Tensor], device: Place = None) -> torch.Tenso
 def in_host_memory(tensor: torch.Tensor) -> bool:
     """Whether the host can read and write the tensor's memory. (Another package's device may have the type of
     ``dev``.)"""
-    return tensor.is_cpu or (tensor.device.type == "dev" and _device.registered())
+    return tensor.is_cpu or (tensor.device.type == "dev" and _privateuse1.registered())
 
 
 def reachable(tensor: torch.Tensor) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from torch_occl._dev_index import Device, device_index
+from torch_occl.dev._index import Device, device_index
 
 T = TypeVar("T")
 

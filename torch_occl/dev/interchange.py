@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
-from torch_occl import _C, _dev_inductor, _dev_streams
-from torch_occl._dev_index import Device, device_index
+from torch_occl import _C
+from torch_occl.dev import inductor, streams
+from torch_occl.dev._index import Device, device_index
 
 __all__ = ["as_cpu", "from_cpu"]
 
@@ -172,7 +173,7 @@ def _register_with_dynamo(module: Any) -> None:
 
 def _tell_dynamo_about_functions(module: Any) -> None:
     module.assume_constant_result(torch.dev.device_count)
-    module.skip(_dev_streams._current_stream)
+    module.skip(streams._current_stream)
     context = torch.dev.StreamContext
     for function in (torch.dev.set_stream, context.__enter__, context.__exit__):
         module.skip(function)  # compiled, it would set the stream when the graph is made, not when it runs
@@ -186,7 +187,7 @@ def install() -> None:
     for name, then in (
         ("torch._dynamo.device_interface", _register_with_dynamo),
         ("torch._dynamo.decorators", _tell_dynamo_about_functions),
-        ("torch._inductor.compile_fx", _dev_inductor.register_with_inductor),
+        ("torch._inductor.compile_fx", inductor.register_with_inductor),
     ):
         if name in sys.modules:
             then(sys.modules[name])

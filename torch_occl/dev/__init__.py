@@ -1,8 +1,18 @@
 """``torch.dev``: the device ``dev``, as :mod:`torch.cuda` is for CUDA.
 
-``dev`` is host memory that other processes can map, with the CPU's kernels. The
-parts are in :mod:`torch_occl._dev_streams`, :mod:`torch_occl._dev_memory`, :mod:`torch_occl._dev_random` and
-:mod:`torch_occl._dev_interchange`.
+``dev`` is host memory that other processes can map, with the CPU's kernels.
+
+=============== ======================================================================
+module          what it holds
+=============== ======================================================================
+``streams``     streams, events, and which stream is current
+``memory``      statistics, limits and snapshots of the allocator
+``random``      seeds and states of the generators
+``interchange`` the same memory as CPU tensors, through DLPack, in other processes
+``inductor``    what torch.compile's default compiler does with graphs on ``dev``
+=============== ======================================================================
+
+PyTorch knows this package as ``torch.dev`` once ``import torch_occl`` has registered the device.
 """
 
 from __future__ import annotations
@@ -15,15 +25,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torch_occl import _C, _dev_interchange, _dev_memory, _dev_random, _dev_streams
-from torch_occl._dev_index import Device, current_index, device_index
-from torch_occl._dev_interchange import *  # noqa: F403
-from torch_occl._dev_memory import *  # noqa: F403
-from torch_occl._dev_random import *  # noqa: F403
-from torch_occl._dev_streams import *  # noqa: F403
-from torch_occl._dev_streams import _set_stream_by_id  # noqa: F401
-
-memory, random, streams = _dev_memory, _dev_random, _dev_streams
+from torch_occl import _C, _privateuse1
+from torch_occl.dev import inductor, interchange, memory, random, streams  # noqa: F401
+from torch_occl.dev._index import Device, current_index, device_index
+from torch_occl.dev.interchange import *  # noqa: F403
+from torch_occl.dev.memory import *  # noqa: F403
+from torch_occl.dev.random import *  # noqa: F403
+from torch_occl.dev.streams import *  # noqa: F403
+from torch_occl.dev.streams import _set_stream_by_id  # noqa: F401
 
 __all__ = [
     "DeviceProperties",
@@ -44,16 +53,16 @@ __all__ = [
     "is_initialized",
     "is_tf32_supported",
     "set_device",
-    *_dev_interchange.__all__,
-    *_dev_memory.__all__,
-    *_dev_random.__all__,
-    *_dev_streams.__all__,
+    *interchange.__all__,
+    *memory.__all__,
+    *random.__all__,
+    *streams.__all__,
 ]
 
 
 def is_available() -> bool:
-    """Whether there is a device. Always true: this module exists only with one."""
-    return device_count() > 0
+    """Whether ``dev`` is this process's PrivateUse1 device."""
+    return _privateuse1.registered()
 
 
 def device_count() -> int:
@@ -164,7 +173,7 @@ def _processor() -> str:
 
 def get_device_properties(device: Device = None) -> DeviceProperties:
     """Name, memory and cores. Raises RuntimeError for a device that does not exist."""
-    total = _dev_memory.mem_get_info(device)[1]
+    total = memory.mem_get_info(device)[1]
     return DeviceProperties(
         f"dev ({_processor()})", total, len(os.sched_getaffinity(0)), *get_device_capability()
     )

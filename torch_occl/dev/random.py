@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import torch
 
 from torch_occl import _C
-from torch_occl._dev_index import Device, device_index, unused_index
+from torch_occl.dev._index import Device, device_index, unused_index
 
 __all__ = [
     "get_rng_state",

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torch_occl._dev_index import Device, current_index, device_index, unused_index
+from torch_occl.dev._index import Device, current_index, device_index, unused_index
 
 __all__ = [
     "Event",
