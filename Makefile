@@ -43,14 +43,14 @@ test-all: setup
 	@$(VENV_PYTHON) -m pytest -m '' $(ARGS)
 
 sanitize: setup
-	@$(VENV_PYTHON) tests/sanitize.py asan $(ARGS)
-	@$(VENV_PYTHON) tests/sanitize.py tsan $(ARGS)
+	@$(VENV_PYTHON) -m tests.sanitize asan $(ARGS)
+	@$(VENV_PYTHON) -m tests.sanitize tsan $(ARGS)
 
 soak: setup
-	@$(VENV_PYTHON) tests/soak.py $(ARGS)
+	@$(VENV_PYTHON) -m tests.soak $(ARGS)
 
 mutations: setup
-	@$(VENV_PYTHON) tests/mutations.py $(ARGS)
+	@$(VENV_PYTHON) -m tests.mutations $(ARGS)
 
 bench: setup
 	@$(VENV_PYTHON) -m torch_occl.bench $(ARGS)

@@ -3,10 +3,10 @@
 import os
 import signal
 
-import cpp_build
 import pytest
 
 import torch_occl  # noqa: F401  (makes the device for all tests)
+from tests.support import cpp_build
 
 BUILD = pytest.StashKey()
 

@@ -1,6 +1,6 @@
 """Defects to put in one at a time: for each of them some test must fail.
 
-``python tests/mutations.py`` (``make mutations``) works on a copy of the sources. A mutation names the tests that should
+``python -m tests.mutations`` (``make mutations``) works on a copy of the sources. A mutation names the tests that should
 see it, the quickest first: programs that do not need PyTorch, or tests of pytest, for which what depends on the
 mutated source is compiled and linked with the objects of the extension that is built. ``--times 10`` runs the tests of
 each ten times: a test that sees a defect by chance sees it less often than that.
@@ -17,8 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import cpp_build
-import extension
+from tests.support import cpp_build, extension
 
 
 @dataclass(frozen=True)

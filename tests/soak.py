@@ -14,10 +14,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import cpp_build
-
-sys.path.insert(0, str(Path(__file__).parent / "fuzz"))
-import run as fuzzing
+from tests.fuzz import run as fuzzing
+from tests.support import cpp_build
 
 PIECES: dict[str, Callable[[float, int], str]] = {}
 

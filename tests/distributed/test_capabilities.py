@@ -9,14 +9,13 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from gates import open_when_the_caller_sleeps
 from torch.distributed.distributed_c10d import SHRINK_ABORT, SHRINK_DEFAULT
 
 import torch_occl
-
-from .checks import assert_works, backend
-from .devices import DEVICES
-from .worker import listen, tell
+from tests.support.checks import assert_works, backend
+from tests.support.devices import DEVICES
+from tests.support.gates import open_when_the_caller_sleeps
+from tests.support.worker import listen, tell
 
 MIB = 1 << 20
 

@@ -14,10 +14,9 @@ import torch
 import torch.distributed as dist
 
 import torch_occl
-
-from .checks import assert_works
-from .devices import DEVICES
-from .worker import EndInterpreter, join, listen, tell
+from tests.support.checks import assert_works
+from tests.support.devices import DEVICES
+from tests.support.worker import EndInterpreter, join, listen, tell
 
 EXITED = r"rank {} \(pid \d+, host .*\) exited"
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from .checks import assert_works
-from .devices import DEVICES
+from tests.support.checks import assert_works
+from tests.support.devices import DEVICES
+
 from .test_errors_mismatch import MAX, SUM, description, differ, zeros
 
 NAMES = (

@@ -9,10 +9,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from . import matrix
-from .checks import backend
-from .devices import DEVICES
-from .references import assert_guards, assert_same_bits, contribution, place, room
+from tests.support import matrix
+from tests.support.checks import backend
+from tests.support.devices import DEVICES
+from tests.support.references import assert_guards, assert_same_bits, contribution, place, room
 
 KINDS = [
     "broadcast",

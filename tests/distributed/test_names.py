@@ -19,10 +19,9 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.support.checks import assert_works, backend
+from tests.support.devices import DEVICES
 from torch_occl import ProcessGroupOCCL
-
-from .checks import assert_works, backend
-from .devices import DEVICES
 
 
 def free_port() -> int:

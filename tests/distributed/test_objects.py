@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from .devices import DEVICES
-from .matrix import WORLD_SIZES
+from tests.support.devices import DEVICES
+from tests.support.matrix import WORLD_SIZES
 
 
 def thing(rank, size):

@@ -8,8 +8,8 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch._C._distributed_c10d import AllgatherOptions, AllreduceCoalescedOptions, ReduceScatterOptions
 
-from .checks import assert_works, backend
-from .devices import DEVICES
+from tests.support.checks import assert_works, backend
+from tests.support.devices import DEVICES
 
 WRITTEN = "tensors that are written overlap in memory"
 JOINED = "one of the joined operations writes what another reads"

@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from . import matrix
-from .devices import DEVICES
-from .references import MOVABLE, assert_guards, assert_same_bits, contribution, place, room
+from tests.support import matrix
+from tests.support.devices import DEVICES
+from tests.support.references import MOVABLE, assert_guards, assert_same_bits, contribution, place, room
 
 SIZES = [0, 1, 1000, *(around + k for around in (matrix.EAGER_BYTES, matrix.RING_BYTES) for k in (-1, 0, 1))]
 SIZES += [matrix.RING_BYTES // 4 + k for k in (-1, 0, 1)] + [3 * matrix.RING_BYTES + 5]

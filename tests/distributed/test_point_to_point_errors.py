@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from .checks import backend
-from .devices import DEVICES
-from .worker import listen, tell
+from tests.support.checks import backend
+from tests.support.devices import DEVICES
+from tests.support.worker import listen, tell
 
 SMALL, LARGE = 10, 100_000
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from .checks import assert_works, backend
-from .devices import DEVICES
-from .references import contribution
+from tests.support.checks import assert_works, backend
+from tests.support.devices import DEVICES
+from tests.support.references import contribution
 
 UNTOUCHED = -77
 

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from distributed.checks import assert_works, backend
-from distributed.worker import join, listen, tell
+
+from tests.support.checks import assert_works, backend
+from tests.support.worker import join, listen, tell
 
 from . import operations
 

@@ -15,7 +15,7 @@ import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
-from distributed.harness import Pool, Team
+from tests.support.harness import Pool, Team
 
 from . import body
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from distributed.harness import RanksFailed
+
+from tests.support.harness import RanksFailed
 
 from . import runner
 

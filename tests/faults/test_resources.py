@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from distributed import worker
-from distributed.checks import assert_works, backend
-from distributed.devices import DEVICES
-from distributed.worker import join
+
+from tests.support import worker
+from tests.support.checks import assert_works, backend
+from tests.support.devices import DEVICES
+from tests.support.worker import join
 
 from . import limits
 

@@ -6,9 +6,9 @@ import time
 
 import pytest
 import torch
-from distributed.references import assert_same_bits, contribution, reduced
 from torch import nn
 
+from tests.support.references import assert_same_bits, contribution, reduced
 from torch_occl import _C, replicas
 
 DEVICES = ["dev:0", "dev:1", "dev:2"]

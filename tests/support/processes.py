@@ -12,7 +12,7 @@ import tempfile
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
-from . import worker
+from tests.support import worker
 
 
 @dataclass

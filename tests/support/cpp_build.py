@@ -16,7 +16,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 CORE = ("base", "kernels", "shm", "coll")
 DEVICE = ("heap.cpp", "heap_grow.cpp", "memory_limit.cpp", "queue.cpp")
 """The part of the device's layer that knows nothing of PyTorch: built here, it must stay so."""
@@ -194,6 +194,8 @@ def ninja(mode: str, targets: list[str], root: Path) -> Path:
     jobs = os.environ.get("MAX_JOBS", str(os.cpu_count()))
     with (root / out / "build.ninja").open("a+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # another run of the tests may be building here
+        file.seek(0)
+        news = file.read() != rules
         file.truncate(0)
         file.write(rules)
         file.flush()
@@ -204,6 +206,8 @@ def ninja(mode: str, targets: list[str], root: Path) -> Path:
             stderr=subprocess.STDOUT,
             text=True,
         )
+    if news and mode == "plain" and root == ROOT:
+        subprocess.run([sys.executable, str(ROOT / "tools" / "compile_commands.py")], check=True)
     if result.returncode:
         raise RuntimeError(result.stdout)
     return root / out / targets[0]
