@@ -53,7 +53,7 @@ mutations: setup
 	@$(VENV_PYTHON) -m tests.mutations $(ARGS)
 
 bench: setup
-	@$(VENV_PYTHON) -m torch_occl.bench $(ARGS)
+	@$(VENV_PYTHON) -m benchmarks.peers $(ARGS)
 
 lint: setup
 	@$(VENV_PYTHON) -m pip install --quiet ruff

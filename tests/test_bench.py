@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from torch_occl.bench import contenders, noise, report
-from torch_occl.bench.__main__ import NAMES, parse_arguments, parse_size
+from torch_occl.bench.command import NAMES, parse_arguments, parse_size
 from torch_occl.bench.contenders import CONTENDERS
 from torch_occl.bench.gate import Gate, make_counters
 from torch_occl.bench.measure import Arena, Data, Samples, WrongResult, measure

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -20,7 +21,6 @@ from torch import Tensor
 from torch_occl.bench.contenders import CONTENDERS
 from torch_occl.bench.gate import Gate
 from torch_occl.bench.operations import STALE, Call, Operation
-from torch_occl.bench.peers import Connection
 
 MOST_CALLS = 64
 """Buffers, and so calls in one timed section, at the most."""
@@ -140,26 +140,39 @@ class Arena:
             )
 
 
+class External(Protocol):
+    """This rank's end of a contender that is a program of its own."""
+
+    name: str
+    version: str
+
+    def prepare(self, operation: str, dtype: str, whole: int, calls: int) -> bool:
+        """Makes the buffers and calls of a task. Returns whether the program has such an operation."""
+
+    def run(self, round_: int, calls: int) -> float:
+        """Seconds that this rank took for ``calls`` calls. Raises if a result is wrong."""
+
+
 class RemoteArena:
     """The same in a process of its own, which fills, times and checks by the same rules."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: External) -> None:
         self.name = connection.name
         self._connection = connection
 
     def run(self, gate: Gate, round_: Round, calls: int) -> float:
-        """Seconds that the process of this rank took. Raises PeerError, for a wrong result too."""
+        """Seconds that the process of this rank took. Raises for a wrong result, too."""
         return self._connection.run(round_.number, calls)
 
 
-Contestant = dist.ProcessGroup | Connection
+Contestant = dist.ProcessGroup | External
 
 
 def make_arena(
     operation: Operation, name: str, contestant: Contestant, whole: int, calls: int
 ) -> Arena | RemoteArena | None:
     """None if the contender has no such operation."""
-    if not isinstance(contestant, Connection):
+    if isinstance(contestant, dist.ProcessGroup):
         return Arena(operation, name, contestant, whole, calls)
     dtype = str(operation.dtype).removeprefix("torch.")
     return RemoteArena(contestant) if contestant.prepare(operation.kind, dtype, whole, calls) else None
@@ -196,8 +209,8 @@ def measure(
 ) -> list[Samples]:
     """Times calls of ``size`` bytes with all contenders for about ``budget`` seconds; the same on every rank.
 
-    A contender that has no such operation is left out. Raises WrongResult or PeerError as soon as a result is
-    wrong.
+    A contender that has no such operation is left out. Raises WrongResult, or what an
+    external contender raises, as soon as a result is wrong.
     """
     ranks, item = dist.get_world_size(), operation.dtype.itemsize
     whole = -(-max(size // item, 1) // ranks) * ranks

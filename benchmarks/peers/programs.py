@@ -1,9 +1,10 @@
-"""Contenders that are programs of their own: the peers in ``benchmarks/peers``, one process for each rank.
+"""Contenders that are programs of their own, one process for each rank.
 
 Each process connects to the rank of this benchmark that has its number, and does what that rank tells it, in
 the same turns as the contenders inside of this process (``benchmarks/peers/peer.h`` has the other end).
 """
 
+import argparse
 import contextlib
 import ctypes.util
 import os
@@ -15,9 +16,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from torch_occl.bench import worker
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "benchmarks" / "peers"
@@ -266,6 +270,11 @@ def started(names: Iterable[str], folder: Path, rank: int, ranks: int) -> Iterat
             with contextlib.suppress(OSError):
                 connection.close()
         stop(processes)
+
+
+def work(rank: int, options: argparse.Namespace, folder: str, counters: Any) -> None:
+    """What each rank does: the benchmark of the package, with these programs."""
+    worker.work(rank, options, folder, counters, started)
 
 
 def stop(processes: list[subprocess.Popen], grace: float = 10.0) -> None:
