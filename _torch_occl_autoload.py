@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import torch.distributed as dist
+    from torch._C._distributed_c10d import Backend as C10dBackend
 
 
 def autoload() -> None:
@@ -36,12 +36,13 @@ def autoload() -> None:
         )
 
 
-def create(opts: Any, options: Any = None) -> dist.Backend:
+def create(opts: Any, options: Any = None) -> C10dBackend:
     """The factory that makes the first group of a process that has not imported torch_occl."""
-    return _without_device().create(opts, options)
+    backend: C10dBackend = _without_device().create(opts, options)
+    return backend
 
 
-def register(factory: Callable[..., dist.Backend], devices: list[str]) -> None:
+def register(factory: Callable[..., C10dBackend], devices: list[str]) -> None:
     """Registers ``occl`` for these device types, in the place of an earlier registration of ours."""
     import torch.distributed as dist
 
@@ -69,8 +70,9 @@ def _without_device() -> ModuleType:
     """
     if "torch_occl._backend" not in sys.modules:
         spec = importlib.util.find_spec("torch_occl")  # finds, and does not execute
+        locations = spec.submodule_search_locations if spec else None
         package = ModuleType("torch_occl")
-        package.__path__ = spec.submodule_search_locations
+        package.__path__ = list(locations or ())
         sys.modules["torch_occl"] = package
         try:
             importlib.import_module("torch_occl._versions").check_running()

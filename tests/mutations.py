@@ -230,7 +230,7 @@ MUTATIONS = [
     Mutation("an event is recorded on the current stream", "torch_occl/dev/streams.py", "event.record(self)", "event.record()", BUSY),
     Mutation("streams are given back in the order they were taken", "torch_occl/dev/streams.py", "for stream in reversed(self._before.pop()):", "for stream in self._before.pop():", NESTED),
     Mutation("a context that was entered twice gives back what it found first", "torch_occl/dev/streams.py", "reversed(self._before.pop())", "reversed(self._before.pop(0))", NESTED),
-    Mutation("the CPU looks before the stream is there", "torch_occl/dev/interchange.py", "    torch.dev.current_stream(tensor.device).synchronize()\n", "", HOST),
+    Mutation("the CPU looks before the stream is there", "torch_occl/dev/interchange.py", "    streams.current_stream(tensor.device).synchronize()\n", "", HOST),
     # Order within the core.
     Mutation("results are staged where parts are", "coll/executor.cpp", "(side.where == Where::result ? 2 : 0)", "0", WHOLE),
     Mutation("a step begins before the last one has ended elsewhere", "coll/executor.cpp", "  cursor_ = 0;\n  stage_ = Stage::sync;", "  stage_ = Stage::sync;", WHOLE),

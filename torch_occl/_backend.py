@@ -25,11 +25,12 @@ def _world() -> ProcessGroupOCCL | None:
     if not dist.is_initialized():
         return None
     world = dist.group.WORLD
+    assert world is not None
     backends = [world._get_backend(device) for device in world._device_types]
     return next((backend for backend in backends if isinstance(backend, ProcessGroupOCCL)), None)
 
 
-def create(opts, options: ProcessGroupOCCL.Options | None = None) -> ProcessGroupOCCL:
+def create(opts: Any, options: ProcessGroupOCCL.Options | None = None) -> ProcessGroupOCCL:
     """The factory that ``init_process_group`` and ``new_group`` call (PyTorch's extended backend API).
 
     Args:
@@ -107,7 +108,7 @@ def register(device: str | None) -> None:
     with contextlib.suppress(ImportError):  # PyTorch says that this interface may go again
         from torch.distributed import _dist2
 
-        _dist2.register_backend("occl", create_experimental)
+        _dist2.register_backend("occl", create_experimental)  # type: ignore[arg-type]
 
 
 def _let_gloo_stand_beside(device: str) -> None:

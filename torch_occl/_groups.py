@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import SHRINK_DEFAULT
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Backend as C10dBackend
 
 
 def shrink_group(
     ranks_to_exclude: list[int],
     group: dist.ProcessGroup | None = None,
     shrink_flags: int = SHRINK_DEFAULT,
-    pg_options: dist.Backend.Options | None = None,
+    pg_options: C10dBackend.Options | None = None,
 ) -> dist.ProcessGroup:
     """`torch.distributed.shrink_group`, for every device type of the group.
 
@@ -26,6 +31,8 @@ def shrink_group(
         ValueError, TypeError: what `torch.distributed.shrink_group` finds wrong with the arguments.
     """
     old = group or dist.group.WORLD
+    if old is None:
+        raise ValueError("shrink_group: there is no default group; call init_process_group first")
     shrinking = old._get_backend(old.bound_device_id or torch.device("cpu"))
     served = [device for device in old._device_types if old._get_backend(device) is shrinking]
     new = dist.shrink_group(ranks_to_exclude, group, shrink_flags, pg_options)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -100,7 +100,10 @@ class Arena:
         self.name = contender
         self.checked = CONTENDERS[contender].moves_data
         self._operation = operation
-        like = {"device": CONTENDERS[contender].device(group.rank()), "dtype": operation.dtype}
+        like: dict[str, Any] = {
+            "device": CONTENDERS[contender].device(group.rank()),
+            "dtype": operation.dtype,
+        }
         split = whole // group.size()
         self._input = torch.empty(calls, split if operation.input_is_part else whole, **like)
         self._output = self._input
@@ -109,11 +112,11 @@ class Arena:
         self.calls: list[Call] = [
             operation.bind(x, y, group) for x, y in zip(self._input, self._output, strict=True)
         ]
-        least = [
+        least_input, least_output = (
             torch.zeros(1 if is_part else group.size(), **like)
             for is_part in (operation.input_is_part, operation.output_is_part)
-        ]
-        self.warm = operation.bind(*least, group)
+        )
+        self.warm = operation.bind(least_input, least_output, group)
 
     def run(self, gate: Gate, round_: Round, calls: int) -> float:
         """Seconds that this rank took for ``calls`` calls on fresh data. Raises WrongResult."""

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 from torch_occl.bench.report import ROOFLINES, Result
 
@@ -38,7 +39,7 @@ class Watch:
         return max(busy - own, 0.0) / max(total, 1e-9), stolen / max(total, 1e-9)
 
 
-def judge(results: list[Result], foreign: float, stolen: float) -> dict[str, object]:
+def judge(results: list[Result], foreign: float, stolen: float) -> dict[str, Any]:
     """The numbers and the verdict, for the results' file. ``reasons`` is empty if the machine was quiet."""
     alone = [result for result in results if result.contender in ALONE]
     unsteady = sum(result.upper_us > STEADY * result.lower_us for result in alone)
@@ -62,7 +63,7 @@ def judge(results: list[Result], foreign: float, stolen: float) -> dict[str, obj
     }
 
 
-def verdict(judged: dict[str, object]) -> str:
+def verdict(judged: dict[str, Any]) -> str:
     """One line for people."""
     if judged["quiet"]:
         return (

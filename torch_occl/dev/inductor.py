@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from torch_occl import _C
+from torch_occl import _C, dev
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ def _to_cpu(value: Any) -> Any:
         return value
     mode = torch._guards.detect_fake_mode(value)
     if mode is None:
-        return torch.dev.as_cpu(value)
+        return dev.as_cpu(value)
     with mode:
         return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="cpu")
 
@@ -105,7 +105,7 @@ def _move(gm: torch.fx.GraphModule) -> None:
 def _seeds_as_inputs(gm: torch.fx.GraphModule) -> list[Any]:
     """The seeds of random operations become inputs, to be drawn from the device's generator. Returns how many
     each has."""
-    counts = []
+    counts: list[Any] = []
     for node in [node for node in gm.graph.nodes if _is_seeds(node)]:
         last = [other for other in gm.graph.nodes if other.op == "placeholder"][-1:]
         before = last[0].next if last else next(iter(gm.graph.nodes))
@@ -179,11 +179,11 @@ def register_with_inductor(compile_fx: ModuleType) -> None:
     PyTorch has no registration for that: what it offers replaces the code generator, at the end of a pipeline
     that asks for the CPU by name.
     """
-    original = compile_fx._compile_fx_inner
+    original: Callable[..., Any] = compile_fx._compile_fx_inner
 
     def _compile_fx_inner(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
         if any(tensor.device.type == "dev" for tensor in _devices(gm)):
             return compile_inner(original, gm, example_inputs, **options)
         return original(gm, example_inputs, **options)
 
-    compile_fx._compile_fx_inner = _compile_fx_inner
+    compile_fx._compile_fx_inner = _compile_fx_inner  # type: ignore[attr-defined]

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from torch_occl import _C
+from torch_occl import _C, dev
 from torch_occl.dev import inductor, streams
 from torch_occl.dev._index import Device, device_index
 
@@ -32,7 +32,7 @@ def as_cpu(tensor: torch.Tensor) -> torch.Tensor:
     """
     if tensor.device.type != "dev":
         raise ValueError(f"expected a tensor on dev, got one on {tensor.device}")
-    torch.dev.current_stream(tensor.device).synchronize()
+    streams.current_stream(tensor.device).synchronize()
     return _C._device_share_memory(tensor.detach(), torch.device("cpu"))
 
 
@@ -131,51 +131,51 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
 
 def _register_with_dynamo(module: Any) -> None:
-    class DevInterface(module.DeviceInterface):
+    class DevInterface(module.DeviceInterface):  # type: ignore[misc]
         """``dev`` for the compiler."""
 
-        device = torch.dev.device
-        Event = torch.dev.Event
-        Stream = torch.dev.Stream
+        device = dev.device
+        Event = dev.Event
+        Stream = dev.Stream
 
         class Worker:
-            set_device = staticmethod(torch.dev.set_device)
-            current_device = staticmethod(torch.dev.current_device)
-            get_device_properties = staticmethod(torch.dev.get_device_properties)
+            set_device = staticmethod(dev.set_device)
+            current_device = staticmethod(dev.current_device)
+            get_device_properties = staticmethod(dev.get_device_properties)
 
-        current_device = staticmethod(torch.dev.current_device)
-        current_stream = staticmethod(torch.dev.current_stream)
-        device_count = staticmethod(torch.dev.device_count)
-        exchange_device = staticmethod(torch.dev._exchange_device)
-        get_compute_capability = staticmethod(torch.dev.get_device_capability)
-        is_available = staticmethod(torch.dev.is_available)
-        is_bf16_supported = staticmethod(torch.dev.is_bf16_supported)
-        maybe_exchange_device = staticmethod(torch.dev._maybe_exchange_device)
-        memory_allocated = staticmethod(torch.dev.memory_allocated)
-        set_device = staticmethod(torch.dev.set_device)
-        set_stream = staticmethod(torch.dev.set_stream)
-        _set_stream_by_id = staticmethod(torch.dev._set_stream_by_id)
-        stream = staticmethod(torch.dev.stream)
-        synchronize = staticmethod(torch.dev.synchronize)
+        current_device = staticmethod(dev.current_device)
+        current_stream = staticmethod(dev.current_stream)
+        device_count = staticmethod(dev.device_count)
+        exchange_device = staticmethod(dev._exchange_device)
+        get_compute_capability = staticmethod(dev.get_device_capability)
+        is_available = staticmethod(dev.is_available)
+        is_bf16_supported = staticmethod(dev.is_bf16_supported)
+        maybe_exchange_device = staticmethod(dev._maybe_exchange_device)
+        memory_allocated = staticmethod(dev.memory_allocated)
+        set_device = staticmethod(dev.set_device)
+        set_stream = staticmethod(dev.set_stream)
+        _set_stream_by_id = staticmethod(streams._set_stream_by_id)
+        stream = staticmethod(dev.stream)
+        synchronize = staticmethod(dev.synchronize)
 
         @staticmethod
         def get_raw_stream(device_idx: int) -> int:
-            return torch.dev.current_stream(device_idx).stream_id
+            return dev.current_stream(device_idx).stream_id
 
         @staticmethod
         def is_dtype_supported(dtype: torch.dtype, including_emulation: bool = False) -> bool:
             return True
 
     module.register_interface_for_device("dev", DevInterface)
-    for index in range(torch.dev.device_count()):
+    for index in range(dev.device_count()):
         module.register_interface_for_device(f"dev:{index}", DevInterface)
 
 
 def _tell_dynamo_about_functions(module: Any) -> None:
-    module.assume_constant_result(torch.dev.device_count)
+    module.assume_constant_result(dev.device_count)
     module.skip(streams._current_stream)
-    context = torch.dev.StreamContext
-    for function in (torch.dev.set_stream, context.__enter__, context.__exit__):
+    context = dev.StreamContext
+    for function in (dev.set_stream, context.__enter__, context.__exit__):
         module.skip(function)  # compiled, it would set the stream when the graph is made, not when it runs
 
 

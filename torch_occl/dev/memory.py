@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -46,24 +47,28 @@ def memory_stats_as_nested_dict(device: Device = None) -> dict[str, Any]:
     return torch._C._accelerator_getDeviceStats(index) if _C._device_used() else {}
 
 
+def _counter(device: Device, name: str) -> int:
+    return int(memory_stats(device).get(name, 0))
+
+
 def memory_allocated(device: Device = None) -> int:
     """What tensors hold now."""
-    return memory_stats(device).get("allocated_bytes.all.current", 0)
+    return _counter(device, "allocated_bytes.all.current")
 
 
 def max_memory_allocated(device: Device = None) -> int:
     """The most that tensors have held since the start or the last :func:`reset_peak_memory_stats`."""
-    return memory_stats(device).get("allocated_bytes.all.peak", 0)
+    return _counter(device, "allocated_bytes.all.peak")
 
 
 def memory_reserved(device: Device = None) -> int:
     """What has been had from the system: held by tensors, or cached."""
-    return memory_stats(device).get("reserved_bytes.all.current", 0)
+    return _counter(device, "reserved_bytes.all.current")
 
 
 def max_memory_reserved(device: Device = None) -> int:
     """The most that has been had from the system since the start or :func:`reset_peak_memory_stats`."""
-    return memory_stats(device).get("reserved_bytes.all.peak", 0)
+    return _counter(device, "reserved_bytes.all.peak")
 
 
 def reset_peak_memory_stats(device: Device = None) -> None:
@@ -126,14 +131,14 @@ def memory_summary(device: Device = None, abbreviated: bool = False) -> str:
     index = device_index(device)
     stats = memory_stats(index)
 
-    def size(n: int) -> str:
+    def size(n: float) -> str:
         for unit in ("B", "KiB", "MiB", "GiB"):
             if abs(n) < 10240 or unit == "GiB":
                 return f"{n:.0f} {unit}"
             n /= 1024
         raise AssertionError
 
-    rows = [
+    rows: list[tuple[str, str, Callable[[int], str]]] = [
         ("Allocated memory", "allocated_bytes", size),
         ("Active memory", "active_bytes", size),
         ("Reserved memory", "reserved_bytes", size),

@@ -65,7 +65,7 @@ class Stream(torch.Stream):
         return f"<torch.dev.Stream device=dev:{self.device_index} id={self.stream_id}>"
 
 
-class _EventType(type(torch.Event)):
+class _EventType(type(torch.Event)):  # type: ignore[misc]
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, torch.Event) and instance.device.type == "dev"
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, Union, overload
 
 import torch
 
-from torch_occl import _C, _privateuse1
+from torch_occl import _C, _privateuse1, dev
 from torch_occl.dev._index import Device
 from torch_occl.replicas._batch import check_chunks
 from torch_occl.replicas._checks import (
@@ -49,7 +49,7 @@ class Pending:
         """Makes the current streams of all devices wait for the result; the host, where that is the default
         stream. Returns the tensors."""
         for device in _devices(self._tensors):
-            stream = torch.dev.current_stream(device)
+            stream = dev.current_stream(device)
             if stream.stream_id == 0:
                 self._event.synchronize()  # raises what the reduction has raised
             else:
@@ -151,7 +151,7 @@ def scatter(tensor: torch.Tensor, chunks: int, devices: Sequence[Place] | None =
     if tensor.dim() == 0:
         raise ValueError("scatter: the tensor has no dimensions, so nothing to cut along")
     check_chunks("scatter", chunks, len(tensor), "the tensor")
-    where = places("scatter", range(torch.dev.device_count()) if devices is None else devices)
+    where = places("scatter", range(dev.device_count()) if devices is None else devices)
     if len(where) < chunks:
         raise ValueError(f"scatter: {chunks} chunks, but {len(where)} devices")
     settle([tensor])
@@ -245,7 +245,7 @@ def places(call: str, devices: Any) -> list[torch.device]:
 def settle(tensors: Sequence[torch.Tensor]) -> None:
     """Waits for what the current streams still do with the tensors: the kernels ask no stream."""
     for device in _devices(tensors):
-        torch.dev.current_stream(device).synchronize()
+        dev.current_stream(device).synchronize()
 
 
 def staging_for(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -261,6 +261,7 @@ def reduce_staged(
     tensors: Sequence[torch.Tensor], mean: bool, factors: Sequence[float], staging: torch.Tensor
 ) -> None:
     """The host form: piece by piece, all inputs are combined into ``staging``, which is copied to all."""
+    pieces: Iterator[tuple[torch.Tensor, ...]]
     if all(tensor.is_contiguous() for tensor in tensors):
         pieces = zip(*(tensor.detach().view(-1).split(len(staging) or 1) for tensor in tensors), strict=True)
     else:
@@ -283,9 +284,9 @@ def _devices(tensors: Sequence[torch.Tensor]) -> list[torch.device]:
 
 
 @functools.cache
-def _stream_of(device: torch.device) -> torch.dev.Stream:
+def _stream_of(device: torch.device) -> dev.Stream:
     """The stream for overlapped reductions that begin with a tensor of this device."""
-    return torch.dev.Stream(device)
+    return dev.Stream(device)
 
 
 def _all_reduce(
@@ -315,6 +316,6 @@ def _all_reduce(
     _C._replicas_reduce([[tensors[0].new_empty(0)]], [[tensors[0].new_empty(0)]], mean, [])
     stream = _stream_of(devices[0])
     for device in devices:
-        stream.wait_event(torch.dev.current_stream(device).record_event())
+        stream.wait_event(dev.current_stream(device).record_event())
     _C._device_enqueue(stream, reduce)
     return Pending(tensors, stream.record_event())

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from torch_occl import dev
 from torch_occl.dev._index import Device, device_index
 
 T = TypeVar("T")
@@ -24,14 +25,14 @@ class ReplicaError(RuntimeError):
 _here = threading.local()
 
 
-def _busy() -> tuple[torch.dev.Stream, ...]:
+def _busy() -> tuple[dev.Stream, ...]:
     """The streams of the replicas that wait for what the calling thread does, and its own."""
     return getattr(_here, "busy", ())
 
 
-def _begin(device: torch.device, stream: torch.dev.Stream) -> None:
-    torch.dev.set_device(device)
-    torch.dev.set_stream(stream)
+def _begin(device: torch.device, stream: dev.Stream) -> None:
+    dev.set_device(device)
+    dev.set_stream(stream)
 
 
 class _Worker:
@@ -39,7 +40,7 @@ class _Worker:
 
     def __init__(self, index: int) -> None:
         self.device = torch.device("dev", index)
-        self.stream = torch.dev.Stream(index)
+        self.stream = dev.Stream(index)
         # What the thread holds must not hold the executor: a thread ends when its executor is forgotten.
         self.thread = ThreadPoolExecutor(1, f"dev:{index}", _begin, (self.device, self.stream))
 
@@ -79,7 +80,7 @@ class DeviceManager:
     """
 
     def __init__(self, devices: Sequence[Device] | None = None) -> None:
-        indices = range(torch.dev.device_count()) if devices is None else map(device_index, devices)
+        indices = range(dev.device_count()) if devices is None else map(device_index, devices)
         self._start([_Worker(index) for index in _distinct(list(indices))], owner=True)
 
     def _start(self, workers: list[_Worker], owner: bool) -> None:
@@ -92,7 +93,7 @@ class DeviceManager:
         return tuple(worker.device for worker in self._workers)
 
     @property
-    def streams(self) -> tuple[torch.dev.Stream, ...]:
+    def streams(self) -> tuple[dev.Stream, ...]:
         """For each device the stream that is current in its thread."""
         return tuple(worker.stream for worker in self._workers)
 
@@ -103,7 +104,7 @@ class DeviceManager:
         """How many devices there are: ``len(manager)``."""
         return len(self)
 
-    def get_queues(self) -> list[torch.dev.Stream]:
+    def get_queues(self) -> list[dev.Stream]:
         """The :attr:`streams` as a list: other functions' ``queues``, and the ``queue`` of ``forward_fn``."""
         return list(self.streams)
 
@@ -160,7 +161,7 @@ class DeviceManager:
     def synchronize(self) -> None:
         """Waits for all streams of all devices. Raises the exception of a task that failed."""
         for device in self.devices:
-            torch.dev.synchronize(device)
+            dev.synchronize(device)
 
     def close(self) -> None:
         """Ends the threads. A subset leaves them to the manager it was made from."""

@@ -253,7 +253,7 @@ def _refill(container: Any, content: Any) -> Any:
 
 def _manager_for(call: str, replicas: Replicas) -> DeviceManager:
     """The manager of the devices that the replicas are on."""
-    devices = []
+    devices: list[torch.device] = []
     for i, params in enumerate(replicas):
         device = params[0].device
         if device.type != "dev":
