@@ -1,8 +1,8 @@
-"""What ``import torch`` calls where torch_occl is installed (entry point group ``torch.backends``).
+"""The entry point that ``import torch`` calls if torch_occl is installed (group ``torch.backends``).
 
 It registers the name ``occl`` for CPU tensors and nothing else: the device, and all that it changes, comes
-with ``import torch_occl``. It is a module outside of the package for two reasons: PyTorch lets an exception
-of an entry point end ``import torch``, and importing anything of the package makes the device.
+with ``import torch_occl``. The module lies outside of the package for two reasons: an exception of an entry
+point ends ``import torch``, and importing anything of the package makes the device.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def autoload() -> None:
-    """Registers the backend's name; with ``OCCL_DEVICE=1`` imports torch_occl. A failure is a warning."""
+    """Registers the backend's name, or with ``OCCL_DEVICE=1`` imports torch_occl. Warns if that fails."""
     try:
         if os.environ.get("OCCL_DEVICE") == "1":
             import torch_occl  # noqa: F401
@@ -43,7 +43,7 @@ def create(opts: Any, options: Any = None) -> C10dBackend:
 
 
 def register(factory: Callable[..., C10dBackend], devices: list[str]) -> None:
-    """Registers ``occl`` for these device types, in the place of an earlier registration of ours."""
+    """Registers ``occl`` for these device types, and replaces an earlier registration of this package."""
     import torch.distributed as dist
 
     dist.Backend.register_backend("occl", factory, extended_api=True, devices=devices)

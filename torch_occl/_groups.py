@@ -1,4 +1,4 @@
-"""What torch.distributed does for groups of one device type only."""
+"""Functions of torch.distributed that serve one device type only, for all types of a group."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def shrink_group(
     PyTorch's function gives the smaller group a backend for one device type, that of ``device_id`` or the
     CPU. Here the new backend also serves the other types that the old one served.
 
-    Called by the ranks that stay. Those to exclude need not be alive, and no store is needed; with
-    ``SHRINK_ABORT`` operations in flight end with an error first.
+    The ranks that stay call it. Excluded ranks need not be alive, and no store is needed. With
+    ``SHRINK_ABORT``, operations in flight end with an error first.
 
     Raises:
-        DistBackendError: a rank that should stay has exited, did not come, or excludes others than this one.
-        ValueError, TypeError: what `torch.distributed.shrink_group` finds wrong with the arguments.
+        DistBackendError: a rank that should stay has exited, did not call it, or excludes other ranks.
+        ValueError, TypeError: `torch.distributed.shrink_group` refuses the arguments.
     """
     old = group or dist.group.WORLD
     if old is None:

@@ -51,7 +51,7 @@ class Program:
     """What it lacks on this machine; empty if it can be built and run."""
     arguments: tuple[str, ...] = ()
     launcher: Callable[[int], list[str]] | None = None
-    """The command in front of the program's for so many ranks; without, it is started once for each."""
+    """(number of ranks) to the command that launches all of them; None starts the program once for each."""
     environment: dict[str, str] = field(default_factory=dict)
 
     def start(self, address: str, ranks: int) -> list[subprocess.Popen]:
@@ -100,7 +100,7 @@ def oversubscribe(ranks: int) -> list[str]:
     return ["--oversubscribe"] if ranks > len(os.sched_getaffinity(0)) else []
 
 
-# Every library binds its processes as it does for its users, who set nothing.
+# No library gets settings for binding its processes: users do not set any.
 INTEL_ENVIRONMENT = {
     "I_MPI_ROOT": str(INTEL),
     "I_MPI_FABRICS": "shm",
@@ -278,7 +278,7 @@ def work(rank: int, options: argparse.Namespace, folder: str, counters: Any) -> 
 
 
 def stop(processes: list[subprocess.Popen], grace: float = 10.0) -> None:
-    """Waits for the processes to end by themselves, and then no longer."""
+    """Waits for the processes to end by themselves, and ends those that do not."""
     deadline = time.monotonic() + grace
     for process in processes:
         try:

@@ -1,10 +1,10 @@
 """Times one operation of one size with all contenders in turn, checking every result.
 
-Every timed call works on data of its own, written before: a timed section is one call for each of several
-buffers, and afterwards all results are compared with the right ones. Small calls get many buffers, so that
-the clock and the start weigh little; large calls get one. Writing and checking much data drives the code out
-of the caches: an untimed call of one element brings it back before each timed section. The contenders take
-turns, in rotating order, so that a slow moment of the machine hits all alike.
+Every timed call works on data of its own, written before the section: a timed section is one call for each of
+several buffers, and after it all results are compared with the right ones. Small calls get many buffers, so
+that the clock and the start weigh little; large calls get one. Writing and checking much data drives the code
+out of the caches, so an untimed call of one element precedes each timed section. The contenders take turns,
+in rotating order, so that a slow moment of the machine affects all alike.
 """
 
 import os
@@ -23,26 +23,26 @@ from torch_occl.bench.gate import Gate
 from torch_occl.bench.operations import STALE, Call, Operation
 
 MOST_CALLS = 64
-"""Buffers, and so calls in one timed section, at the most."""
+"""The most buffers, and so calls, of one timed section."""
 BUFFERS_BYTES = 4 << 20
 """Bytes of all buffers of small calls together: they stay in the caches, where fresh gradients are too."""
 LONG_ENOUGH = 1e-3
 """Seconds of a timed section beyond which more calls make it no more exact."""
 CROWDED_BUFFERS, CROWDED_SECONDS = 8, 50
-"""So many times as much with more ranks than cores: those leave the gate some time slices of the scheduler
-apart, which is to be little beside the section."""
+"""Factors for the two numbers above if there are more ranks than cores: ranks then leave the gate some time
+slices of the scheduler apart, which must be little beside the section."""
 FEWEST_ROUNDS, MOST_ROUNDS = 3, 300
 MOST_ROUNDS_WITH_PEERS = 100
-"""Where many contenders take turns: the large sizes need the time more."""
+"""With many contenders, to leave time for the large sizes."""
 
 
 class WrongResult(Exception):
-    """A backend gave something else than the right result."""
+    """A backend gave a wrong result."""
 
 
 @dataclass
 class Samples:
-    """What one contender took for one operation of one size."""
+    """The times of one contender for one operation of one size."""
 
     operation: str
     bytes: int

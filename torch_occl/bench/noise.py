@@ -1,4 +1,4 @@
-"""Says whether the machine was quiet enough to tell anything."""
+"""Judges whether the machine was quiet enough for the results to mean something."""
 
 import os
 from pathlib import Path
@@ -7,13 +7,13 @@ from typing import Any
 from torch_occl.bench.report import ROOFLINES, Result
 
 FOREIGN_SHARE = 0.05
-"""Share of all cores' time, taken by others during the run, above which it tells nothing."""
+"""Share of all cores' time that other programs may take during a run; above it, the results mean nothing."""
 STEADY = 1.25
-"""Upper quartile over lower quartile up to which a contender that talks to nobody counts as steady."""
+"""Upper quartile over lower quartile up to which a contender without communication counts as steady."""
 UNSTEADY_SHARE = 0.25
 """Share of values of such contenders that may be unsteady."""
 ALONE = {"floor", "roofline", *ROOFLINES}
-"""Contenders that wait for nobody: what their times vary by is the machine's doing."""
+"""Contenders without communication: only the machine makes their times vary."""
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -26,7 +26,7 @@ def machine_seconds() -> tuple[float, float, float]:
 
 
 class Watch:
-    """What other programs and other machines took of the cores, from its making on."""
+    """Measures how much of the cores other programs and the machine's host take, from its construction on."""
 
     def __init__(self) -> None:
         self._machine = machine_seconds()
@@ -50,8 +50,8 @@ def judge(results: list[Result], foreign: float, stolen: float) -> dict[str, Any
         reasons.append(f"the machine's host took {stolen:.0%} of the cores")
     if unsteady > UNSTEADY_SHARE * len(alone):
         reasons.append(
-            f"{unsteady} of {len(alone)} values of contenders that wait for nobody have quartiles more than "
-            f"{STEADY} times apart"
+            f"{unsteady} of {len(alone)} values of contenders without communication have quartiles more "
+            f"than {STEADY} times apart"
         )
     return {
         "foreign_share": round(foreign, 4),
@@ -64,7 +64,7 @@ def judge(results: list[Result], foreign: float, stolen: float) -> dict[str, Any
 
 
 def verdict(judged: dict[str, Any]) -> str:
-    """One line for people."""
+    """One line for the end of the table."""
     if judged["quiet"]:
         return (
             f"The machine was quiet: other programs took {judged['foreign_share']:.1%} of the cores, "

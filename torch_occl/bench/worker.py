@@ -1,4 +1,4 @@
-"""What each rank of the benchmark does. Apart from __main__, which new processes cannot import."""
+"""What each rank of the benchmark does. Its own module, because new processes cannot import __main__."""
 
 import argparse
 import contextlib
@@ -33,11 +33,11 @@ def work(
     rank: int, options: argparse.Namespace, folder: str, counters: Any, start: Start = no_programs
 ) -> None:
     """What each rank does. The first prints the table, and leaves the results in ``folder``."""
-    # When another rank fails, this one is told to end: by an exception, so that it ends its programs too.
+    # When a rank fails, the others get SIGTERM. As an exception, it lets this rank end its programs, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     torch.set_num_threads(1)
-    gc.disable()  # a collection in a timed section would be noise; nothing here makes cycles that matter
-    # The default group, on which the ranks agree about times. It is timed itself nowhere.
+    gc.disable()  # a collection in a timed section would be noise
+    # The default group, with which the ranks agree about times. It is not timed itself.
     store = dist.FileStore(str(Path(folder, "store")), options.ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=options.ranks)
     groups = make_groups(name for name in options.contenders if name in CONTENDERS)
@@ -66,7 +66,7 @@ def measure_all(
         print(table.header(), flush=True)
     end = time.monotonic() + options.seconds
     for index, (operation, size) in enumerate(cells):
-        # What small sizes leave, the large ones of the same operation get. All ranks must agree about it.
+        # Time that small sizes leave goes to larger ones. All ranks must use the same value.
         left = torch.tensor([(end - time.monotonic()) / (len(cells) - index)])
         dist.broadcast(left, 0)
         line = with_roofline([summarize(s) for s in measure(operation, size, contestants, gate, left.item())])

@@ -66,22 +66,21 @@ def is_available() -> bool:
 
 
 def device_count() -> int:
-    """The number of devices, ``OCCL_DEVICE_COUNT`` (default 8). They all are the memory of this host."""
+    """The number of devices: ``OCCL_DEVICE_COUNT``, 8 by default. All are the memory of this host."""
     return _C._device_count()
 
 
 def is_initialized() -> bool:
-    """Whether a device has been used, for which it is enough that it was made current. Processes forked from
-    then on may not use one.
+    """Whether this process has used a device. A process that is forked after that may not use one.
 
-    What :mod:`torch.cuda` does without initializing CUDA is no use: counting devices, seeding, setting the
-    state of a generator, statistics of memory, new events.
+    Making a device current is a use. Whatever does not initialize CUDA in :mod:`torch.cuda` is none: counting
+    devices, seeding, setting the state of a generator, statistics of memory, new events.
     """
     return _C._device_used() and not _is_in_bad_fork()
 
 
 def init() -> None:
-    """Initializes the devices; every use of one does that.
+    """Initializes the devices, as the first use of one does.
 
     Raises:
         RuntimeError: this process was forked from one that had used a device.
@@ -149,7 +148,7 @@ def _maybe_exchange_device(index: int) -> int:
 
 
 class DeviceProperties(NamedTuple):
-    """What :func:`get_device_properties` tells."""
+    """The result of :func:`get_device_properties`."""
 
     name: str
     total_memory: int
@@ -191,19 +190,19 @@ def get_device_capability(device: Device = None) -> tuple[int, int]:
 
 
 def is_bf16_supported(including_emulation: bool = True) -> bool:
-    """bfloat16 works, as fast as the CPU does it."""
+    """Always true; as fast as on the CPU."""
     current_device()
     return True
 
 
 def is_tf32_supported() -> bool:
-    """float32 is never computed with fewer bits in the name of TF32."""
+    """Always false: float32 is computed with all its bits."""
     current_device()
     return False
 
 
 def is_current_stream_capturing() -> bool:
-    """There are no graphs of device work on ``dev``, so nothing is ever captured."""
+    """Always false: ``dev`` has no graphs of device work."""
     return False
 
 
@@ -221,10 +220,10 @@ def get_amp_supported_dtype() -> list[torch.dtype]:
 def __getattr__(name: str) -> Any:
     if name == "default_generators":
         return tuple(_C._device_generator(index) for index in range(device_count()))
-    if name == "_initialized":  # checkpointing asks for it before it saves the state of the generators
+    if name == "_initialized":  # torch.utils.checkpoint reads it before it saves the state of the generators
         return is_initialized()
     raise AttributeError(f"module 'torch.dev' has no attribute {name!r}")
 
 
-# Queued work must not outlive the interpreter; what takes longer than this is left behind.
+# Queued work must not outlive the interpreter. Waits for it for at most 0.3 seconds.
 atexit.register(_C._device_drain, 0.3)

@@ -1,5 +1,6 @@
-"""``dev`` memory in the hands of others: the CPU, NumPy, DLPack, other processes, dynamo; part of
-:mod:`torch.dev`. Device memory is host memory, so nothing is copied, except where it says so.
+"""``dev`` memory used from outside: as CPU tensors, by NumPy and DLPack, in other processes, by dynamo.
+
+Part of :mod:`torch.dev`. Device memory is host memory, so nothing is copied unless the function says so.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ __all__ = ["as_cpu", "from_cpu"]
 
 
 def as_cpu(tensor: torch.Tensor) -> torch.Tensor:
-    """A CPU tensor over the memory of a ``dev`` tensor, not a copy. It takes no part in autograd.
+    """A CPU tensor over the memory of a ``dev`` tensor, without a copy and without autograd.
 
-    Neither may be resized, or moved with ``share_memory_``, while the other is in use.
+    Neither tensor may be resized, or moved with ``share_memory_``, while the other is in use.
 
     Raises:
         ValueError: the tensor is not on ``dev``.
@@ -37,10 +38,10 @@ def as_cpu(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def from_cpu(tensor: torch.Tensor, device: Device = None) -> torch.Tensor:
-    """A ``dev`` tensor over the memory of a CPU tensor, not a copy. It takes no part in autograd.
+    """A ``dev`` tensor over the memory of a CPU tensor, without a copy and without autograd.
 
-    Its memory lies outside the regions that peers map: collectives on it copy it once, as they do for CPU
-    tensors. Neither may be resized, or moved with ``share_memory_``, while the other is in use.
+    Its memory lies outside the regions that peers map: collectives copy it once, as they do CPU tensors.
+    Neither tensor may be resized, or moved with ``share_memory_``, while the other is in use.
 
     Raises:
         ValueError: the tensor is not on the CPU.
@@ -51,7 +52,7 @@ def from_cpu(tensor: torch.Tensor, device: Device = None) -> torch.Tensor:
     return _C._device_share_memory(tensor.detach(), torch.device("dev", device_index(device)))
 
 
-# ---- DLPack: to everybody else, `dev` memory is CPU memory ---------------------------------------------
+# ---- DLPack: `dev` memory is exported as CPU memory ----------------------------------------------------
 
 _dlpack = torch.Tensor.__dlpack__
 _dlpack_device = torch.Tensor.__dlpack_device__
@@ -80,13 +81,15 @@ def _tensor_dlpack_device(self: torch.Tensor) -> Any:
 def _rebuild_storage(memory: torch.UntypedStorage, index: int) -> torch.UntypedStorage:
     bytes_ = torch.empty(0, dtype=torch.uint8).set_(memory)
     storage = from_cpu(bytes_, index).untyped_storage()
-    storage._occl_shared = memory  # type: ignore[attr-defined]  # who passes it on shares it too
+    storage._occl_shared = memory  # type: ignore[attr-defined]  # a receiver that sends it on uses the same memory
     return storage
 
 
 def _reduce_storage(storage: torch.UntypedStorage) -> Any:
-    """Like PyTorch does for CPU tensors: the first time, the storage moves to memory of its own, which both
-    processes keep alive. (A piece of the heap could be reused while the other process still looks at it.)
+    """Moves the storage, the first time, to shared memory of its own, as PyTorch does with CPU storages.
+
+    Both processes keep that memory alive. A block of the heap could be reused while the other process still
+    reads it.
     """
     from torch.multiprocessing.reductions import reduce_storage
 
@@ -106,7 +109,7 @@ def _reduce_storage(storage: torch.UntypedStorage) -> Any:
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
-    """Calls a function once a module has been imported; the module is expensive and may never be."""
+    """Calls a function after a module has been imported, without importing it: it is expensive."""
 
     def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
         self.name, self.then = name, then
@@ -176,11 +179,11 @@ def _tell_dynamo_about_functions(module: Any) -> None:
     module.skip(streams._current_stream)
     context = dev.StreamContext
     for function in (dev.set_stream, context.__enter__, context.__exit__):
-        module.skip(function)  # compiled, it would set the stream when the graph is made, not when it runs
+        module.skip(function)  # a compiled one would set the stream at compile time, not when the graph runs
 
 
 def install() -> None:
-    """Once, when ``torch.dev`` exists."""
+    """Called once, after ``torch.dev`` has been registered."""
     torch.Tensor.__dlpack__ = _tensor_dlpack  # type: ignore[method-assign]
     torch.Tensor.__dlpack_device__ = _tensor_dlpack_device  # type: ignore[method-assign]
     ForkingPickler.register(torch.UntypedStorage, _reduce_storage)

@@ -1,4 +1,4 @@
-"""Memory of ``dev``; part of :mod:`torch.dev`. The figures are bytes unless they say otherwise."""
+"""Memory of ``dev``: statistics, limits and snapshots, in bytes. Part of :mod:`torch.dev`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OutOfMemoryError = torch.OutOfMemoryError
 
 
 def empty_cache() -> None:
-    """Gives the free memory of all devices back to the system. Tensors keep theirs."""
+    """Gives cached memory of all devices back to the system; tensors are not affected."""
     torch.accelerator.empty_cache()
 
 
@@ -52,37 +52,37 @@ def _counter(device: Device, name: str) -> int:
 
 
 def memory_allocated(device: Device = None) -> int:
-    """What tensors hold now."""
+    """Bytes that tensors hold now."""
     return _counter(device, "allocated_bytes.all.current")
 
 
 def max_memory_allocated(device: Device = None) -> int:
-    """The most that tensors have held since the start or the last :func:`reset_peak_memory_stats`."""
+    """The most bytes that tensors have held since the start or :func:`reset_peak_memory_stats`."""
     return _counter(device, "allocated_bytes.all.peak")
 
 
 def memory_reserved(device: Device = None) -> int:
-    """What has been had from the system: held by tensors, or cached."""
+    """Bytes taken from the system: held by tensors, or cached."""
     return _counter(device, "reserved_bytes.all.current")
 
 
 def max_memory_reserved(device: Device = None) -> int:
-    """The most that has been had from the system since the start or :func:`reset_peak_memory_stats`."""
+    """The most bytes taken from the system since the start or :func:`reset_peak_memory_stats`."""
     return _counter(device, "reserved_bytes.all.peak")
 
 
 def reset_peak_memory_stats(device: Device = None) -> None:
-    """Starts the peaks again from what is in use now."""
+    """Sets the peaks to what is in use now."""
     torch.accelerator.reset_peak_memory_stats(device_index(device))
 
 
 def reset_accumulated_memory_stats(device: Device = None) -> None:
-    """Starts the counts of what has been allocated and freed again from 0."""
+    """Sets the totals of allocated and freed memory to 0."""
     torch.accelerator.reset_accumulated_memory_stats(device_index(device))
 
 
 def mem_get_info(device: Device = None) -> tuple[int, int]:
-    """(free, total) of the host, or of the container it runs in: the devices share it."""
+    """(free, total) of the host, or of the container this process runs in: all devices share it."""
     return torch.accelerator.get_memory_info(device_index(device))
 
 

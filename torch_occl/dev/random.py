@@ -27,7 +27,7 @@ __all__ = [
 
 
 def _generator(device: Device = None) -> torch.Generator:
-    """Seeds, and states that are set, wait for the first use of the device: they are none themselves."""
+    """The generator of a device. Seeding it, or setting its state, does not initialize the device."""
     return _C._device_generator(unused_index(device))
 
 

@@ -26,7 +26,7 @@ _here = threading.local()
 
 
 def _busy() -> tuple[dev.Stream, ...]:
-    """The streams of the replicas that wait for what the calling thread does, and its own."""
+    """The stream of this thread's replica, and those of the replicas that wait for this thread."""
     return getattr(_here, "busy", ())
 
 
@@ -41,11 +41,11 @@ class _Worker:
     def __init__(self, index: int) -> None:
         self.device = torch.device("dev", index)
         self.stream = dev.Stream(index)
-        # What the thread holds must not hold the executor: a thread ends when its executor is forgotten.
+        # The thread's arguments must not refer to the executor: a thread ends when its executor is collected.
         self.thread = ThreadPoolExecutor(1, f"dev:{index}", _begin, (self.device, self.stream))
 
     def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
-        # These settings belong to a thread; the replicas compute with those of the thread that asks.
+        # These settings are per thread: the replica's thread takes over those of the calling thread.
         grad, autocast = torch.is_grad_enabled(), torch.is_autocast_enabled("dev")
         dtype = torch.get_autocast_dtype("dev")
         threads = torch.get_num_threads()
@@ -59,7 +59,7 @@ class _Worker:
                 with torch.set_grad_enabled(grad), torch.autocast("dev", dtype, enabled=autocast):
                     return function(*arguments)
             finally:
-                stream.synchronize()  # copies that are still queued; raises what one of them raised
+                stream.synchronize()  # waits for queued copies; raises the error of one that failed
 
         return self.thread.submit(call)
 
@@ -68,8 +68,8 @@ class DeviceManager:
     """Some ``dev`` devices, with a thread and a stream for each, on which replicas run side by side.
 
     Each replica computes with as many threads as the thread that calls :meth:`run`: ``torch.set_num_threads``
-    says how many. With replicas on all cores it is faster to set that to the number of cores divided by the
-    number of devices. The threads end with :meth:`close`, or when nothing refers to the manager any more.
+    says how many. If the replicas use all cores, it is faster to set it to the number of cores divided by
+    the number of devices. The threads end with :meth:`close`, or when nothing refers to the manager any more.
 
     Args:
         devices: which; all devices of this process by default.
@@ -134,11 +134,13 @@ class DeviceManager:
         Raises:
             ValueError: an argument has not one element for each device.
             ReplicaError: a call raised; the first one in the order of the devices.
-            RuntimeError: the manager is closed, or this is called in one of its replicas, which would wait
-                for itself.
+            RuntimeError: the manager is closed, or the caller is one of its replicas, which would wait for
+                itself.
         """
         if any(worker.stream is stream for worker in self._workers for stream in _busy()):
-            raise RuntimeError(f"{self!r} runs already, and this is one of its replicas: it would never end")
+            raise RuntimeError(
+                f"{self!r}: run() was called from one of its own replicas, which would wait for itself"
+            )
         for i, argument in enumerate(arguments):
             if len(argument) != len(self):
                 raise ValueError(f"argument {i} has {len(argument)} elements for {len(self)} devices")
@@ -149,7 +151,7 @@ class DeviceManager:
         try:
             wait(futures)
         finally:
-            # Ctrl-C in the line above: no replica computes any more once this function has been left.
+            # After Ctrl-C in the line above: no replica may still compute when this function returns.
             wait(futures)
         for i, future in enumerate(futures):
             if error := future.exception():
@@ -200,5 +202,5 @@ def _cached(pid: int, indices: tuple[int, ...]) -> DeviceManager:
 
 
 def manager_of(devices: Sequence[torch.device]) -> DeviceManager:
-    """The manager that functions without one of their own use for these devices, kept for the next call."""
+    """The manager of these devices, for functions whose callers pass none. It is kept for the next call."""
     return _cached(os.getpid(), tuple(map(device_index, devices)))
