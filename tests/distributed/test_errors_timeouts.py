@@ -1,4 +1,4 @@
-"""Deadlines: the error names who is missing and comes no earlier than asked; nothing waits for ever."""
+"""Deadlines: the error names the missing ranks and comes no earlier than asked; nothing waits forever."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def never_meet(rank, n, device, *, calls, words):
     assert f"rank {1 - rank} (pid " in text, text
     for word in words[rank]:
         assert word in text, text
-    dist.barrier(dist.new_group())  # nobody leaves before all have seen
+    dist.barrier(dist.new_group())  # no rank leaves before all have seen
 
 
 @pytest.mark.parametrize("device", DEVICES)

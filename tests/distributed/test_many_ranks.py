@@ -1,4 +1,4 @@
-"""More ranks than anybody has cores here: up to 64 on one host."""
+"""More ranks than cores: up to 64 on one host."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def test_what_lies_between_each_other_does_not_overlap(pool, device):
 
 
 def joined(rank, n, device):
-    """An operation of a call may not write what another one of it reads: which comes first nobody says."""
+    """An operation of a call may not write what another one of the call reads: their order is undefined."""
     if rank == 0:
         into, from_ = AllgatherOptions(), ReduceScatterOptions()
 

@@ -157,7 +157,7 @@ def batches(rank, n, device):
 
 
 def from_anyone(rank, n, device, *, count):
-    """Rank 0 takes whatever comes; wait() and recv tell from whom."""
+    """Rank 0 receives from any rank; wait() and recv return the source."""
     if rank != 0:
         for _ in range(3):
             dist.send(place(contribution("float32", rank, count), device), 0)

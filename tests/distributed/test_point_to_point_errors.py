@@ -28,8 +28,8 @@ def still_works(rank, device, group=None):
 
 
 def mismatch(rank, n, device, *, sent, received, posted_first, then):
-    """Rank 0 sends `sent` (count, dtype) where rank 1 expects `received`. A small one has left before anybody
-    could know: then the sender's next message ends the group."""
+    """Rank 0 sends `sent` (count, dtype) where rank 1 expects `received`. A small one is sent before the
+    mismatch can be known: then the sender's next message ends the group."""
     group = dist.new_group()
     order = {"send": (0, 1), "recv": (1, 0)}[posted_first]
     for turn in order:
@@ -133,7 +133,7 @@ def test_nothing_is_sent_to_a_rank_that_has_died(fresh, device):
 
 
 def receives_from_any(rank, n, device):
-    """Who leaves takes nothing from those who still may send; the last one does."""
+    """A receive from any rank goes on while some rank may still send, and fails when the last one leaves."""
     group = dist.new_group()
     t = torch.zeros(4, device=device)
     if rank == 2:

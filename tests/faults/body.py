@@ -42,7 +42,7 @@ def leftovers() -> dict[str, int]:
 
 
 def alone(device: str) -> None:
-    """A group of one rank: this process's own engine and memory, and nobody else's."""
+    """A group of one rank: only this process's own engine and memory."""
     dist.init_process_group("occl", store=dist.HashStore(), rank=0, world_size=1)
     assert_works(device)
     # The engine has its thread from the first operation on that is left in flight.
@@ -125,7 +125,7 @@ def check(before: dict[str, int], others: int) -> None:
 
 
 def again(rank: int, n: int, device: str, *, store: str) -> None:
-    """A new group of those who live."""
+    """A new group of the ranks that live."""
     join(rank, n, device, store=store, timeout=60.0)
     assert_works(device)
     dist.destroy_process_group()

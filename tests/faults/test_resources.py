@@ -123,7 +123,7 @@ def test_without_threads_the_error_says_so(pool):
 
 
 def without_threads_later(rank, n, device, *, store):
-    """The group is there; then rank 0 has no thread left for an operation that nobody waits for."""
+    """The group is there; then rank 0 has no thread left for an operation without a waiting caller."""
     join(rank, n, device, store=store, timeout=60.0)
     t = torch.ones(1 << 20, device=device)
     try:

@@ -70,7 +70,7 @@ def keep(source: Path, most: int) -> None:
     )
     path = CORPUS / f"{target}.txt"
     known = set(inputs(target))
-    # Small ones first, but not only those: every so many of the sorted list.
+    # Small ones first, but not only those: inputs at equal distances in the sorted list.
     found = sorted((file.read_bytes() for file in merged.iterdir()), key=len)
     chosen = found[:: max(1, len(found) // most)][:most]
     with path.open("a") as file:

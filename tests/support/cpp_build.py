@@ -163,7 +163,7 @@ def build_extension(mode: str) -> Path:
 
 
 def build_all_in_background() -> subprocess.Popen:
-    """Starts to build what `build` will be asked for, with the time that nobody else wants."""
+    """Starts to build what tests will ask `build` for, when the machine has nothing else to do."""
     return subprocess.Popen(
         [sys.executable, __file__],
         stdin=subprocess.DEVNULL,

@@ -70,7 +70,7 @@ class Team:
         return [member.pid for member in self.members]
 
     def join(self, timeout: float = 300.0) -> Team:
-        """Makes the default group, which times out after so many seconds."""
+        """Makes the default group, with this timeout in seconds."""
         self.run(worker.join, store=self.zygote.new_file(), timeout=timeout)
         return self
 

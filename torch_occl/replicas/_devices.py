@@ -138,9 +138,7 @@ class DeviceManager:
                 itself.
         """
         if any(worker.stream is stream for worker in self._workers for stream in _busy()):
-            raise RuntimeError(
-                f"{self!r}: run() was called from one of its own replicas, which would wait for itself"
-            )
+            raise RuntimeError(f"{self!r} runs, and this is one of its replicas: run() would wait for itself")
         for i, argument in enumerate(arguments):
             if len(argument) != len(self):
                 raise ValueError(f"argument {i} has {len(argument)} elements for {len(self)} devices")
