@@ -1,4 +1,4 @@
-"""Compiles the C++ tests while the tests before them wait for one another."""
+"""Compiles the C++ tests in the background, while other tests mostly wait."""
 
 import os
 import signal

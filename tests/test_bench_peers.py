@@ -1,4 +1,4 @@
-"""Programs take their turns in the benchmark, and would be caught if they computed nothing or died."""
+"""Programs of other libraries in the benchmark take turns; one that computes nothing or dies is caught."""
 
 import importlib.util
 import json

@@ -1,4 +1,4 @@
-"""One process for all tests of the device: importing torch is what costs time."""
+"""Fixtures of the device's tests, which share one process because importing torch takes seconds."""
 
 import textwrap
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Ranks that do not call the same: an error on every rank, which names both sides, and the group works on."""
+"""Ranks that make different calls: every rank gets an error that names both sides, and the group works on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where PyTorch's Python knows backends by name: what works all the same, and what one does instead.
+"""Functions of PyTorch that know backends by name: which work with occl, and what to use for the others.
 
 docs/pytorch.md is the whole list; these are its entries that run.
 """

@@ -1,4 +1,4 @@
-"""What one call writes must not overlap: each list form, and operations that are joined, on either side."""
+"""Outputs of one call must not overlap: in each list form, and in coalesced operations, on either side."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages that do not fit are errors on the receiver, and on the sender, in what comes next if need be."""
+"""A message that does not fit is an error on the receiver, and on the sender, at its next call or earlier."""
 
 from __future__ import annotations
 

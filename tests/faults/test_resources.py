@@ -1,4 +1,4 @@
-"""Where something is scarce or missing it works all the same, or fails and says what to raise."""
+"""With scarce or missing resources the package works, or its error names the limit to raise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""However a process ends, and whatever it has in flight: no hang, no crash, no lost error."""
+"""The end of a process, by any way and with anything in flight: no hang, no crash, no lost error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The processes of the harness, as the test's side sees them: the zygote and its children."""
+"""The test's handles of the harness's processes: the zygote and its children."""
 
 from __future__ import annotations
 
