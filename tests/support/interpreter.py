@@ -8,8 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import tomllib
-
 import torch_occl
 
 PACKAGE = Path(torch_occl.__file__).parents[1]
@@ -46,6 +44,8 @@ def run_python(
 
 def install(folder: Path) -> Path:
     """Makes a folder look as if torch_occl were installed there, with the entry points of pyproject.toml."""
+    import tomllib  # Python 3.11
+
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(PACKAGE / "torch_occl", folder / "torch_occl", ignore=ignored)
     groups = tomllib.loads(PYPROJECT.read_text())["project"]["entry-points"]
