@@ -99,7 +99,7 @@ def error_then_next(rank, n, device):
 
 
 def message_refused(rank, n, device):
-    """A send with a wrong tensor raises there, and the rank that waits for the message learns why."""
+    """A send with a wrong tensor raises there, and the rank that waits for the message in vain learns why."""
     if rank == 0:
         with pytest.raises(ValueError, match="invalid tensor layout"):
             backend(device).send([torch.zeros(2, 2).to_sparse_csr()], 1, 0)
