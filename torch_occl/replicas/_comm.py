@@ -207,7 +207,7 @@ def obstacle(tensors: Sequence[torch.Tensor]) -> str:
         if not in_host_memory(tensor):
             return f"the host cannot reach the memory of {tensor.device}"
         if not reachable(tensor):
-            return "a tensor has gaps, or its conjugation or negation is lazy"
+            return "a tensor has gaps, or is lazily conjugated or negated"
         if tensor.stride() != tensors[0].stride():
             return "the tensors differ in their strides"
     return ""
