@@ -2,7 +2,8 @@
 # checkout may contain spaces, which make cannot quote.
 
 PYTHON ?= python3
-TORCH ?= torch==2.13.0
+# The versions of PyTorch that the package works with: see torch_occl/_versions.py.
+TORCH ?= $(shell sed -n 's/^requires = .*"\(torch[^"]*\)".*/\1/p' pyproject.toml)
 ARGS ?=
 
 VENV_PYTHON := .venv/bin/python
@@ -26,7 +27,7 @@ help:
 	@echo 'make mutations   put known defects in, one by one, and see a test fail for each'
 	@echo 'make bench       time collectives beside Gloo;      ARGS="--quick" is handed to the benchmark,'
 	@echo '                 ARGS=--peers measures MPI, oneCCL and the limit of the memory too'
-	@echo 'make lint        ruff, and clang-format where it is installed'
+	@echo 'make lint        ruff, mypy, and clang-format and clang-tidy where they are installed (minutes)'
 	@echo 'make setup       only .venv and the extension, which the targets above make when they need them'
 	@echo 'make clean       remove what was built;             make distclean removes .venv too'
 	@echo
@@ -43,24 +44,29 @@ test-all: setup
 	@$(VENV_PYTHON) -m pytest -m '' $(ARGS)
 
 sanitize: setup
-	@$(VENV_PYTHON) tests/sanitize.py asan $(ARGS)
-	@$(VENV_PYTHON) tests/sanitize.py tsan $(ARGS)
+	@$(VENV_PYTHON) -m tests.sanitize asan $(ARGS)
+	@$(VENV_PYTHON) -m tests.sanitize tsan $(ARGS)
 
 soak: setup
-	@$(VENV_PYTHON) tests/soak.py $(ARGS)
+	@$(VENV_PYTHON) -m tests.soak $(ARGS)
 
 mutations: setup
-	@$(VENV_PYTHON) tests/mutations.py $(ARGS)
+	@$(VENV_PYTHON) -m tests.mutations $(ARGS)
 
 bench: setup
-	@$(VENV_PYTHON) -m torch_occl.bench $(ARGS)
+	@$(VENV_PYTHON) -m benchmarks.peers $(ARGS)
 
 lint: setup
-	@$(VENV_PYTHON) -m pip install --quiet ruff
+	@$(VENV_PYTHON) -m pip install --quiet ruff mypy
 	@$(VENV_PYTHON) -m ruff check .
 	@$(VENV_PYTHON) -m ruff format --check .
-	@! command -v clang-format >/dev/null || find csrc tests -name '*.cpp' -o -name '*.h' | \
-	    xargs clang-format --dry-run --Werror
+	@$(VENV_PYTHON) -m mypy
+	@if command -v clang-format >/dev/null; then \
+	    find csrc tests benchmarks -name '*.cpp' -o -name '*.h' | xargs clang-format --dry-run --Werror; \
+	    else echo 'clang-format is not installed: the layout of C++ is not checked'; fi
+	@if command -v clang-tidy >/dev/null; then \
+	    $(VENV_PYTHON) tools/compile_commands.py && find csrc -name '*.cpp' | xargs -n 1 -P $(MAX_JOBS) tools/tidy.sh; \
+	    else echo 'clang-tidy is not installed: its checks of C++ are left out'; fi
 
 # An editable installation points at the directory it was made in, so a checkout that moved installs again.
 setup:
@@ -88,9 +94,9 @@ setup:
 	@touch .venv/built
 
 clean:
-	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .venv/built
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .venv/built compile_commands.json
 	rm -f torch_occl/*.so
-	find csrc torch_occl tests examples tools -name __pycache__ -type d -prune -exec rm -rf {} +
+	find csrc torch_occl tests examples benchmarks tools -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean
 	rm -rf .venv

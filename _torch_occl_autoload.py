@@ -1,8 +1,8 @@
-"""What ``import torch`` calls where torch_occl is installed (entry point group ``torch.backends``).
+"""The entry point that ``import torch`` calls if torch_occl is installed (group ``torch.backends``).
 
 It registers the name ``occl`` for CPU tensors and nothing else: the device, and all that it changes, comes
-with ``import torch_occl``. It is a module outside of the package for two reasons: PyTorch lets an exception
-of an entry point end ``import torch``, and importing anything of the package makes the device.
+with ``import torch_occl``. The module lies outside of the package for two reasons: an exception of an entry
+point ends ``import torch``, and importing anything of the package makes the device.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import torch.distributed as dist
+    from torch._C._distributed_c10d import Backend as C10dBackend
 
 
 def autoload() -> None:
-    """Registers the backend's name; with ``OCCL_DEVICE=1`` imports torch_occl. A failure is a warning."""
+    """Registers the backend's name, or with ``OCCL_DEVICE=1`` imports torch_occl. Warns if that fails."""
     try:
         if os.environ.get("OCCL_DEVICE") == "1":
             import torch_occl  # noqa: F401
@@ -36,13 +36,14 @@ def autoload() -> None:
         )
 
 
-def create(opts: Any, options: Any = None) -> dist.Backend:
+def create(opts: Any, options: Any = None) -> C10dBackend:
     """The factory that makes the first group of a process that has not imported torch_occl."""
-    return _without_device().create(opts, options)
+    backend: C10dBackend = _without_device().create(opts, options)
+    return backend
 
 
-def register(factory: Callable[..., dist.Backend], devices: list[str]) -> None:
-    """Registers ``occl`` for these device types, in the place of an earlier registration of ours."""
+def register(factory: Callable[..., C10dBackend], devices: list[str]) -> None:
+    """Registers ``occl`` for these device types, and replaces an earlier registration of this package."""
     import torch.distributed as dist
 
     dist.Backend.register_backend("occl", factory, extended_api=True, devices=devices)
@@ -69,8 +70,9 @@ def _without_device() -> ModuleType:
     """
     if "torch_occl._backend" not in sys.modules:
         spec = importlib.util.find_spec("torch_occl")  # finds, and does not execute
+        locations = spec.submodule_search_locations if spec else None
         package = ModuleType("torch_occl")
-        package.__path__ = spec.submodule_search_locations
+        package.__path__ = list(locations or ())
         sys.modules["torch_occl"] = package
         try:
             importlib.import_module("torch_occl._versions").check_running()

@@ -1,6 +1,8 @@
-"""Builds torch_occl._C. Everything declarative is in pyproject.toml."""
+"""Builds torch_occl._C. The metadata is in pyproject.toml, the versions in torch_occl/_versions.py."""
 
 import os
+import runpy
+import subprocess
 import sys
 import sysconfig
 from pathlib import Path
@@ -9,6 +11,7 @@ import torch.distributed
 from setuptools import setup
 from torch.utils.cpp_extension import BuildExtension, CppExtension
 
+VERSIONS = runpy.run_path(str(Path("torch_occl", "_versions.py")))
 # What needs torch.distributed, which a PyTorch may be built without; the device does not.
 DISTRIBUTED = {*Path("csrc/pg").glob("*.cpp"), Path("csrc/bind/backend.cpp"), Path("csrc/bind/replicas.cpp")}
 DISTRIBUTED -= {Path("csrc/pg/errors.cpp"), Path("csrc/pg/runtime.cpp")}
@@ -30,8 +33,15 @@ class BuildInOnePlace(BuildExtension):
         super().finalize_options()
         self.build_temp = str(Path("build", f"objects-{sys.implementation.cache_tag}"))
 
+    def run(self) -> None:
+        super().run()
+        if (tool := Path("tools", "compile_commands.py")).exists():  # for clangd and clang-tidy
+            subprocess.run([sys.executable, str(tool)], check=True)
+
 
 setup(
+    version=VERSIONS["VERSION"],
+    install_requires=[VERSIONS["REQUIREMENT"]],
     ext_modules=[
         CppExtension(
             "torch_occl._C",

@@ -1,7 +1,7 @@
 """Fits a cost model to the benchmark's results, and says what it predicts for 64 ranks on 2 sockets.
 
-    python benchmarks/model.py RESULTS.json                       # of python -m torch_occl.bench --json
-    python benchmarks/model.py RESULTS.json --update docs/performance.md
+    python -m benchmarks.model RESULTS.json                       # of python -m torch_occl.bench --json
+    python -m benchmarks.model RESULTS.json --update docs/performance.md
 
 With ``--update`` it writes its tables between the marks in that file, and its two pictures beside it. The
 model and its assumptions are explained there. The bytes are counted in the plans themselves, by a program
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from torch_occl.bench import peers
+from benchmarks.peers import programs as peers
 from torch_occl.bench.report import number, size_name
 
 KINDS = {

@@ -35,7 +35,7 @@ def through_numpy(tensors: list[torch.Tensor]) -> None:
 
 
 def through_numpy_in_place(tensors: list[torch.Tensor]) -> None:
-    """The same by somebody who knows that ``mean`` first copies all arrays into one."""
+    """The same without ``mean``, which first copies all arrays into one."""
     arrays = [tensor.cpu().numpy() for tensor in tensors]
     total = arrays[0].copy()
     for array in arrays[1:]:

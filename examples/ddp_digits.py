@@ -14,9 +14,9 @@ small. After every epoch all ranks compare their parameters, which must be the s
 How the time spent in communication is measured: a communication hook takes the time from the call of the
 gradients' all-reduce to its completion, in every step. This network's gradients fill one bucket, which is
 complete at the end of the backward pass, so nothing overlaps and that time is lost for computing. It has two
-parts. The rank that comes last to a step waits for nobody: the least time of all ranks is what communication
-itself costs ("communication"). The mean of all ranks has in it that the others wait for the last one, as they
-would with the fastest network ("with waiting").
+parts. The rank that is last in a step does not wait for any other: the least time of all ranks is the cost of
+communication itself ("communication"). The mean over all ranks includes the time that the others wait for the
+last one, as they would with the fastest network ("with waiting").
 """
 
 import argparse

@@ -81,7 +81,7 @@ class Training:
 
 
 def dead_ranks(error: dist.DistBackendError) -> list[int]:
-    """Whom the error names as gone. Raises it again if nobody is: then shrinking would not help."""
+    """The ranks that the error says have exited. Raises it again if it names none: shrinking cannot help."""
     found = re.findall(r"rank (\d+) \(pid \d+, host [^)]*\) (?:has )?exited", str(error))
     if not found:
         raise error
@@ -140,7 +140,9 @@ def run_one_of(arguments: argparse.Namespace, rank: int, store: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train on handwritten digits, whoever is killed.")
+    parser = argparse.ArgumentParser(
+        description="Train on handwritten digits, and go on when a rank is killed."
+    )
     parser.add_argument("--ranks", type=int, default=4, help="processes to start, without torchrun")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)

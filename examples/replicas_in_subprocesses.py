@@ -4,8 +4,8 @@
     python examples/replicas_in_subprocesses.py --replicas 4 --epochs 5
 
 The parent makes one flat tensor of gradients on `dev` for each child, and torch.multiprocessing hands all of
-them to all children: nobody copies anything, all see the same memory. The gradients of a child's parameters
-are views of its own tensor, so its backward pass writes where the others can read. A step is then
+them to all children. Nothing is copied: all processes map the same memory. The gradients of a child's
+parameters are views of its own tensor, so its backward pass writes where the others can read. A step is then
 
     child 0    [ backward ]  meet  [ mean of the first half of all tensors, into all ]  meet  [ optimizer ]
     child 1    [ backward ]  meet  [ mean of the second half                         ]  meet  [ optimizer ]
@@ -99,7 +99,7 @@ def train(rank: int, flats: list[torch.Tensor], pipe: Connection, options: argpa
                 loss.backward()
                 meet(pipe)  # all gradients are there
                 replicas.all_reduce_p2p(mine, "mean")
-                meet(pipe)  # nobody writes any more
+                meet(pipe)  # no child writes any more
                 optimizer.step()
                 total += loss.item()
             pipe.send(("epoch", epoch, total / len(batches)))
@@ -142,10 +142,10 @@ class Child:
 
     def fate(self) -> str:
         """How it ended, for people."""
-        who = f"replica {self.rank} (pid {self.process.pid})"
+        name = f"replica {self.rank} (pid {self.process.pid})"
         code = self.process.exitcode
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
-        return f"{who} {how} in step {self.meetings // 2}" + (f":\n{self.failure}" if self.failure else "")
+        return f"{name} {how} in step {self.meetings // 2}" + (f":\n{self.failure}" if self.failure else "")
 
 
 class Interrupt:

@@ -4,9 +4,9 @@
     python examples/under_the_hood.py --chapters overlap
     python examples/under_the_hood.py --chapters nodes --epochs 20
 
-Chapters: `stores`, how processes find one another; `groups`, who takes part and which backend moves which
-tensors; `work`, what an operation is while it is on its way; `overlap`, computing and communicating at the
-same time, as a picture; `nodes`, training on two hosts of two ranks each.
+Chapters: `stores`, how processes find one another; `groups`, which ranks take part and which backend moves
+which tensors; `work`, what an operation is while it is on its way; `overlap`, computing and communicating
+at the same time, as a picture; `nodes`, training on two hosts of two ranks each.
 
 There is one machine to run this on, so four processes play two hosts: ranks 0 and 1 say that they are on node
 "a", ranks 2 and 3 on node "b" (OCCL_NODE), and torch_occl treats them as if they shared no memory.
@@ -69,7 +69,7 @@ def stores(options: argparse.Namespace) -> None:
         tcp_store = dist.TCPStore("127.0.0.1", 0, RANKS, is_master=True, wait_for_workers=False)
         file_store.set("port", str(tcp_store.port))
     else:
-        port = int(file_store.get("port"))  # get waits until somebody has set it
+        port = int(file_store.get("port"))  # get waits until the key is set
         tcp_store = dist.TCPStore("127.0.0.1", port, RANKS, is_master=False)
     tcp_store.set(f"greeting/{rank}", f"hello from pid {os.getpid()}")
     tcp_store.wait([f"greeting/{i}" for i in range(RANKS)])
@@ -78,7 +78,7 @@ def stores(options: argparse.Namespace) -> None:
         if rank == 0:
             tcp_store.wait(["never set"], timedelta(milliseconds=50))
             raise AssertionError("waited for nothing")
-    say("  waiting for a key that nobody sets ends with an error, after 50 ms here")
+    say("  waiting for a key that is never set ends with an error, after 50 ms here")
 
     say("A backend meets its peers in such a store. This is all that two ranks of occl tell each other:")
     if rank < PER_NODE:
@@ -171,14 +171,14 @@ def lose_one(group: dist.ProcessGroup, other: dist.ProcessGroup) -> None:
     rank, device = dist.get_rank(), own_device()
     if rank == 0:
         handle = dist.all_reduce(torch.ones(1 << 20, device=device), group=group, async_op=True)
-        say("An operation that somebody does not come to: wait with a timeout of 100 ms says")
+        say("An operation that rank 1 does not call: wait with a timeout of 100 ms says")
         say(f"  {error_of(lambda: handle.wait(timedelta(milliseconds=100)))}")
     dist.barrier(other)
     if rank == 1:
         group._get_backend(device).abort()
     dist.barrier(other)
     if rank == 0:
-        say("Rank 1 calls abort() on its end of the group, and whoever waits on the other end gets")
+        say("Rank 1 calls abort() on its end of the group, and a rank that waits on the other end gets")
         say(f"  {error_of(handle.wait)}")
 
 

@@ -1,12 +1,12 @@
-"""Compiles the C++ tests while the tests before them wait for one another."""
+"""Compiles the C++ tests in the background, while other tests mostly wait."""
 
 import os
 import signal
 
-import cpp_build
 import pytest
 
 import torch_occl  # noqa: F401  (makes the device for all tests)
+from tests.support import cpp_build
 
 BUILD = pytest.StashKey()
 

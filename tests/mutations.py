@@ -1,6 +1,6 @@
 """Defects to put in one at a time: for each of them some test must fail.
 
-``python tests/mutations.py`` (``make mutations``) works on a copy of the sources. A mutation names the tests that should
+``python -m tests.mutations`` (``make mutations``) works on a copy of the sources. A mutation names the tests that should
 see it, the quickest first: programs that do not need PyTorch, or tests of pytest, for which what depends on the
 mutated source is compiled and linked with the objects of the extension that is built. ``--times 10`` runs the tests of
 each ten times: a test that sees a defect by chance sees it less often than that.
@@ -17,8 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import cpp_build
-import extension
+from tests.support import cpp_build, extension
 
 
 @dataclass(frozen=True)
@@ -227,11 +226,11 @@ MUTATIONS = [
     Mutation("streams do not hold a block", "memory/heap.cpp", "  block_at(p)->held = true;\n", "", ("plain/test_heap",)),
     Mutation("a stream's thread keeps its graph", "device/runtime/stream.cpp", "    c10::GradMode::set_enabled(false);\n", "", (ON_DEV + "test_tasks_run_without_gradients_on_the_device_of_their_stream",)),
     # Python.
-    Mutation("a stream does not wait for a stream", "torch_occl/_dev_streams.py", "self.wait_event(stream.record_event())", "stream.record_event()", BUSY),
-    Mutation("an event is recorded on the current stream", "torch_occl/_dev_streams.py", "event.record(self)", "event.record()", BUSY),
-    Mutation("streams are given back in the order they were taken", "torch_occl/_dev_streams.py", "for stream in reversed(self._before.pop()):", "for stream in self._before.pop():", NESTED),
-    Mutation("a context that was entered twice gives back what it found first", "torch_occl/_dev_streams.py", "reversed(self._before.pop())", "reversed(self._before.pop(0))", NESTED),
-    Mutation("the CPU looks before the stream is there", "torch_occl/_dev_interchange.py", "    torch.dev.current_stream(tensor.device).synchronize()\n", "", HOST),
+    Mutation("a stream does not wait for a stream", "torch_occl/dev/streams.py", "self.wait_event(stream.record_event())", "stream.record_event()", BUSY),
+    Mutation("an event is recorded on the current stream", "torch_occl/dev/streams.py", "event.record(self)", "event.record()", BUSY),
+    Mutation("streams are given back in the order they were taken", "torch_occl/dev/streams.py", "for stream in reversed(self._before.pop()):", "for stream in self._before.pop():", NESTED),
+    Mutation("a context that was entered twice gives back what it found first", "torch_occl/dev/streams.py", "reversed(self._before.pop())", "reversed(self._before.pop(0))", NESTED),
+    Mutation("the CPU looks before the stream is there", "torch_occl/dev/interchange.py", "    streams.current_stream(tensor.device).synchronize()\n", "", HOST),
     # Order within the core.
     Mutation("results are staged where parts are", "coll/executor.cpp", "(side.where == Where::result ? 2 : 0)", "0", WHOLE),
     Mutation("a step begins before the last one has ended elsewhere", "coll/executor.cpp", "  cursor_ = 0;\n  stage_ = Stage::sync;", "  stage_ = Stage::sync;", WHOLE),

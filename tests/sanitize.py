@@ -1,4 +1,4 @@
-"""Runs Python's tests with a sanitizer in the whole extension: ``tests/sanitize.py asan [ARGUMENT...]``.
+"""Runs Python tests with a sanitizer in the whole extension: ``python -m tests.sanitize asan ARGUMENT...``
 
 The arguments are pytest's, or ``--all``. Python and PyTorch are as ever, and the sanitizer's runtime is
 loaded before them. A process that it finds something in writes a report and ends; any report fails the run,
@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import cpp_build
+from tests.support import cpp_build
 
 OPTIONS = {
     # Python and PyTorch leave memory behind on purpose. Allocations that cannot be, and ranks that end

@@ -1,7 +1,7 @@
-"""Long looks, for a bounded time: each piece takes its share of ``--minutes``, from a seed that is printed.
+"""Looks for defects for a given time: each piece gets an equal share of ``--minutes`` and prints its seed.
 
 ``make soak ARGS="--minutes 30"`` runs them all; ``ARGS="--seed 7 fuzz"`` repeats one as it was. A piece is a
-function ``(seconds, seed)`` that returns a sentence with what it has counted, and raises an exception with
+function ``(seconds, seed)`` that returns a sentence with its counts, and raises an exception that describes
 what it has found.
 """
 
@@ -14,10 +14,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import cpp_build
-
-sys.path.insert(0, str(Path(__file__).parent / "fuzz"))
-import run as fuzzing
+from tests.fuzz import run as fuzzing
+from tests.support import cpp_build
 
 PIECES: dict[str, Callable[[float, int], str]] = {}
 

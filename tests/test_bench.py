@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from torch_occl.bench import contenders, noise, report
-from torch_occl.bench.__main__ import NAMES, parse_arguments, parse_size
+from torch_occl.bench.command import NAMES, parse_arguments, parse_size
 from torch_occl.bench.contenders import CONTENDERS
 from torch_occl.bench.gate import Gate, make_counters
 from torch_occl.bench.measure import Arena, Data, Samples, WrongResult, measure
@@ -201,7 +201,7 @@ def test_a_machine_is_too_noisy_to_tell_if_others_use_it_or_the_floor_varies():
     waiting = report.summarize(Samples("all_reduce", 4, "gloo", 1, [1e-6, 2e-6, 3e-6, 9e-6]))
     assert noise.judge([steady, waiting], foreign=0.04, stolen=0.0)["quiet"]
     assert noise.judge([varying], 0.0, 0.0)["reasons"] == [
-        "1 of 1 values of contenders that wait for nobody have quartiles more than 1.25 times apart"
+        "1 of 1 values of contenders without communication have quartiles more than 1.25 times apart"
     ]
     assert "other programs took 6%" in noise.verdict(noise.judge([steady], 0.06, 0.0))
     assert "host took 50%" in noise.verdict(noise.judge([steady], 0.0, 0.5))

@@ -1,4 +1,4 @@
-"""Programs take their turns in the benchmark, and would be caught if they computed nothing or died."""
+"""Programs of other libraries in the benchmark take turns; one that computes nothing or dies is caught."""
 
 import importlib.util
 import json
@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from torch_occl.bench import __main__ as bench
-from torch_occl.bench import peers, report
+from benchmarks.peers import programs as peers
+from torch_occl.bench import command, report
 from torch_occl.bench.contenders import CONTENDERS
 from torch_occl.bench.measure import Samples
 from torch_occl.bench.operations import OPERATIONS
@@ -21,6 +21,7 @@ from torch_occl.bench.operations import OPERATIONS
 TIMEOUT = 300
 """Seconds after which a run counts as hanging."""
 FROM_PYTHON_ONLY = ("all_gather", "reduce_scatter")  # lists of tensors
+PROGRAMS = command.Programs(tuple(peers.PROGRAMS), peers.prepare, peers.work)
 KINDS = [o.kind for o in OPERATIONS if o.name == o.kind and o.has_data and o.name not in FROM_PYTHON_ONLY]
 
 needs_compiler = pytest.mark.skipif(
@@ -83,7 +84,7 @@ def test_the_core_and_the_roofline_are_measured_in_turns_with_the_others(ranks, 
     if importlib.util.find_spec("matplotlib"):
         options += ["--plot", str(picture)]
     shown = subprocess.run(
-        [sys.executable, "-m", "torch_occl.bench", *options, "--contenders", *names],
+        [sys.executable, "-m", "benchmarks.peers", *options, "--contenders", *names],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -159,13 +160,13 @@ def test_a_program_that_does_not_start_is_noticed_at_once(tmp_path, monkeypatch)
 def test_peers_that_are_not_installed_are_named_and_left_out(monkeypatch, tmp_path):
     monkeypatch.setattr(peers.shutil, "which", lambda tool, **_: None)
     monkeypatch.setattr(peers, "INTEL", tmp_path)
-    options = bench.parse_arguments(["--peers"])
-    missing = bench.drop_missing(options)
+    options = command.parse_arguments(["--peers"], PROGRAMS)
+    missing = command.drop_missing(options, PROGRAMS)
     assert options.contenders == list(CONTENDERS)
     assert set(missing) == set(peers.PROGRAMS)
-    options = bench.parse_arguments(["--contenders", "gloo", "openmpi"])
+    options = command.parse_arguments(["--contenders", "gloo", "openmpi"], PROGRAMS)
     with pytest.raises(RuntimeError, match="openmpi lacks "):
-        bench.drop_missing(options)
+        command.drop_missing(options, PROGRAMS)
 
 
 def test_what_a_peer_lacks_is_said(monkeypatch, tmp_path):
@@ -179,7 +180,7 @@ def test_what_a_peer_lacks_is_said(monkeypatch, tmp_path):
 
 def test_peers_and_contenders_exclude_each_other():
     with pytest.raises(SystemExit):
-        bench.parse_arguments(["--peers", "--contenders", "gloo"])
+        command.parse_arguments(["--peers", "--contenders", "gloo"], PROGRAMS)
 
 
 def test_a_cell_without_a_value_is_a_dash_and_the_best_peer_is_the_fastest():

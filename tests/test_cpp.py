@@ -14,8 +14,9 @@ import tempfile
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-import cpp_build
 import pytest
+
+from tests.support import cpp_build
 
 TIMEOUT = 300
 """Seconds after which a program counts as hanging."""

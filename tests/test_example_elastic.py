@@ -4,7 +4,7 @@ import re
 import signal
 from pathlib import Path
 
-from test_example_digits import run
+from tests.test_example_digits import run
 
 EXAMPLE = str(Path(__file__).parents[1] / "examples" / "elastic_digits.py")
 

@@ -1,8 +1,9 @@
 """Replays the inputs that fuzzing has kept or found, under AddressSanitizer and UBSan."""
 
-import cpp_build
 import pytest
-from test_cpp import run
+
+from tests.support import cpp_build
+from tests.test_cpp import run
 
 CORPUS = cpp_build.ROOT / "tests" / "fuzz" / "corpus"
 TARGETS = cpp_build.fuzz_sources()

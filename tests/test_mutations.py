@@ -1,8 +1,9 @@
 """The list of mutations fits the sources; with ``-m full``, each of them makes a test fail."""
 
-import mutations
 import pytest
-from mutations import MUTATIONS, NOT_CAUGHT, apply, caught_by, copy_tree
+
+from tests import mutations
+from tests.mutations import MUTATIONS, NOT_CAUGHT, apply, caught_by, copy_tree
 
 
 def test_every_mutation_fits_the_sources(tmp_path):

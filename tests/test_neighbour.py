@@ -3,49 +3,26 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from torch.utils.cpp_extension import include_paths, library_paths
 
-import torch_occl
-
-PACKAGE = Path(torch_occl.__file__).parents[1]
-ENTRY_POINTS = "[torch.backends]\noccl = _torch_occl_autoload:autoload\n"
+from tests.support.interpreter import PACKAGE, install, run_python
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory) -> Path:
-    """A directory as if torch_occl were installed there."""
-    path = tmp_path_factory.mktemp("installed")
-    (path / "torch_occl").symlink_to(PACKAGE / "torch_occl")
-    shutil.copy(PACKAGE / "_torch_occl_autoload.py", path)
-    info = path / "torch_occl-0.0.dist-info"
-    info.mkdir()
-    info.joinpath("METADATA").write_text("Metadata-Version: 2.1\nName: torch_occl\nVersion: 0.0\n")
-    info.joinpath("entry_points.txt").write_text(ENTRY_POINTS)
-    return path
+    """A folder in which torch_occl is installed."""
+    return install(tmp_path_factory.mktemp("installed"))
 
 
-def python(code: str, path: Path, status: int = 0, **env: str) -> str:
+def python(code: str, path: Path, status: int = 0, **environment: str) -> str:
     """Output of a Python process that finds what is installed in `path`, and no other torch_occl."""
     hidden = "import sys; sys.meta_path[:] = [f for f in sys.meta_path if 'editable' not in repr(f)]\n"
     site = hidden + f"sys.path[:] = [p for p in sys.path if p != {str(PACKAGE)!r}]\n"
-    done = subprocess.run(
-        [sys.executable, "-c", site + code],
-        env={k: v for k, v in os.environ.items() if k != "OCCL_DEVICE"} | {"PYTHONPATH": str(path)} | env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=180,
-        cwd="/",
-    )
-    assert done.returncode == status, done.stdout
-    return done.stdout
+    return run_python("-c", site + code, path=path, status=status, **{"OCCL_DEVICE": ""} | environment)
 
 
 ANSWERS = """

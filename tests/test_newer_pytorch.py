@@ -7,9 +7,10 @@ import subprocess
 import sysconfig
 from pathlib import Path
 
-import cpp_build
 import torch
 from torch.utils.cpp_extension import include_paths
+
+from tests.support import cpp_build
 
 BACKEND = Path("torch/csrc/distributed/c10d/Backend.hpp")
 VERSION = Path("torch/headeronly/version.h")

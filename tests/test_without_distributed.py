@@ -1,6 +1,5 @@
 """PyTorch may be built without torch.distributed: then the package is the device alone."""
 
-import os
 import subprocess
 import sys
 import sysconfig
@@ -9,9 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import torch_occl
-
-PACKAGE = Path(torch_occl.__file__).parents[1]
+from tests.support.interpreter import PACKAGE, run_python
 
 WITHOUT_DISTRIBUTED = """
 import importlib.machinery, sys
@@ -49,23 +46,9 @@ print("the device works")
 """
 
 
-def run(script: str, **env: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env=os.environ | {"PYTHONPATH": str(PACKAGE)} | env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=120,
-        cwd="/",
-    )
-    assert done.returncode == 0, done.stdout
-    return done.stdout
-
-
 @pytest.mark.parametrize("autoload", ["0", "1"])
 def test_the_package_is_imported_and_serves_the_device(autoload):
-    said = run(WITHOUT_DISTRIBUTED + USE, TORCH_DEVICE_BACKEND_AUTOLOAD=autoload)
+    said = run_python("-c", WITHOUT_DISTRIBUTED + USE, TORCH_DEVICE_BACKEND_AUTOLOAD=autoload)
     assert said.splitlines()[-1] == "the device works" and "Warning" not in said, said
 
 
@@ -97,4 +80,5 @@ print("loaded")
 """
     prelude = WITHOUT_DISTRIBUTED + "sys.modules['torch_occl'] = type(sys)('torch_occl')\n"
     prelude += f"sys.modules['torch_occl'].__path__ = [{str(PACKAGE / 'torch_occl')!r}]\n"
-    assert run(prelude + script, TORCH_DEVICE_BACKEND_AUTOLOAD="0").splitlines()[-1] == "loaded"
+    said = run_python("-c", prelude + script, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert said.splitlines()[-1] == "loaded"

@@ -15,9 +15,9 @@ from torch_occl import _versions
 
 _versions.check_running()
 
-from torch_occl import _C, _device  # noqa: E402, F401  (_C may have been loaded before the package)
+from torch_occl import _C, _privateuse1  # noqa: E402, F401  (_C may have been loaded before the package)
 
-_name = _device.register()
+_name = _privateuse1.register()
 
 __all__ = []
 if torch.distributed.is_available():  # some PyTorch is built without it, and has only the device then
@@ -27,7 +27,7 @@ if torch.distributed.is_available():  # some PyTorch is built without it, and ha
 
     from torch_occl._C import ArgumentError, ProcessGroupOCCL, WorkOCCL
     from torch_occl._groups import shrink_group
-    from torch_occl._memory import empty_shared
+    from torch_occl._shared import empty_shared
 
     __all__ += ["ArgumentError", "ProcessGroupOCCL", "WorkOCCL", "empty_shared", "shrink_group"]
-__version__ = "0.1.0"
+__version__ = _versions.VERSION

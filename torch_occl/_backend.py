@@ -21,15 +21,16 @@ if TYPE_CHECKING:
 
 
 def _world() -> ProcessGroupOCCL | None:
-    """The backend whose ranks ``global_ranks_in_group`` are, where it is ours."""
+    """The backend ``occl`` of the default group, in whose ranks ``global_ranks_in_group`` counts; or None."""
     if not dist.is_initialized():
         return None
     world = dist.group.WORLD
+    assert world is not None
     backends = [world._get_backend(device) for device in world._device_types]
     return next((backend for backend in backends if isinstance(backend, ProcessGroupOCCL)), None)
 
 
-def create(opts, options: ProcessGroupOCCL.Options | None = None) -> ProcessGroupOCCL:
+def create(opts: Any, options: ProcessGroupOCCL.Options | None = None) -> ProcessGroupOCCL:
     """The factory that ``init_process_group`` and ``new_group`` call (PyTorch's extended backend API).
 
     Args:
@@ -38,7 +39,8 @@ def create(opts, options: ProcessGroupOCCL.Options | None = None) -> ProcessGrou
 
     Raises:
         TypeError: ``pg_options`` is not ``ProcessGroupOCCL.Options``.
-        torch.distributed.DistBackendError: a rank did not come, exited, or shares no memory with this one.
+        torch.distributed.DistBackendError: a rank did not make the group in time, exited, or shares no memory
+            with this one.
     """
     if options is None:
         options = ProcessGroupOCCL.Options()
@@ -68,12 +70,13 @@ def create_experimental(
     """The factory that ``torch.distributed._dist2.new_group`` calls.
 
     Args:
-        device: what the group is for, beside the CPU.
+        device: the device type that the group serves, beside the CPU.
         options: arguments of ``ProcessGroupOCCL.Options``.
 
     Raises:
         KeyError: there is no such option.
-        torch.distributed.DistBackendError: a rank did not come, or shares no memory with this one.
+        torch.distributed.DistBackendError: a rank did not make the group in time, or shares no memory with
+            this one.
     """
     made = ProcessGroupOCCL.Options(timeout)
     for name, value in options.items():
@@ -104,17 +107,17 @@ def register(device: str | None) -> None:
     _torch_occl_autoload.register(create, ["cpu"] if device is None else [device, "cpu"])
     if device is not None:
         _let_gloo_stand_beside(device)
-    with contextlib.suppress(ImportError):  # PyTorch says that this interface may go again
+    with contextlib.suppress(ImportError):  # PyTorch may remove this interface
         from torch.distributed import _dist2
 
-        _dist2.register_backend("occl", create_experimental)
+        _dist2.register_backend("occl", create_experimental)  # type: ignore[arg-type]
 
 
 def _let_gloo_stand_beside(device: str) -> None:
-    """For ``new_group(backend="gloo")`` where the default group was bound with ``device_id=``.
+    """Makes ``new_group(backend="gloo")`` work if the default group was bound with ``device_id=``.
 
-    PyTorch asks every new group for its backend of the bound device, and Gloo names only the CPU and CUDA.
-    A tensor on this device that such a group is given is refused by Gloo.
+    PyTorch asks every new group for its backend of the bound device, and Gloo lists only the CPU and CUDA.
+    Gloo still refuses tensors on this device.
     """
     served = dist.Backend.backend_capability[dist.Backend.GLOO]
     if device not in served:

@@ -1,4 +1,4 @@
-"""Tells peers that this process ends in good order, so that they do not take its end for a death."""
+"""Tells peers that this process exits in good order, so that they do not report a death."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ _watched: int | None = None
 
 
 def watch() -> None:
-    """For every process that makes groups.
+    """Registers :func:`announce` for the end of this process. The extension calls it before a group is made.
 
-    Not atexit: processes that multiprocessing forks do not run its functions, nor finalizers of the parent.
+    atexit would not do: processes that multiprocessing forks do not run its functions, nor the finalizers of
+    their parent.
     """
     global _watched
     if _watched != os.getpid():
@@ -23,9 +24,10 @@ def watch() -> None:
 
 
 def announce() -> None:
-    """Peers may wait for what a process would have done that an exception ends: that is a death, too.
+    """Announces the exit, unless an exception ends the process: peers then report a death.
 
-    ``torch.multiprocessing`` makes ``sys.exit(1)`` of exceptions while it handles them.
+    ``torch.multiprocessing`` turns an exception into ``sys.exit(1)`` while it handles it, so a SystemExit
+    with a context counts as an exception.
     """
     error = sys.exc_info()[1] or getattr(sys, "last_value", None)
     if error is None or (isinstance(error, SystemExit) and error.__context__ is None):

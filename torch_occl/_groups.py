@@ -1,31 +1,38 @@
-"""What torch.distributed does for groups of one device type only."""
+"""Functions of torch.distributed that serve one device type only, for all types of a group."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import SHRINK_DEFAULT
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Backend as C10dBackend
 
 
 def shrink_group(
     ranks_to_exclude: list[int],
     group: dist.ProcessGroup | None = None,
     shrink_flags: int = SHRINK_DEFAULT,
-    pg_options: dist.Backend.Options | None = None,
+    pg_options: C10dBackend.Options | None = None,
 ) -> dist.ProcessGroup:
     """`torch.distributed.shrink_group`, for every device type of the group.
 
     PyTorch's function gives the smaller group a backend for one device type, that of ``device_id`` or the
     CPU. Here the new backend also serves the other types that the old one served.
 
-    Called by the ranks that stay. Those to exclude need not be alive, and no store is needed; with
-    ``SHRINK_ABORT`` operations in flight end with an error first.
+    The ranks that stay call it. Excluded ranks need not be alive, and no store is needed. With
+    ``SHRINK_ABORT``, operations in flight end with an error first.
 
     Raises:
-        DistBackendError: a rank that should stay has exited, did not come, or excludes others than this one.
-        ValueError, TypeError: what `torch.distributed.shrink_group` finds wrong with the arguments.
+        DistBackendError: a rank that should stay has exited, did not call it, or excludes other ranks.
+        ValueError, TypeError: `torch.distributed.shrink_group` refuses the arguments.
     """
     old = group or dist.group.WORLD
+    if old is None:
+        raise ValueError("shrink_group: there is no default group; call init_process_group first")
     shrinking = old._get_backend(old.bound_device_id or torch.device("cpu"))
     served = [device for device in old._device_types if old._get_backend(device) is shrinking]
     new = dist.shrink_group(ranks_to_exclude, group, shrink_flags, pg_options)

@@ -1,7 +1,13 @@
-"""Which PyTorch this build works with. Its C++ interfaces change with every minor release."""
+"""The version of this package, and the versions of PyTorch that it works with."""
+
+VERSION = "0.1.0"
 
 SUPPORTED = ((2, 13), (2, 14))
-"""From the first version, inclusive, up to the second, exclusive."""
+"""The versions of PyTorch: from the first, inclusive, to the second, exclusive. One minor version, because
+PyTorch's C++ interfaces change with each."""
+
+REQUIREMENT = "torch>={}.{},<{}.{}".format(*SUPPORTED[0], *SUPPORTED[1])
+"""The same as pip takes it. ``pyproject.toml`` repeats it for the build, where nothing can be computed."""
 
 
 def check(version: str) -> None:
@@ -10,8 +16,8 @@ def check(version: str) -> None:
     low, high = SUPPORTED
     if not low <= (major, minor) < high:
         raise ImportError(
-            f"torch_occl supports torch>={low[0]}.{low[1]},<{high[0]}.{high[1]}, "
-            f"and this is torch {version}. Install a supported torch, or a torch_occl built for this one."
+            f"torch_occl supports {REQUIREMENT}, and this is torch {version}. "
+            "Install a supported torch, or a torch_occl built for this one."
         )
 
 

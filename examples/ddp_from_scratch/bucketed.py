@@ -7,8 +7,8 @@ Buckets are filled from the last parameter to the first, because that is about t
 pass makes gradients. Here this does not matter yet, for everything still happens after the backward pass. In
 step 3 it will.
 
-What is not good about it: every gradient is copied twice, into its bucket and back. And still nobody computes
-while gradients travel.
+What is not good about it: every gradient is copied twice, into its bucket and back. And still no rank
+computes while gradients travel.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class BucketedDDP(nn.Module):
     Args:
         module: this rank's replica.
         group: the ranks that train together; all of them by default.
-        bucket_cap_mb: a bucket is full once it holds so many MiB.
+        bucket_cap_mb: the size in MiB at which a bucket is full.
     """
 
     def __init__(

@@ -9,11 +9,11 @@ That is all. It needs two things: equal replicas to begin with, and one all_redu
 the backward pass.
 
 What is not good about it: a model has hundreds of parameters, most of them small, and each all_reduce costs
-what a message costs, however short it is. And while gradients travel nobody computes, although the gradients
+what a message costs, however short it is. And no rank computes while gradients travel, although the gradients
 of the last layers were ready long before those of the first.
 
-Nor is a gradient of zero for a parameter that nobody has used the same as none: an optimizer with momentum or
-weight decay moves the parameter for the one and not for the other. Step 3 mends that too.
+A parameter that no rank has used also gets a gradient of zero, which differs from none: an optimizer with
+momentum or weight decay moves the parameter for the one and not for the other. Step 3 mends that too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch import nn
 @torch.no_grad()
 def make_equal(module: nn.Module, group: dist.ProcessGroup | None) -> None:
     """Every replica becomes that of rank 0: its parameters, and its buffers (averages of batch norms)."""
-    # group_src=0: the first rank of the group, where src=0 would be rank 0 of all, who may not be in it.
+    # group_src=0 is the first rank of the group; src=0 would be rank 0 of all, which may not be in it.
     for tensor in [*module.parameters(), *module.buffers()]:
         dist.broadcast(tensor.detach(), group=group, group_src=0)
 

@@ -15,10 +15,10 @@ gradients become ready may differ from rank to rank. So bucket i waits until buc
 *Views.* The gradient of a parameter becomes a view of its bucket: after the all_reduce the mean is where the
 optimizer looks for it, and nothing is copied back.
 
-*Who is missing.* A parameter that takes no part in this batch's loss gets no hook call, and its bucket would
+*Missing gradients.* A parameter without a part in this batch's loss gets no hook call, and its bucket would
 wait for ever. At the end of the backward pass such gradients count as zero. But a gradient of zero is not the
 same as none: an optimizer with momentum moves the parameter for the one and not for the other. So the ranks
-also add up who has used what, and what nobody has used keeps the gradient it had.
+also count how many of them used each parameter, and a parameter that no rank used keeps its gradient.
 
 What PyTorch's DDP does beyond this: it learns the order of arrival in the first step and fills its buckets in
 that order, it finds unused parameters before the backward pass by walking through the graph, so that their
@@ -46,7 +46,7 @@ class OverlappedDDP(nn.Module):
     Args:
         module: this rank's replica.
         group: the ranks that train together; all of them by default.
-        bucket_cap_mb: a bucket is full once it holds so many MiB.
+        bucket_cap_mb: the size in MiB at which a bucket is full.
         find_unused_parameters: a parameter may be without gradient in a step, on some ranks or on all.
         broadcast_buffers: rank 0's buffers hold for all, before each forward pass that will be averaged.
     """
@@ -86,7 +86,7 @@ class OverlappedDDP(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         averaging = self.averaging and torch.is_grad_enabled()
         if averaging and self.begun:
-            # Ranks may have sent off different buckets, so nobody can take this up again.
+            # Ranks may have sent different buckets, so this backward pass cannot be resumed.
             raise RuntimeError(
                 "the last backward pass has not come to its end (did it raise an exception?), and its "
                 "gradients are averaged in part: make a new OverlappedDDP, on all ranks, in a new group"

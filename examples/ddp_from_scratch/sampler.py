@@ -1,11 +1,11 @@
 """Which samples a rank trains on.
 
 In data parallel training every rank runs the same program on its own share of the data. Two things decide
-whether that is still the training that one rank would do: who gets which sample, and when the ranks add up
-what they have learnt. This file is about the first; the other files are about the second.
+whether that is still the training that one rank would do: which rank gets which sample, and when the
+ranks add up what they have learnt. This file is about the first; the other files are about the second.
 
-All ranks know the same order of the whole data set, because all of them make it from the same seed. So nobody
-has to tell anybody anything: rank r takes the samples r, r + n, r + 2n, ... of that order. Together the
+All ranks know the same order of the whole data set, because all of them make it from the same seed. So they
+need not exchange anything: rank r takes the samples r, r + n, r + 2n, ... of that order. Together the
 ranks' k-th batches are one consecutive piece of it: the batch that a single rank would have taken.
 
 What remains is the end of the order, if the number of samples is not a multiple of the number of ranks. A
@@ -14,7 +14,7 @@ either the order is shortened (``drop_last``), or it is made longer with samples
 
 What is not good about it: some samples count twice in an epoch, or not at all, and an accuracy that is
 measured on repeated samples is a little off. Every rank holds the order of the whole data set in memory. And
-whoever forgets ``set_epoch`` trains in the same order in every epoch, without a word.
+a program that forgets ``set_epoch`` trains in the same order in every epoch, without a warning.
 """
 
 from __future__ import annotations

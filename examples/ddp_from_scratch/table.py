@@ -82,7 +82,7 @@ class Contender:
         return self.images[indices], self.labels[indices]
 
     def train(self, steps: int) -> float:
-        """Seconds for so many steps, on the rank that took longest."""
+        """Seconds for ``steps`` steps, on the slowest rank."""
         batches = [self.next_batch() for _ in range(steps)]
         dist.barrier(self.group)
         started = time.perf_counter()

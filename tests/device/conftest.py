@@ -1,7 +1,5 @@
-"""One process for all tests of the device: importing torch is what costs time."""
+"""Fixtures of the device's tests, which share one process because importing torch takes seconds."""
 
-import subprocess
-import sys
 import textwrap
 from collections.abc import Sequence
 
@@ -9,24 +7,16 @@ import pytest
 import torch
 
 import torch_occl  # noqa: F401
+from tests.support.interpreter import run_python
 
 
-@pytest.fixture
-def run_python():
+@pytest.fixture(name="run_python")
+def run_python_with_device():
     """Runs a script in a fresh interpreter and returns what it printed; the test fails if the script does."""
 
     def run(script: str, *, arguments: Sequence[str] = (), **environment: str) -> str:
-        import os
-
-        result = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(script), *arguments],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            env={**os.environ, "OCCL_DEVICE": "1", **environment},
-        )
-        assert result.returncode == 0, result.stdout + result.stderr
-        return result.stdout
+        settings = {"OCCL_DEVICE": "1"} | environment
+        return run_python("-c", textwrap.dedent(script), *arguments, stderr=False, **settings)
 
     return run
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import torch_occl
-from torch_occl import _C, _device
+from torch_occl import _C, _privateuse1
 
 
 def test_is_the_accelerator():
@@ -18,7 +18,7 @@ def test_is_the_accelerator():
     assert torch._C._get_privateuse1_backend_name() == "dev"
     assert torch._C._get_accelerator().type == "dev"
     assert torch.get_device_module("dev") is torch.dev is torch.get_device_module()
-    assert _device.register() == "dev" and _device.registered()
+    assert _privateuse1.register() == "dev" and _privateuse1.registered()
 
 
 def test_device_index_functions():
@@ -136,6 +136,23 @@ def test_parts_of_the_module_are_modules():
     assert torch.dev.streams.Stream is torch.dev.Stream and torch.dev.Stream.priority_range() == (0, -1)
 
 
+def test_torch_dev_and_torch_occl_dev_are_one_package(run_python):
+    said = run_python("""
+        import sys, torch
+        import torch_occl.dev.memory, torch.dev.streams, torch.dev._index
+        parts = [name for name in sys.modules if name.startswith("torch.dev.")]
+        assert torch.dev is torch_occl.dev and torch.dev.memory is torch_occl.dev.memory
+        print(sorted(parts))
+        assert all(sys.modules[name] is sys.modules["torch_occl" + name[len("torch"):]] for name in parts)
+    """)
+    assert "torch.dev.memory" in said
+
+
+def test_the_package_of_the_device_says_that_there_is_none(run_python):
+    said = run_python("import torch_occl.dev; print(torch_occl.dev.is_available())", OCCL_DEVICE="0")
+    assert said.strip() == "False"
+
+
 def test_what_cuda_has_and_this_device_does_not():
     assert not torch.dev.is_tf32_supported() and not torch.dev.is_current_stream_capturing()
     assert torch.dev.can_device_access_peer(0, "dev:1")
@@ -236,8 +253,8 @@ def test_no_device_when_told_so(run_python):
     run_python(
         """
         import torch, torch_occl
-        from torch_occl import _device
-        assert _device.register() is None and not _device.registered()
+        from torch_occl import _privateuse1
+        assert _privateuse1.register() is None and not _privateuse1.registered()
         assert torch._C._get_privateuse1_backend_name() == "privateuseone"
         assert not hasattr(torch, "dev") and not torch.accelerator.is_available()
         import torch.distributed as dist
@@ -253,8 +270,8 @@ def test_privateuse1_of_another_package_is_left_alone(run_python):
         import torch
         torch.utils.rename_privateuse1_backend("npu")
         import torch_occl
-        from torch_occl import _device
-        assert _device.register() == "npu" and not _device.registered()
+        from torch_occl import _privateuse1
+        assert _privateuse1.register() == "npu" and not _privateuse1.registered()
         assert not hasattr(torch, "dev")
         import torch.distributed as dist
         assert dist.is_backend_available("occl") and dist.Backend.backend_capability["occl"] == ["npu", "cpu"]

@@ -127,7 +127,7 @@ def test_a_compiled_function_keeps_the_callers_choice(caplog):
     """Inductor has no such operator for the CPU: the graph runs as it is, and the log says why."""
     torch._dynamo.reset()
     q, k, v = parts()
-    with sdpa_kernel(SDPBackend.OVERRIDEABLE), caplog.at_level(logging.INFO, "torch_occl._dev_inductor"):
+    with sdpa_kernel(SDPBackend.OVERRIDEABLE), caplog.at_level(logging.INFO, "torch_occl.dev.inductor"):
         out = torch.compile(scaled_dot_product_attention)(q, k, v)
         assert torch.equal(out, scaled_dot_product_attention(q, k, v))
     assert "overrideable.default has no kernel for the CPU" in caplog.text

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from torch_occl import _dev_inductor
+from torch_occl.dev import inductor
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 # Each graph costs a run of the C++ compiler: most of these tests are left out by default.
@@ -28,13 +28,13 @@ def compiled_graphs(pytorch_compiles, monkeypatch):
 def how_graphs_were_treated(monkeypatch):
     """How graphs on dev were treated: None for those that were compiled, and a reason for the others."""
     seen = []
-    original = _dev_inductor.why_not
+    original = inductor.why_not
 
     def why_not(gm, index):
         seen.append(original(gm, index))
         return seen[-1]
 
-    monkeypatch.setattr(_dev_inductor, "why_not", why_not)
+    monkeypatch.setattr(inductor, "why_not", why_not)
     return seen
 
 

@@ -1,4 +1,4 @@
-"""What meets `dev` from outside: the CPU and NumPy, other processes, profilers, compilers, transforms."""
+"""Tensors on `dev` used from outside: the CPU, NumPy, other processes, profilers, compilers, transforms."""
 
 import copy
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from . import opinfo
+from tests.support import opinfo
 
 CASES = [
     (op, dtype) for op in opinfo.operators() for dtype in opinfo.DTYPES if dtype in op.supported_dtypes("cpu")

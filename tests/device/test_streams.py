@@ -5,8 +5,8 @@ import time
 
 import pytest
 import torch
-from gates import open_when_the_caller_sleeps
 
+from tests.support.gates import open_when_the_caller_sleeps
 from torch_occl import _C
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .harness import Pool
+from tests.support.harness import Pool
 
 COMBINATIONS = pytest.StashKey[Counter]()
 LATENCIES = pytest.StashKey[list]()
@@ -35,11 +35,8 @@ def pytest_terminal_summary(terminalreporter, config):
 
 @pytest.fixture(scope="session")
 def _pool():
-    pool = Pool()
-    yield pool
-    strays = pool.strays()
-    pool.close()
-    assert not strays, f"tests left processes behind: {strays}"
+    with Pool() as pool:
+        yield pool
 
 
 @pytest.fixture

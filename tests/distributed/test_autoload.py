@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
-import tomllib
 
 import torch_occl
+from tests.support.devices import DEVICES
+from tests.support.interpreter import PACKAGE, install, run_python
 
-from .devices import DEVICES
-from .test_init import PACKAGE, run_python
-
-PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 REPORT = """
 import torch.distributed as dist
 print("occl" in dist.Backend.backend_list, torch._C._get_privateuse1_backend_name())
@@ -24,29 +20,12 @@ REGISTERED = f"True {'dev' if 'dev' in DEVICES else 'privateuseone'}"
 
 @pytest.fixture
 def installed(tmp_path) -> Path:
-    """A directory as if torch_occl were installed there, with the entry points of pyproject.toml."""
-    shutil.copytree(
-        PACKAGE / "torch_occl", tmp_path / "torch_occl", ignore=shutil.ignore_patterns("__pycache__")
-    )
-    groups = tomllib.loads(PYPROJECT.read_text())["project"]["entry-points"]
-    for target in groups["torch.backends"].values():
-        module = target.split(":")[0]
-        if module != "torch_occl":
-            shutil.copy(PACKAGE / f"{module}.py", tmp_path)
-    info = tmp_path / "torch_occl-0.0.dist-info"
-    info.mkdir()
-    info.joinpath("METADATA").write_text("Metadata-Version: 2.1\nName: torch_occl\nVersion: 0.0\n")
-    lines = [
-        f"[{name}]\n" + "".join(f"{k} = {v}\n" for k, v in points.items()) for name, points in groups.items()
-    ]
-    info.joinpath("entry_points.txt").write_text("\n".join(lines))
-    return tmp_path
+    return install(tmp_path)
 
 
 def python(code: str, path: Path, **env: str) -> list[str]:
-    return run_python(
-        "-W", "always", "-c", code, PYTHONPATH=str(path), **{"OCCL_DEVICE": ""} | env
-    ).splitlines()
+    environment = {"OCCL_DEVICE": "", "OMP_NUM_THREADS": "1"} | env
+    return run_python("-W", "always", "-c", code, path=path, **environment).splitlines()
 
 
 def test_import_torch_alone_registers_the_name_of_the_backend(installed):

@@ -9,14 +9,13 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from gates import open_when_the_caller_sleeps
 from torch.distributed.distributed_c10d import SHRINK_ABORT, SHRINK_DEFAULT
 
 import torch_occl
-
-from .checks import assert_works, backend
-from .devices import DEVICES
-from .worker import listen, tell
+from tests.support.checks import assert_works, backend
+from tests.support.devices import DEVICES
+from tests.support.gates import open_when_the_caller_sleeps
+from tests.support.worker import listen, tell
 
 MIB = 1 << 20
 
@@ -92,7 +91,7 @@ def test_the_others_shrink_the_group(fresh, world_size, gone, flag, device):
 @pytest.mark.parametrize("flag", [SHRINK_DEFAULT, SHRINK_ABORT])
 @pytest.mark.parametrize("victim", [0, 2])
 def test_survivors_shrink_the_group_after_a_death(fresh, victim, flag):
-    """Rank 0 of a file store is nobody special; the group shrinks without any store."""
+    """With a file store, rank 0 is a rank like the others; the group shrinks without any store."""
     with fresh(4) as team:
         team.join().start(shrink_and_go_on, "cpu", gone={victim}, flag=flag, die=True)
         for rank in range(4):

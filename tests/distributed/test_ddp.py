@@ -13,8 +13,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from .devices import DEVICES
-from .references import assert_same_bits
+from tests.support.devices import DEVICES
+from tests.support.references import assert_same_bits
 
 BATCH, WIDTH = 12, 33  # divisible by 2, 3 and 4 ranks
 

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from .devices import DEVICES
-from .references import assert_same_bits
+from tests.support.devices import DEVICES
+from tests.support.references import assert_same_bits
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "ddp_from_scratch"))
 from bucketed import BucketedDDP, fill_buckets

@@ -7,10 +7,9 @@ import torch
 import torch.distributed as dist
 
 import torch_occl
-
-from .checks import assert_works, backend
-from .devices import DEVICES
-from .references import reduce_op, room
+from tests.support.checks import assert_works, backend
+from tests.support.devices import DEVICES
+from tests.support.references import reduce_op, room
 
 
 class Calls:

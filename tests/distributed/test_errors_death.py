@@ -13,8 +13,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from .devices import DEVICES
-from .worker import join, listen, tell
+from tests.support.devices import DEVICES
+from tests.support.worker import join, listen, tell
 
 BYTES = {"4 B": 4, "256 KiB": 256 << 10, "16 MiB": 16 << 20}
 

@@ -1,4 +1,4 @@
-"""A death ends what the survivors wait for, whomever they wait for; an end in good order does not."""
+"""A death ends all operations of the survivors; an exit in good order only those that need that rank."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ import torch
 import torch.distributed as dist
 
 import torch_occl
-
-from .checks import assert_works
-from .devices import DEVICES
-from .worker import EndInterpreter, join, listen, tell
+from tests.support.checks import assert_works
+from tests.support.devices import DEVICES
+from tests.support.worker import EndInterpreter, join, listen, tell
 
 EXITED = r"rank {} \(pid \d+, host .*\) exited"
 
@@ -63,7 +62,7 @@ def exchange(rank, device):
 
 
 def early_end(rank, n, device):
-    """Rank 2's script comes to its end; nobody has destroyed anything."""
+    """Rank 2's script ends without destroying the group."""
     if rank == 2:
         raise EndInterpreter(0)
     listen()

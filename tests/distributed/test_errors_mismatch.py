@@ -1,4 +1,4 @@
-"""Ranks that do not call the same: an error on every rank, which names both sides, and the group works on."""
+"""Ranks that make different calls: every rank gets an error that names both sides, and the group works on."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from .checks import assert_works, backend
-from .devices import DEVICES
+from tests.support.checks import assert_works, backend
+from tests.support.devices import DEVICES
 
 SUM, MAX = dist.ReduceOp.SUM, dist.ReduceOp.MAX
 
@@ -99,7 +99,7 @@ def error_then_next(rank, n, device):
 
 
 def message_refused(rank, n, device):
-    """A send with a wrong tensor raises there, and whoever waits for the message learns why."""
+    """A send with a wrong tensor raises there, and the rank that waits for the message in vain learns why."""
     if rank == 0:
         with pytest.raises(ValueError, match="invalid tensor layout"):
             backend(device).send([torch.zeros(2, 2).to_sparse_csr()], 1, 0)
@@ -125,7 +125,7 @@ def uneven_lists_differ(rank, n, device):
 
 
 def splits_differ(rank, n, device):
-    """Rank 0 sends rank 1 more than it expects: nobody gets wrong data, nobody hangs."""
+    """Rank 0 sends rank 1 more than it expects: no rank gets wrong data or hangs."""
     received = [2] * n
     sent = [2] * n
     if rank == 0:

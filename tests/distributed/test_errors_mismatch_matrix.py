@@ -10,8 +10,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from .checks import assert_works
-from .devices import DEVICES
+from tests.support.checks import assert_works
+from tests.support.devices import DEVICES
+
 from .test_errors_mismatch import MAX, SUM, description, differ, zeros
 
 NAMES = (
@@ -83,7 +84,7 @@ def test_the_table_has_every_pair_and_every_parameter():
 
 
 def groups_in_another_order(rank, n, device):
-    """Rank 0 waits in one group and the others in another: each is told who did not come, and to what."""
+    """Rank 0 waits in one group, the others in another: each error names the missing rank and operation."""
     patience = timedelta(seconds=1)
     first, second = (dist.new_group(timeout=patience, backend="occl") for _ in range(2))
     for group in (first, second):
@@ -95,7 +96,7 @@ def groups_in_another_order(rank, n, device):
     assert "all_reduce(float32[4], SUM) #5" in text, text
     assert "has not arrived, its last operation was all_gather(int64[3]) #4" in text, text
     assert re.search(r"rank 0 \(pid" if rank else r"rank 1 \(pid", text), text
-    assert_works(device)  # nobody leaves a group before all have given up
+    assert_works(device)  # no rank leaves a group before all have given up
     for group in (first, second):
         dist.destroy_process_group(group)
     assert_works(device)

@@ -12,9 +12,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from .checks import assert_works, backend
-from .devices import DEVICES
-from .worker import join, listen, tell
+from tests.support.checks import assert_works, backend
+from tests.support.devices import DEVICES
+from tests.support.worker import join, listen, tell
 
 
 def used_after_destroy(rank, n, device, *, store):

@@ -1,4 +1,4 @@
-"""Deadlines: the error names who is missing and comes no earlier than asked; nothing waits for ever."""
+"""Deadlines: the error names the missing ranks and comes no earlier than asked; nothing waits forever."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from .checks import assert_works, backend
-from .devices import DEVICES
-from .worker import join, listen, tell
+from tests.support.checks import assert_works, backend
+from tests.support.devices import DEVICES
+from tests.support.worker import join, listen, tell
 
 TIMEOUT = 0.6
 
@@ -175,7 +175,7 @@ def never_meet(rank, n, device, *, calls, words):
     assert f"rank {1 - rank} (pid " in text, text
     for word in words[rank]:
         assert word in text, text
-    dist.barrier(dist.new_group())  # nobody leaves before all have seen
+    dist.barrier(dist.new_group())  # no rank leaves before all have seen
 
 
 @pytest.mark.parametrize("device", DEVICES)

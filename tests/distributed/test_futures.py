@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from .checks import assert_works, backend
-from .devices import DEVICES
+from tests.support.checks import assert_works, backend
+from tests.support.devices import DEVICES
 
 
 def handles(rank, n, device):

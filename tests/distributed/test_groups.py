@@ -11,9 +11,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from .checks import assert_works
-from .devices import DEVICES
-from .worker import join
+from tests.support.checks import assert_works
+from tests.support.devices import DEVICES
+from tests.support.worker import join
 
 
 def rank_sum(n):

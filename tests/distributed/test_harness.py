@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from .harness import RanksFailed
-from .worker import listen, tell
+from tests.support.harness import RanksFailed
+from tests.support.worker import listen, tell
 
 
 def rank_and_size(rank, world_size, device, *, extra):

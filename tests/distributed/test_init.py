@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 from datetime import timedelta
 from pathlib import Path
@@ -13,13 +11,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-import torch_occl
+from tests.support.checks import assert_works, backend
+from tests.support.devices import DEVICES
+from tests.support.interpreter import run_python
 from torch_occl._C import ProcessGroupOCCL
-
-from .checks import assert_works, backend
-from .devices import DEVICES
-
-PACKAGE = Path(torch_occl.__file__).parents[1]
 
 
 def uses(rank, n, device, *, store, name, **expected):
@@ -134,22 +129,6 @@ def again_and_again(rank, n, device, *, file, times, same_store):
         dist.destroy_process_group()
 
 
-def run_python(*args, **env):
-    """Output of a Python process; fails the test if it fails."""
-    result = subprocess.run(
-        [sys.executable, *map(str, args)],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(PACKAGE)} | env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=120,
-        cwd="/",  # Python looks for modules where it starts
-        check=False,
-    )
-    assert result.returncode == 0, result.stdout
-    return result.stdout
-
-
 def test_the_backend_is_registered_for_its_devices():
     assert "occl" in dist.Backend.backend_list
     assert dist.Backend.backend_capability["occl"] == (["dev", "cpu"] if "dev" in DEVICES else ["cpu"])
@@ -217,7 +196,15 @@ def test_groups_may_be_made_and_destroyed_again_and_again(fresh, same_store, wor
 @pytest.mark.parametrize("device", DEVICES)
 def test_torchrun_starts_ranks(device):
     script = Path(__file__).parent / "scripts" / "under_torchrun.py"
-    output = run_python("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3", script, device)
+    output = run_python(
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=3",
+        script,
+        device,
+        OMP_NUM_THREADS="1",
+    )
     assert sorted(line for line in output.splitlines() if line.startswith("rank")) == [
         f"rank {rank} of 3 is done" for rank in range(3)
     ], output
@@ -226,7 +213,7 @@ def test_torchrun_starts_ranks(device):
 @pytest.mark.parametrize("device", DEVICES)
 def test_multiprocessing_spawn_starts_ranks(device, tmp_path):
     script = Path(__file__).parent / "scripts" / "spawned.py"
-    output = run_python(script, device, tmp_path / "store")
+    output = run_python(script, device, tmp_path / "store", OMP_NUM_THREADS="1")
     assert output.splitlines()[-1] == "all done", output
 
 

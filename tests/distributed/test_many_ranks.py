@@ -1,4 +1,4 @@
-"""More ranks than anybody has cores here: up to 64 on one host."""
+"""More ranks than cores: up to 64 on one host."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from .devices import DEVICES
-from .references import assert_same_bits, contribution, ops_for, place, reduce_op, reduced, room
+from tests.support.devices import DEVICES
+from tests.support.references import assert_same_bits, contribution, ops_for, place, reduce_op, reduced, room
 
 DTYPES = ["float32", "bfloat16", "float16", "float8_e4m3fn", "int8", "complex64"]
 

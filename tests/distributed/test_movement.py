@@ -9,10 +9,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from . import matrix
-from .checks import backend
-from .devices import DEVICES
-from .references import assert_guards, assert_same_bits, contribution, place, room
+from tests.support import matrix
+from tests.support.checks import backend
+from tests.support.devices import DEVICES
+from tests.support.references import assert_guards, assert_same_bits, contribution, place, room
 
 KINDS = [
     "broadcast",
@@ -205,7 +205,7 @@ def lists_of_columns(rank, n, device):
 
 
 def copies_keep_the_order(rank, n, device):
-    """What is copied before and after an operation is part of it, also where nobody waits in between."""
+    """Copies before and after an operation are part of it, even if no rank waits in between."""
     for count in (4, 100_000):
         x, out = torch.ones(count, 2, device=device), torch.zeros(count, device=device)
         views = [x[:, i % 2] for i in range(n)]
@@ -306,7 +306,7 @@ def first_half(dtype, elements, device, value):
 
 
 def every_dtype(rank, n, device):
-    """Those of which several elements share a byte, and those that nobody can compute with, too."""
+    """Every dtype, also those with several elements in a byte and those without arithmetic."""
     calls = {
         "broadcast": lambda: dist.broadcast(own if rank == 1 else out, 1),
         "all_gather": lambda: dist.all_gather([out if r == 1 else other for r in range(n)], own),

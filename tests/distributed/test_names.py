@@ -1,4 +1,4 @@
-"""Where PyTorch's Python knows backends by name: what works all the same, and what one does instead.
+"""Functions of PyTorch that know backends by name: which work with occl, and what to use for the others.
 
 docs/pytorch.md is the whole list; these are its entries that run.
 """
@@ -19,10 +19,9 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.support.checks import assert_works, backend
+from tests.support.devices import DEVICES
 from torch_occl import ProcessGroupOCCL
-
-from .checks import assert_works, backend
-from .devices import DEVICES
 
 
 def free_port() -> int:

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from .devices import DEVICES
-from .matrix import WORLD_SIZES
+from tests.support.devices import DEVICES
+from tests.support.matrix import WORLD_SIZES
 
 
 def thing(rank, size):
@@ -66,7 +66,7 @@ def test_objects_arrive(pool, body, size, world_size, device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("world_size", WORLD_SIZES[1:])  # PyTorch lets nobody send objects to itself
+@pytest.mark.parametrize("world_size", WORLD_SIZES[1:])  # PyTorch lets no rank send objects to itself
 @pytest.mark.parametrize("size", [0, 1000, 300000])
 def test_objects_are_passed_from_rank_to_rank(pool, size, world_size, device):
     pool.run(pass_around, world_size, device, size=size)

@@ -1,4 +1,4 @@
-"""What one call writes must not overlap: each list form, and operations that are joined, on either side."""
+"""Outputs of one call must not overlap: in each list form, and in coalesced operations, on either side."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch._C._distributed_c10d import AllgatherOptions, AllreduceCoalescedOptions, ReduceScatterOptions
 
-from .checks import assert_works, backend
-from .devices import DEVICES
+from tests.support.checks import assert_works, backend
+from tests.support.devices import DEVICES
 
 WRITTEN = "tensors that are written overlap in memory"
 JOINED = "one of the joined operations writes what another reads"
@@ -129,7 +129,7 @@ def test_what_lies_between_each_other_does_not_overlap(pool, device):
 
 
 def joined(rank, n, device):
-    """An operation of a call may not write what another one of it reads: which comes first nobody says."""
+    """An operation of a call may not write what another one of the call reads: their order is undefined."""
     if rank == 0:
         into, from_ = AllgatherOptions(), ReduceScatterOptions()
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from . import matrix
-from .devices import DEVICES
-from .references import MOVABLE, assert_guards, assert_same_bits, contribution, place, room
+from tests.support import matrix
+from tests.support.devices import DEVICES
+from tests.support.references import MOVABLE, assert_guards, assert_same_bits, contribution, place, room
 
 SIZES = [0, 1, 1000, *(around + k for around in (matrix.EAGER_BYTES, matrix.RING_BYTES) for k in (-1, 0, 1))]
 SIZES += [matrix.RING_BYTES // 4 + k for k in (-1, 0, 1)] + [3 * matrix.RING_BYTES + 5]
@@ -157,7 +157,7 @@ def batches(rank, n, device):
 
 
 def from_anyone(rank, n, device, *, count):
-    """Rank 0 takes whatever comes; wait() and recv tell from whom."""
+    """Rank 0 receives from any rank; wait() and recv return the source."""
     if rank != 0:
         for _ in range(3):
             dist.send(place(contribution("float32", rank, count), device), 0)

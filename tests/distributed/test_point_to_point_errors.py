@@ -1,4 +1,4 @@
-"""Messages that do not fit are errors on the receiver, and on the sender, in what comes next if need be."""
+"""A message that does not fit is an error on the receiver, and on the sender, at its next call or earlier."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from .checks import backend
-from .devices import DEVICES
-from .worker import listen, tell
+from tests.support.checks import backend
+from tests.support.devices import DEVICES
+from tests.support.worker import listen, tell
 
 SMALL, LARGE = 10, 100_000
 
@@ -28,8 +28,8 @@ def still_works(rank, device, group=None):
 
 
 def mismatch(rank, n, device, *, sent, received, posted_first, then):
-    """Rank 0 sends `sent` (count, dtype) where rank 1 expects `received`. A small one has left before anybody
-    could know: then the sender's next message ends the group."""
+    """Rank 0 sends `sent` (count, dtype) where rank 1 expects `received`. A small one is sent before the
+    mismatch can be known: then the sender's next message ends the group."""
     group = dist.new_group()
     order = {"send": (0, 1), "recv": (1, 0)}[posted_first]
     for turn in order:
@@ -133,7 +133,7 @@ def test_nothing_is_sent_to_a_rank_that_has_died(fresh, device):
 
 
 def receives_from_any(rank, n, device):
-    """Who leaves takes nothing from those who still may send; the last one does."""
+    """A receive from any rank goes on while some rank may still send, and fails when the last one leaves."""
     group = dist.new_group()
     t = torch.zeros(4, device=device)
     if rank == 2:

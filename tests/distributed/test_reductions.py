@@ -8,10 +8,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from . import matrix
-from .checks import assert_works, backend
-from .devices import DEVICES
-from .references import (
+from tests.support import matrix
+from tests.support.checks import assert_works, backend
+from tests.support.devices import DEVICES
+from tests.support.references import (
     COMPLEX,
     REDUCIBLE,
     assert_guards,

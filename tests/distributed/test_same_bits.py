@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from .devices import DEVICES
-from .references import assert_same_bits, contribution, ops_for, place, reduce_op, room
+from tests.support.devices import DEVICES
+from tests.support.references import assert_same_bits, contribution, ops_for, place, reduce_op, room
 
 DTYPES = ["float32", "float64", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"]
 COUNTS = [9, 1000, 4097, 70000, 300001, 1500000]

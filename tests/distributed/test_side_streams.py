@@ -9,11 +9,11 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from gates import gate, open_when_the_caller_sleeps
 
-from .checks import assert_works, backend
-from .devices import DEVICES
-from .worker import listen, tell
+from tests.support.checks import assert_works, backend
+from tests.support.devices import DEVICES
+from tests.support.gates import gate, open_when_the_caller_sleeps
+from tests.support.worker import listen, tell
 
 pytestmark = pytest.mark.skipif("dev" not in DEVICES, reason="only the device has streams")
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from .checks import assert_works, backend
-from .devices import DEVICES
-from .references import contribution
+from tests.support.checks import assert_works, backend
+from tests.support.devices import DEVICES
+from tests.support.references import contribution
 
 UNTOUCHED = -77
 
@@ -133,7 +133,7 @@ class Operations:
         return [out], [torch.cat(parts)]
 
     def uneven_all_to_all_single(self):
-        """Each rank gives rank r so many times r + 1 rows."""
+        """Each rank gives rank r this multiple of r + 1 rows."""
         total = self.rows * self.n * (self.n + 1) // 2
         mine = self.rows * (self.rank + 1)
         out = self.room(mine * self.n)

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch.testing._internal.common_distributed import MultiProcessTestCase
 from torch.testing._internal.common_utils import run_tests
 
-from .devices import DEVICES
+from tests.support.devices import DEVICES
 
 
 class OcclTest(MultiProcessTestCase):

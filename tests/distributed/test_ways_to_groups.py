@@ -17,11 +17,10 @@ from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, f
 from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.iter import IterableWrapper
 
+from tests.support.checks import assert_works, backend
+from tests.support.devices import DEVICES
+from tests.support.worker import listen, tell
 from torch_occl._C import ProcessGroupOCCL
-
-from .checks import assert_works, backend
-from .devices import DEVICES
-from .worker import listen, tell
 
 RANKS = 4
 

@@ -12,8 +12,8 @@ import torch.distributed._functional_collectives as functional
 from torch._C._distributed_c10d import _get_work_registry_size
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from .checks import assert_works
-from .devices import DEVICES
+from tests.support.checks import assert_works
+from tests.support.devices import DEVICES
 
 allowed = functional.allow_inflight_collective_as_graph_input_ctx
 

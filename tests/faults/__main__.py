@@ -5,16 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import random
-import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # as pytest does
-
-import cpp_build
-import test_cpp
-from distributed.harness import Pool
-
-from faults import runner
+from tests import test_cpp
+from tests.faults import runner
+from tests.support import cpp_build
+from tests.support.harness import Pool
 
 
 def main() -> None:

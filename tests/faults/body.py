@@ -14,8 +14,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from distributed.checks import assert_works, backend
-from distributed.worker import join, listen, tell
+
+from tests.support.checks import assert_works, backend
+from tests.support.worker import join, listen, tell
 
 from . import operations
 
@@ -41,7 +42,7 @@ def leftovers() -> dict[str, int]:
 
 
 def alone(device: str) -> None:
-    """A group of one rank: this process's own engine and memory, and nobody else's."""
+    """A group of one rank: only this process's own engine and memory."""
     dist.init_process_group("occl", store=dist.HashStore(), rank=0, world_size=1)
     assert_works(device)
     # The engine has its thread from the first operation on that is left in flight.
@@ -124,7 +125,7 @@ def check(before: dict[str, int], others: int) -> None:
 
 
 def again(rank: int, n: int, device: str, *, store: str) -> None:
-    """A new group of those who live."""
+    """A new group of the ranks that live."""
     join(rank, n, device, store=store, timeout=60.0)
     assert_works(device)
     dist.destroy_process_group()

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from distributed.harness import Pool
+
+from tests.support.harness import Pool
 
 
 @pytest.fixture(scope="module")
 def pool():
-    pool = Pool()
-    yield pool
-    strays = pool.strays()
-    pool.close()
-    assert not strays, f"tests left processes behind: {strays}"
+    with Pool() as pool:
+        yield pool

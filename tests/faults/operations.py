@@ -12,7 +12,7 @@ SIZES = (1, 7, 1000, 40_000, 600_000)
 """Elements: beside the sequence number, in the payload, through slots, and directly."""
 
 PATIENCE = timedelta(seconds=2)
-"""How long the ranks of a new group may be awaited: who died before it came is only missed."""
+"""How long ranks wait for each other in a new group: a rank that died before it joined is only missed."""
 
 
 def all_reduce(draw: random.Random, n: int, rank: int, device: str) -> None:

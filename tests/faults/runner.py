@@ -15,7 +15,7 @@ import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
-from distributed.harness import Pool, Team
+from tests.support.harness import Pool, Team
 
 from . import body
 
@@ -30,7 +30,7 @@ DEADLY = {
 
 KINDS = (*DEADLY, "stop", "pause", "slow", "abort")
 INDIRECT = ("has not arrived", "left the group", "it waits for rank", "ended group")
-"""What those say who wait for somebody who waits for a rank that has stopped."""
+"""Errors of ranks that wait for a rank which itself waits for a stopped one contain one of these."""
 
 STOPPED = 1.0
 """Seconds that the others wait for a rank that has stopped."""
@@ -154,8 +154,8 @@ class Trial:
             return
         for rank, text in others.items():
             named = f"(pid {pid}, host " in text
-            # A rank that did not come to a new group is known by its number only; and who is late may itself
-            # wait for the victim, or have given up because of it.
+            # Of a rank that did not join the new group only the number is known; and a rank that is late may
+            # itself wait for the victim, or have given up because of it.
             missed = "waiting for rank(s)" in text
             indirectly = fault.kind == "stop" and any(words in text for words in INDIRECT)
             assert named or missed or indirectly, texts

@@ -1,9 +1,10 @@
-"""60 random faults of `python -m tests.faults`, which makes as many as one likes."""
+"""60 random faults. `python -m tests.faults` makes more of them."""
 
 from __future__ import annotations
 
 import pytest
-from distributed.harness import RanksFailed
+
+from tests.support.harness import RanksFailed
 
 from . import runner
 

@@ -1,4 +1,4 @@
-"""Where something is scarce or missing it works all the same, or fails and says what to raise."""
+"""With scarce or missing resources the package works, or its error names the limit to raise."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from distributed import worker
-from distributed.checks import assert_works, backend
-from distributed.devices import DEVICES
-from distributed.worker import join
+
+from tests.support import worker
+from tests.support.checks import assert_works, backend
+from tests.support.devices import DEVICES
+from tests.support.worker import join
 
 from . import limits
 
@@ -122,7 +123,7 @@ def test_without_threads_the_error_says_so(pool):
 
 
 def without_threads_later(rank, n, device, *, store):
-    """The group is there; then rank 0 has no thread left for an operation that nobody waits for."""
+    """The group is there; then rank 0 has no thread left for an operation without a waiting caller."""
     join(rank, n, device, store=store, timeout=60.0)
     t = torch.ones(1 << 20, device=device)
     try:

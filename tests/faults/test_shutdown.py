@@ -1,4 +1,4 @@
-"""However a process ends, and whatever it has in flight: no hang, no crash, no lost error."""
+"""The end of a process, by any way and with anything in flight: no hang, no crash, no lost error."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from distributed.checks import assert_works, backend
-from distributed.devices import DEVICES
-from distributed.worker import EndInterpreter, listen, tell
 from torch.utils.data import DataLoader, TensorDataset
+
+from tests.support.checks import assert_works, backend
+from tests.support.devices import DEVICES
+from tests.support.worker import EndInterpreter, listen, tell
 
 TIMEOUT = 200
 """Seconds after which something counts as hanging."""

@@ -1,6 +1,6 @@
 """Runs the fuzz targets with libFuzzer, from the inputs in ``corpus/``, or keeps what was found there.
 
-``python tests/fuzz/run.py --seconds 60`` runs each target for a minute and fails with the first input that
+``python -m tests.fuzz.run --seconds 60`` runs each target for a minute and fails with the first input that
 breaks one: the line to add to ``corpus/<target>.txt`` is printed. ``--keep N`` adds N inputs of each target
 that together reach much, from earlier runs. Needs clang with libFuzzer (Debian: clang, libclang-rt-14-dev).
 """
@@ -13,10 +13,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tests"))
-import cpp_build  # noqa: E402
+from tests.support import cpp_build
 
+ROOT = cpp_build.ROOT
 CORPUS = ROOT / "tests" / "fuzz" / "corpus"
 
 
@@ -71,7 +70,7 @@ def keep(source: Path, most: int) -> None:
     )
     path = CORPUS / f"{target}.txt"
     known = set(inputs(target))
-    # Small ones first, but not only those: every so many of the sorted list.
+    # Small ones first, but not only those: inputs at equal distances in the sorted list.
     found = sorted((file.read_bytes() for file in merged.iterdir()), key=len)
     chosen = found[:: max(1, len(found) // most)][:most]
     with path.open("a") as file:

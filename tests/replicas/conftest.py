@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from distributed.conftest import _pool, pool  # noqa: F401
+
+from tests.distributed.conftest import _pool, pool  # noqa: F401
 
 
 @pytest.fixture(autouse=True)

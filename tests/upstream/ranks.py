@@ -1,4 +1,4 @@
-"""Runs one of PyTorch's tests in the processes of `distributed.harness`."""
+"""Runs one of PyTorch's tests in the processes of `tests.support.harness`."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 `test_distributed.py` forks, because that is ten times cheaper; some tests run this way too, to see that it
 makes no difference. As a command:
 
-    cd tests
-    DEVICE=dev BACKEND=occl WORLD_SIZE=2 python -m unittest upstream.spawned.SpawnedTest.test_all_reduce_sum
+    export DEVICE=dev BACKEND=occl WORLD_SIZE=2
+    python -m unittest tests.upstream.spawned.SpawnedTest.test_all_reduce_sum
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ def _place(device: str, value):
 
 
 def names(device: str, world_size: int) -> dict[str, object]:
-    """Globals for the module of the tests. See `rewriting.Rewriter` for who uses them."""
+    """Globals for the module of the tests. `rewriting.Rewriter` makes the tests use them."""
     place = functools.partial(_place, device)
 
     def cuda(thing, index=None, **keywords):

@@ -1,6 +1,6 @@
 """Runs PyTorch's tests in one configuration and prints how each one ends.
 
-    cd tests && python -m upstream.survey --backend gloo --world-size 4 > upstream/gloo.txt
+    python -m tests.upstream.survey --backend gloo --world-size 4 > tests/upstream/gloo.txt
 
 A line is ``passed``, ``skipped`` or ``failed``, the test's name, and the reason. `test_distributed.py` is
 what runs in ``make test``; this is for looking around, and for the reference with Gloo.
@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from distributed.harness import Pool, RanksFailed
+from tests.support.harness import Pool, RanksFailed
 
 from . import ranks, rewriting
 

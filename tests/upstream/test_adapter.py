@@ -204,8 +204,8 @@ SPAWNED = [
 def test_it_is_the_same_in_spawned_processes(device, name):
     """By PyTorch's own runner: see `spawned.py`."""
     result = subprocess.run(
-        [sys.executable, "-m", "unittest", "-v", f"upstream.spawned.SpawnedTest.{name}"],
-        cwd=Path(__file__).parent.parent,
+        [sys.executable, "-m", "unittest", "-v", f"tests.upstream.spawned.SpawnedTest.{name}"],
+        cwd=Path(__file__).parents[2],
         env=os.environ
         | {"DEVICE": device, "BACKEND": "occl", "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
         | {"PYTHONPATH": os.pathsep.join(sys.path)},
@@ -217,4 +217,4 @@ def test_it_is_the_same_in_spawned_processes(device, name):
     )
     assert result.returncode == 0, result.stdout
     assert "skipped" not in result.stdout, result.stdout
-    assert f"{name} (upstream.spawned.SpawnedTest" in result.stdout
+    assert f"{name} (tests.upstream.spawned.SpawnedTest" in result.stdout

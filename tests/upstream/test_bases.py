@@ -33,7 +33,7 @@ from torch.testing._internal.distributed._tensor.common_dtensor import (
 
 @pytest.fixture(autouse=True, scope="module")
 def _spawned_ranks():
-    """The base classes ask for spawned processes, and go on with forked ones where another test began to fork."""
+    """The base classes ask for spawned processes, but fork where an earlier test has set that method."""
     before = multiprocessing.get_start_method(allow_none=True)
     multiprocessing.set_start_method("spawn", force=True)
     yield

@@ -1,4 +1,4 @@
-"""Lets all ranks start a timed section at the same moment."""
+"""The barrier at which all ranks start a timed section."""
 
 import multiprocessing as mp
 import os
@@ -7,7 +7,7 @@ from ctypes import c_int64
 from typing import Any
 
 TIMEOUT = 120.0
-"""Seconds after which the other ranks are given up."""
+"""Seconds after which a rank stops waiting for the others."""
 
 
 def make_counters(ranks: int) -> Any:
@@ -18,7 +18,7 @@ def make_counters(ranks: int) -> Any:
 class Gate:
     """A barrier that spins. Ranks leave it within about a microsecond of each other, given a core for each.
 
-    It uses none of the backends that are timed. It orders nothing but time: no data is passed through it.
+    It uses none of the backends that are timed, and passes no data.
     """
 
     def __init__(self, counters: Any, rank: int) -> None:
@@ -28,7 +28,7 @@ class Gate:
         self._yield = len(counters) > len(os.sched_getaffinity(0))
 
     def wait(self) -> None:
-        """Returns when all ranks have called it equally often. Raises TimeoutError if one does not come."""
+        """Returns when all ranks have called it as often as this one. Raises TimeoutError after TIMEOUT s."""
         self._round += 1
         self._counters[self._rank] = self._round
         deadline = time.monotonic() + TIMEOUT

@@ -1,4 +1,4 @@
-"""Starts the processes of a benchmark, and watches meanwhile how much of the machine others take."""
+"""Starts the processes of a benchmark, and measures how much of the machine other programs take."""
 
 import argparse
 import json

@@ -1,10 +1,10 @@
 """Times one operation of one size with all contenders in turn, checking every result.
 
-Every timed call works on data of its own, written before: a timed section is one call for each of several
-buffers, and afterwards all results are compared with the right ones. Small calls get many buffers, so that
-the clock and the start weigh little; large calls get one. Writing and checking much data drives the code out
-of the caches: an untimed call of one element brings it back before each timed section. The contenders take
-turns, in rotating order, so that a slow moment of the machine hits all alike.
+Every timed call works on data of its own, written before the section: a timed section is one call for each of
+several buffers, and after it all results are compared with the right ones. Small calls get many buffers, so
+that the clock and the start weigh little; large calls get one. Writing and checking much data drives the code
+out of the caches, so an untimed call of one element precedes each timed section. The contenders take turns,
+in rotating order, so that a slow moment of the machine affects all alike.
 """
 
 import os
@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -20,29 +21,28 @@ from torch import Tensor
 from torch_occl.bench.contenders import CONTENDERS
 from torch_occl.bench.gate import Gate
 from torch_occl.bench.operations import STALE, Call, Operation
-from torch_occl.bench.peers import Connection
 
 MOST_CALLS = 64
-"""Buffers, and so calls in one timed section, at the most."""
+"""The most buffers, and so calls, of one timed section."""
 BUFFERS_BYTES = 4 << 20
 """Bytes of all buffers of small calls together: they stay in the caches, where fresh gradients are too."""
 LONG_ENOUGH = 1e-3
 """Seconds of a timed section beyond which more calls make it no more exact."""
 CROWDED_BUFFERS, CROWDED_SECONDS = 8, 50
-"""So many times as much with more ranks than cores: those leave the gate some time slices of the scheduler
-apart, which is to be little beside the section."""
+"""Factors for the two numbers above if there are more ranks than cores: ranks then leave the gate some time
+slices of the scheduler apart, which must be little beside the section."""
 FEWEST_ROUNDS, MOST_ROUNDS = 3, 300
 MOST_ROUNDS_WITH_PEERS = 100
-"""Where many contenders take turns: the large sizes need the time more."""
+"""With many contenders, to leave time for the large sizes."""
 
 
 class WrongResult(Exception):
-    """A backend gave something else than the right result."""
+    """A backend gave a wrong result."""
 
 
 @dataclass
 class Samples:
-    """What one contender took for one operation of one size."""
+    """The times of one contender for one operation of one size."""
 
     operation: str
     bytes: int
@@ -100,7 +100,10 @@ class Arena:
         self.name = contender
         self.checked = CONTENDERS[contender].moves_data
         self._operation = operation
-        like = {"device": CONTENDERS[contender].device(group.rank()), "dtype": operation.dtype}
+        like: dict[str, Any] = {
+            "device": CONTENDERS[contender].device(group.rank()),
+            "dtype": operation.dtype,
+        }
         split = whole // group.size()
         self._input = torch.empty(calls, split if operation.input_is_part else whole, **like)
         self._output = self._input
@@ -109,11 +112,11 @@ class Arena:
         self.calls: list[Call] = [
             operation.bind(x, y, group) for x, y in zip(self._input, self._output, strict=True)
         ]
-        least = [
+        least_input, least_output = (
             torch.zeros(1 if is_part else group.size(), **like)
             for is_part in (operation.input_is_part, operation.output_is_part)
-        ]
-        self.warm = operation.bind(*least, group)
+        )
+        self.warm = operation.bind(least_input, least_output, group)
 
     def run(self, gate: Gate, round_: Round, calls: int) -> float:
         """Seconds that this rank took for ``calls`` calls on fresh data. Raises WrongResult."""
@@ -140,26 +143,39 @@ class Arena:
             )
 
 
+class External(Protocol):
+    """This rank's end of a contender that is a program of its own."""
+
+    name: str
+    version: str
+
+    def prepare(self, operation: str, dtype: str, whole: int, calls: int) -> bool:
+        """Makes the buffers and calls of a task. Returns whether the program has such an operation."""
+
+    def run(self, round_: int, calls: int) -> float:
+        """Seconds that this rank took for ``calls`` calls. Raises if a result is wrong."""
+
+
 class RemoteArena:
     """The same in a process of its own, which fills, times and checks by the same rules."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: External) -> None:
         self.name = connection.name
         self._connection = connection
 
     def run(self, gate: Gate, round_: Round, calls: int) -> float:
-        """Seconds that the process of this rank took. Raises PeerError, for a wrong result too."""
+        """Seconds that the process of this rank took. Raises for a wrong result, too."""
         return self._connection.run(round_.number, calls)
 
 
-Contestant = dist.ProcessGroup | Connection
+Contestant = dist.ProcessGroup | External
 
 
 def make_arena(
     operation: Operation, name: str, contestant: Contestant, whole: int, calls: int
 ) -> Arena | RemoteArena | None:
     """None if the contender has no such operation."""
-    if not isinstance(contestant, Connection):
+    if isinstance(contestant, dist.ProcessGroup):
         return Arena(operation, name, contestant, whole, calls)
     dtype = str(operation.dtype).removeprefix("torch.")
     return RemoteArena(contestant) if contestant.prepare(operation.kind, dtype, whole, calls) else None
@@ -196,8 +212,8 @@ def measure(
 ) -> list[Samples]:
     """Times calls of ``size`` bytes with all contenders for about ``budget`` seconds; the same on every rank.
 
-    A contender that has no such operation is left out. Raises WrongResult or PeerError as soon as a result is
-    wrong.
+    A contender that has no such operation is left out. Raises WrongResult, or what an
+    external contender raises, as soon as a result is wrong.
     """
     ranks, item = dist.get_world_size(), operation.dtype.itemsize
     whole = -(-max(size // item, 1) // ranks) * ranks

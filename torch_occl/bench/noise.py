@@ -1,18 +1,19 @@
-"""Says whether the machine was quiet enough to tell anything."""
+"""Judges whether the machine was quiet enough for the results to mean something."""
 
 import os
 from pathlib import Path
+from typing import Any
 
 from torch_occl.bench.report import ROOFLINES, Result
 
 FOREIGN_SHARE = 0.05
-"""Share of all cores' time, taken by others during the run, above which it tells nothing."""
+"""Share of all cores' time that other programs may take during a run; above it, the results mean nothing."""
 STEADY = 1.25
-"""Upper quartile over lower quartile up to which a contender that talks to nobody counts as steady."""
+"""Upper quartile over lower quartile up to which a contender without communication counts as steady."""
 UNSTEADY_SHARE = 0.25
 """Share of values of such contenders that may be unsteady."""
 ALONE = {"floor", "roofline", *ROOFLINES}
-"""Contenders that wait for nobody: what their times vary by is the machine's doing."""
+"""Contenders without communication: only the machine makes their times vary."""
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -25,7 +26,7 @@ def machine_seconds() -> tuple[float, float, float]:
 
 
 class Watch:
-    """What other programs and other machines took of the cores, from its making on."""
+    """Measures how much of the cores other programs and the machine's host take, from its construction on."""
 
     def __init__(self) -> None:
         self._machine = machine_seconds()
@@ -38,7 +39,7 @@ class Watch:
         return max(busy - own, 0.0) / max(total, 1e-9), stolen / max(total, 1e-9)
 
 
-def judge(results: list[Result], foreign: float, stolen: float) -> dict[str, object]:
+def judge(results: list[Result], foreign: float, stolen: float) -> dict[str, Any]:
     """The numbers and the verdict, for the results' file. ``reasons`` is empty if the machine was quiet."""
     alone = [result for result in results if result.contender in ALONE]
     unsteady = sum(result.upper_us > STEADY * result.lower_us for result in alone)
@@ -49,8 +50,8 @@ def judge(results: list[Result], foreign: float, stolen: float) -> dict[str, obj
         reasons.append(f"the machine's host took {stolen:.0%} of the cores")
     if unsteady > UNSTEADY_SHARE * len(alone):
         reasons.append(
-            f"{unsteady} of {len(alone)} values of contenders that wait for nobody have quartiles more than "
-            f"{STEADY} times apart"
+            f"{unsteady} of {len(alone)} values of contenders without communication have quartiles more "
+            f"than {STEADY} times apart"
         )
     return {
         "foreign_share": round(foreign, 4),
@@ -62,8 +63,8 @@ def judge(results: list[Result], foreign: float, stolen: float) -> dict[str, obj
     }
 
 
-def verdict(judged: dict[str, object]) -> str:
-    """One line for people."""
+def verdict(judged: dict[str, Any]) -> str:
+    """One line for the end of the table."""
     if judged["quiet"]:
         return (
             f"The machine was quiet: other programs took {judged['foreign_share']:.1%} of the cores, "

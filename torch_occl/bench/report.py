@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from torch_occl.bench.measure import Samples
 
 NOISY = 1.5
-"""Upper quartile over lower quartile above which a value does not tell much."""
+"""Upper quartile over lower quartile above which a value is marked as noisy."""
 PEERS = ["openmpi", "mpich", "intelmpi", "oneccl"]
 """Libraries that a program calls without Python, as core-cpu is called."""
 ROOFLINES = ["roofline-cached", "roofline-streaming"]
@@ -78,7 +78,7 @@ def with_roofline(results: list[Result]) -> list[Result]:
 
 
 def size_name(size: int) -> str:
-    """For people: 4 B, 64 KiB, 1 MiB."""
+    """A size as text: 4 B, 64 KiB, 1 MiB."""
     for unit in ("B", "KiB"):
         if size < 1024 or size % 1024:
             return f"{size} {unit}"

@@ -1,11 +1,14 @@
-"""What each rank of the benchmark does. Apart from __main__, which new processes cannot import."""
+"""What each rank of the benchmark does. Its own module, because new processes cannot import __main__."""
 
 import argparse
+import contextlib
 import gc
 import pickle
 import signal
 import sys
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +17,32 @@ import torch.distributed as dist
 
 from torch_occl.bench.contenders import CONTENDERS, make_groups
 from torch_occl.bench.gate import Gate
-from torch_occl.bench.measure import Contestant, measure
+from torch_occl.bench.measure import Contestant, External, measure
 from torch_occl.bench.operations import OPERATIONS
-from torch_occl.bench.peers import PROGRAMS, started
 from torch_occl.bench.report import Result, Table, summarize, with_roofline
 
+Start = Callable[[list[str], Path, int, int], AbstractContextManager[dict[str, External]]]
+"""(names, folder, rank, number of ranks) to this rank's ends of the programs, which run in the context."""
 
-def work(rank: int, options: argparse.Namespace, folder: str, counters: Any) -> None:
+
+def no_programs(*_: object) -> AbstractContextManager[dict[str, External]]:
+    return contextlib.nullcontext({})
+
+
+def work(
+    rank: int, options: argparse.Namespace, folder: str, counters: Any, start: Start = no_programs
+) -> None:
     """What each rank does. The first prints the table, and leaves the results in ``folder``."""
-    # When another rank fails, this one is told to end: by an exception, so that it ends its programs too.
+    # When a rank fails, the others get SIGTERM. As an exception, it lets this rank end its programs, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     torch.set_num_threads(1)
-    gc.disable()  # a collection in a timed section would be noise; nothing here makes cycles that matter
-    # The default group, on which the ranks agree about times. It is timed itself nowhere.
+    gc.disable()  # a collection in a timed section would be noise
+    # The default group, with which the ranks agree about times. It is not timed itself.
     store = dist.FileStore(str(Path(folder, "store")), options.ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=options.ranks)
     groups = make_groups(name for name in options.contenders if name in CONTENDERS)
-    programs = (name for name in options.contenders if name in PROGRAMS)
-    with started(programs, Path(folder), rank, options.ranks) as connections:
+    programs = [name for name in options.contenders if name not in CONTENDERS]
+    with start(programs, Path(folder), rank, options.ranks) as connections:
         results = measure_all(rank, options, groups | connections, Gate(counters, rank))
         if rank == 0:
             versions = {name: connection.version for name, connection in connections.items()}
@@ -55,7 +66,7 @@ def measure_all(
         print(table.header(), flush=True)
     end = time.monotonic() + options.seconds
     for index, (operation, size) in enumerate(cells):
-        # What small sizes leave, the large ones of the same operation get. All ranks must agree about it.
+        # Time that small sizes leave goes to larger ones. All ranks must use the same value.
         left = torch.tensor([(end - time.monotonic()) / (len(cells) - index)])
         dist.broadcast(left, 0)
         line = with_roofline([summarize(s) for s in measure(operation, size, contestants, gate, left.item())])

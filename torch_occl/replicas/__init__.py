@@ -1,8 +1,8 @@
 """Data parallelism within one process that drives several ``dev`` devices, one replica on each.
 
-No process group is needed: the memory of all devices is in reach of the process. Reductions use the same
-kernels as the collectives of the backend ``occl`` and give the same bits: contributions are combined in the
-order of the list, float16 and bfloat16 are added up in float32 and rounded once.
+No process group is needed, because the process can reach the memory of all its devices. Reductions use the
+same kernels as the collectives of the backend ``occl`` and give the same bits: contributions are combined in
+the order of the list, float16 and bfloat16 are added up in float32 and rounded once.
 
     modules = replicas.prepare_replicas(network, ["dev:0", "dev:1"])
     parameters = [list(module.parameters()) for module in modules]
@@ -16,8 +16,8 @@ All functions take the names and forms of the published interface ``netcl.distri
 devices, ``forward_fn(queue, *shards, params) -> (loss, tape)``, batches of NumPy arrays. ``docs/replicas.md``
 maps name to name.
 
-Mistakes raise ``TypeError`` or ``ValueError`` before anything has been changed; what goes wrong in the code
-of replicas and hooks raises :class:`ReplicaError`.
+Wrong arguments raise ``TypeError`` or ``ValueError`` before anything has been changed. An exception in the
+code of a replica or a hook becomes a :class:`ReplicaError`.
 """
 
 from torch_occl.replicas._batch import shard_batch

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from numbers import Integral
 from typing import Any, overload
 
-import numpy
 import torch
 from torch.utils._pytree import keystr as path_of
 from torch.utils._pytree import tree_flatten_with_path, tree_map_only, tree_unflatten
@@ -13,8 +13,16 @@ from torch.utils._pytree import tree_flatten_with_path, tree_map_only, tree_unfl
 from torch_occl.replicas._checks import check_kind
 from torch_occl.replicas._forms import also_named
 
-SAMPLES = (torch.Tensor, numpy.ndarray)
-"""What is cut along dimension 0."""
+
+def _is_array(leaf: Any) -> bool:
+    """Whether this is a NumPy array. NumPy is not imported for it: a process without NumPy has no arrays."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(leaf, numpy.ndarray)
+
+
+def _is_sample(leaf: Any) -> bool:
+    """Whether this is cut along dimension 0."""
+    return isinstance(leaf, torch.Tensor) or _is_array(leaf)
 
 
 def batch_size(call: str, batch: Any) -> int:
@@ -25,7 +33,7 @@ def batch_size(call: str, batch: Any) -> int:
     """
     size, of = None, ""
     for path, leaf in tree_flatten_with_path(batch)[0]:
-        if not isinstance(leaf, SAMPLES):
+        if not _is_sample(leaf):
             continue
         name = f"batch{path_of(path)}"
         if leaf.ndim == 0:
@@ -79,7 +87,7 @@ def shard_batch(batch: Any, n: int) -> list[Any]:
 def _cut(leaf: Any, n: int) -> Any:
     if isinstance(leaf, torch.Tensor):
         return leaf.tensor_split(int(n))
-    return numpy.array_split(leaf, n) if isinstance(leaf, numpy.ndarray) else (leaf,) * n
+    return sys.modules["numpy"].array_split(leaf, n) if _is_array(leaf) else (leaf,) * n
 
 
 def move_shard(shard: Any, device: torch.device) -> Any:
@@ -87,11 +95,12 @@ def move_shard(shard: Any, device: torch.device) -> Any:
 
     An array of a type that PyTorch has no tensors of (strings, dates, objects) stays as it is.
     """
-    return tree_map_only(SAMPLES, lambda leaf: _tensor_of(leaf, device), shard)
+    return tree_map_only(_is_sample, lambda leaf: _tensor_of(leaf, device), shard)
 
 
 def _tensor_of(leaf: Any, device: torch.device) -> Any:
-    if isinstance(leaf, numpy.ndarray):
+    if _is_array(leaf):
+        numpy = sys.modules["numpy"]
         # PyTorch takes no negative strides and no foreign byte order, and warns of memory that is read only.
         array = numpy.require(leaf, leaf.dtype.newbyteorder("="), ["C", "W"])
         try:

@@ -1,4 +1,4 @@
-"""What lists of tensors must be like. Everything here raises before anything has been changed."""
+"""Checks of arguments. Each raises before anything has been changed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def check_op(call: str, op: str) -> None:
 
 
 def check_list(call: str, elements: Any, what: str) -> list[Any]:
-    """The list, if it is one: the elements of a tensor are tensors, which would pass for a list of them."""
+    """Returns ``elements`` as a list. A tensor is refused, although iterating over it gives tensors."""
     if isinstance(elements, (torch.Tensor, str)) or not isinstance(elements, Iterable):
         raise TypeError(f"{call}: expected a list of {what}, got {type(elements).__name__}")
     return list(elements)
@@ -31,7 +31,7 @@ def check_kind(call: str, name: str, value: Any, kind: type, what: str) -> None:
 
 
 def check_tensors(call: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The list, if it holds dense tensors and at least one."""
+    """Returns the list if it holds at least one tensor and only dense ones."""
     if isinstance(tensors, torch.Tensor):
         raise TypeError(f"{call}: expected a list of tensors, one for each device, got one tensor")
     tensors = list(tensors)
@@ -51,8 +51,11 @@ def check_alike(
     numbers: Sequence[int] | None = None,
     dims_from: int = 0,
 ) -> None:
-    """Of one dtype, and of one shape from dimension ``dims_from`` on. The message names the first that
-    differs from the first of all; by its number in ``numbers``, where that is not its place in the list."""
+    """Checks that all have one dtype, and one shape from dimension ``dims_from`` on.
+
+    The error names the first tensor that differs from tensor 0. ``numbers``: what the error calls the
+    tensors; by default, their positions in the list.
+    """
     numbers = range(len(tensors)) if numbers is None else numbers
     first, reference = tensors[0], f"{name} {numbers[0]}"
     for i, tensor in zip(numbers, tensors, strict=True):
@@ -65,15 +68,17 @@ def check_alike(
 
 
 def check_writable(call: str, name: str, tensor: torch.Tensor) -> None:
-    """No two of its elements share memory, as those of an expanded tensor do."""
+    """Checks that no two elements share memory, as they do in an expanded tensor."""
     if torch._debug_has_internal_overlap(tensor) == 1:
         raise ValueError(f"{call}: elements of {name} share memory (it is expanded): it cannot be written to")
 
 
 def check_apart(call: str, tensors: Sequence[torch.Tensor], root: int | None = None) -> None:
-    """Nothing that is written is in two places of the list: each is written while the others are still read.
-    The ``root`` is only read. Tensors that lie within one another count as sharing memory, but for those that
-    take turns like ``t[::2]`` and ``t[1::2]``."""
+    """Checks that tensors which are written share no memory, because each is written while others are read.
+
+    The ``root`` is only read. Tensors whose extents overlap count as sharing memory, except those that
+    interleave like ``t[::2]`` and ``t[1::2]``.
+    """
     for i, tensor in enumerate(tensors):
         if i != root:
             check_writable(call, f"tensor {i}", tensor)
@@ -81,17 +86,17 @@ def check_apart(call: str, tensors: Sequence[torch.Tensor], root: int | None = N
     if all(end <= begin for (_, end, _), (begin, _, _) in pairwise(spans)):
         return
     for (begin, end, i), (other, _, j) in combinations(spans, 2):
-        if other < end and not _take_turns(tensors[i], tensors[j], other - begin):
+        if other < end and not _interleave(tensors[i], tensors[j], other - begin):
             raise ValueError(f"{call}: tensors {min(i, j)} and {max(i, j)} share memory")
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """The addresses of the first byte and of the one behind the last."""
+    """The address of the first byte, and the address one past the last byte."""
     extent = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), tensor.data_ptr() + extent * tensor.element_size()
 
 
-def _take_turns(a: torch.Tensor, b: torch.Tensor, distance: int) -> bool:
+def _interleave(a: torch.Tensor, b: torch.Tensor, distance: int) -> bool:
     steps = [step for t in (a, b) for n, step in zip(t.shape, t.stride(), strict=True) if n > 1]
     size, period = a.element_size(), math.gcd(*steps) * a.element_size()
     return period > 0 and size <= distance % period <= period - size
@@ -104,7 +109,7 @@ def check_root(call: str, root: int, n: int) -> None:
 
 
 def check_replicas(call: str, param_replicas: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
-    """The lists of parameters, if there is at least one and all are alike, parameter by parameter."""
+    """Returns the lists of parameters if there is at least one, and all have the same shapes and dtypes."""
     replicas = check_list(call, param_replicas, "lists of parameters")
     replicas = [check_list(call, parameters, "parameters for each replica") for parameters in replicas]
     if not replicas:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, Union, overload
 
 import torch
 
-from torch_occl import _C, _device
-from torch_occl._dev_index import Device
+from torch_occl import _C, _privateuse1, dev
+from torch_occl.dev._index import Device
 from torch_occl.replicas._batch import check_chunks
 from torch_occl.replicas._checks import (
     check_alike,
@@ -25,17 +25,16 @@ from torch_occl.replicas._forms import also_named
 
 Op = Literal["sum", "mean"]
 Place = Union[Device, torch.Stream]  # noqa: UP007
-"""Where something is put: a device, or a queue (a stream), which stands for its device."""
-
+"""A place for a tensor: a device, or a queue (a stream), which stands for its device."""
 
 STAGING_BYTES, STAGING_ELEMENTS = 128 << 10, 32768
-"""The tensor on the host that the host form goes through is at most so large. It stays in a core's cache, and
-pieces are too small for PyTorch to share among threads: on a busy machine, those would wait for one another
-at each of many pieces, which was seen to take a hundred times longer."""
+"""Limits of the host tensor through which the host form goes, so that it stays in a core's cache, and PyTorch
+does not share a piece among threads: on a busy machine, threads that wait for each other at each of many
+pieces were seen to take a hundred times longer."""
 
 
 class Pending:
-    """A reduction that a stream carries out while the host goes on. Until it ends the tensors are its own."""
+    """A reduction that runs on a stream. Until it ends, the caller must not use the tensors."""
 
     def __init__(self, tensors: list[torch.Tensor], event: torch.Event) -> None:
         self._tensors = tensors
@@ -46,12 +45,14 @@ class Pending:
         return self._event.query()
 
     def wait(self) -> list[torch.Tensor]:
-        """Makes the current streams of all devices wait for the result; the host, where that is the default
-        stream. Returns the tensors."""
+        """Makes the current stream of each device wait for the result, and returns the tensors.
+
+        Where the current stream is the default stream, the host waits.
+        """
         for device in _devices(self._tensors):
-            stream = torch.dev.current_stream(device)
+            stream = dev.current_stream(device)
             if stream.stream_id == 0:
-                self._event.synchronize()  # raises what the reduction has raised
+                self._event.synchronize()  # raises the error of the reduction, if it failed
             else:
                 stream.wait_event(self._event)
         return self._tensors
@@ -68,8 +69,8 @@ def all_reduce(
     Args:
         tensors: of one shape and dtype, one on each device (``dev``, CPU, or any other). Changed in place.
         op: ``"sum"`` or ``"mean"``. The mean of integers is truncated toward zero.
-        overlap: return at once and let a stream of ``dev`` do it, after what is in the current streams of the
-            devices now.
+        overlap: return before the result is there. A stream of ``dev`` computes it, after the work that is
+            in the current streams of the devices now.
 
     Returns:
         The tensors, in their order; with ``overlap``, a :class:`Pending` that gives them.
@@ -77,7 +78,7 @@ def all_reduce(
     Raises:
         TypeError: something in the list is no tensor.
         ValueError: the list is empty, tensors differ in shape or dtype, share memory or are expanded, the
-            operation has no meaning for the dtype, or ``overlap`` is asked for where no tensor is on ``dev``.
+            operation has no meaning for the dtype, or ``overlap`` is set and no tensor is on ``dev``.
     """
     return _all_reduce("all_reduce", tensors, op, overlap, direct=False)
 
@@ -151,7 +152,7 @@ def scatter(tensor: torch.Tensor, chunks: int, devices: Sequence[Place] | None =
     if tensor.dim() == 0:
         raise ValueError("scatter: the tensor has no dimensions, so nothing to cut along")
     check_chunks("scatter", chunks, len(tensor), "the tensor")
-    where = places("scatter", range(torch.dev.device_count()) if devices is None else devices)
+    where = places("scatter", range(dev.device_count()) if devices is None else devices)
     if len(where) < chunks:
         raise ValueError(f"scatter: {chunks} chunks, but {len(where)} devices")
     settle([tensor])
@@ -180,13 +181,15 @@ def gather(tensors: Sequence[torch.Tensor], device: Place = None) -> torch.Tenso
     return torch.cat([tensor.to(where) for tensor in tensors])
 
 
-# ---- how ------------------------------------------------------------------------------------------------
+# ---- implementation -------------------------------------------------------------------------------------
 
 
 def in_host_memory(tensor: torch.Tensor) -> bool:
-    """Whether the host can read and write the tensor's memory. (Another package's device may have the type of
-    ``dev``.)"""
-    return tensor.is_cpu or (tensor.device.type == "dev" and _device.registered())
+    """Whether the host can read and write the tensor's memory.
+
+    The type ``dev`` is not enough: it may be another package's device.
+    """
+    return tensor.is_cpu or (tensor.device.type == "dev" and _privateuse1.registered())
 
 
 def reachable(tensor: torch.Tensor) -> bool:
@@ -199,19 +202,19 @@ def _dense(tensor: torch.Tensor) -> bool:
 
 
 def obstacle(tensors: Sequence[torch.Tensor]) -> str:
-    """Why the kernels cannot combine these where they are; nothing, if they can."""
+    """Why the kernels cannot combine these tensors in place; empty if they can."""
     for tensor in tensors:
         if not in_host_memory(tensor):
             return f"the host cannot reach the memory of {tensor.device}"
         if not reachable(tensor):
-            return "a tensor has gaps, or is conjugated or negated only when it is read"
+            return "a tensor has gaps, or is lazily conjugated or negated"
         if tensor.stride() != tensors[0].stride():
             return "the tensors differ in their strides"
     return ""
 
 
 def warn_of_host_form(call: str, reason: str) -> None:
-    """Tells the caller of this package that the direct form has been asked for, and is not what runs."""
+    """Warns, at the line that called this package, that the host form runs in place of the direct one."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_globals.get("__package__") == __package__:
         level, frame = level + 1, frame.f_back
@@ -221,7 +224,7 @@ def warn_of_host_form(call: str, reason: str) -> None:
 
 
 def places(call: str, devices: Any) -> list[torch.device]:
-    """The devices of a list of devices and queues. Numbers are those of ``dev``, None is its current device.
+    """The devices of a list of devices and queues. An int is a ``dev`` device, None the current one.
 
     Raises:
         TypeError: this is no list, or something in it neither a device nor a queue.
@@ -243,9 +246,9 @@ def places(call: str, devices: Any) -> list[torch.device]:
 
 
 def settle(tensors: Sequence[torch.Tensor]) -> None:
-    """Waits for what the current streams still do with the tensors: the kernels ask no stream."""
+    """Waits for the current streams of the tensors' devices: the kernels run outside of any stream."""
     for device in _devices(tensors):
-        torch.dev.current_stream(device).synchronize()
+        dev.current_stream(device).synchronize()
 
 
 def staging_for(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -260,7 +263,8 @@ def staging_for(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 def reduce_staged(
     tensors: Sequence[torch.Tensor], mean: bool, factors: Sequence[float], staging: torch.Tensor
 ) -> None:
-    """The host form: piece by piece, all inputs are combined into ``staging``, which is copied to all."""
+    """The host form: combines the tensors piece by piece in ``staging``, and copies each piece to all."""
+    pieces: Iterator[tuple[torch.Tensor, ...]]
     if all(tensor.is_contiguous() for tensor in tensors):
         pieces = zip(*(tensor.detach().view(-1).split(len(staging) or 1) for tensor in tensors), strict=True)
     else:
@@ -283,9 +287,9 @@ def _devices(tensors: Sequence[torch.Tensor]) -> list[torch.device]:
 
 
 @functools.cache
-def _stream_of(device: torch.device) -> torch.dev.Stream:
+def _stream_of(device: torch.device) -> dev.Stream:
     """The stream for overlapped reductions that begin with a tensor of this device."""
-    return torch.dev.Stream(device)
+    return dev.Stream(device)
 
 
 def _all_reduce(
@@ -311,10 +315,10 @@ def _all_reduce(
     devices = _devices(tensors)
     if not devices:
         raise ValueError(f"{call}: overlap needs a stream, and no tensor is on dev")
-    # What a task of a stream raises appears where the caller waits; what can be refused is refused now.
+    # An error of a task of a stream appears only when the caller waits: check the dtype and operation now.
     _C._replicas_reduce([[tensors[0].new_empty(0)]], [[tensors[0].new_empty(0)]], mean, [])
     stream = _stream_of(devices[0])
     for device in devices:
-        stream.wait_event(torch.dev.current_stream(device).record_event())
+        stream.wait_event(dev.current_stream(device).record_event())
     _C._device_enqueue(stream, reduce)
     return Pending(tensors, stream.record_event())

@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from torch_occl._dev_index import Device, device_index
+from torch_occl import dev
+from torch_occl.dev._index import Device, device_index
 
 T = TypeVar("T")
 
@@ -24,14 +25,14 @@ class ReplicaError(RuntimeError):
 _here = threading.local()
 
 
-def _busy() -> tuple[torch.dev.Stream, ...]:
-    """The streams of the replicas that wait for what the calling thread does, and its own."""
+def _busy() -> tuple[dev.Stream, ...]:
+    """The stream of this thread's replica, and those of the replicas that wait for this thread."""
     return getattr(_here, "busy", ())
 
 
-def _begin(device: torch.device, stream: torch.dev.Stream) -> None:
-    torch.dev.set_device(device)
-    torch.dev.set_stream(stream)
+def _begin(device: torch.device, stream: dev.Stream) -> None:
+    dev.set_device(device)
+    dev.set_stream(stream)
 
 
 class _Worker:
@@ -39,12 +40,12 @@ class _Worker:
 
     def __init__(self, index: int) -> None:
         self.device = torch.device("dev", index)
-        self.stream = torch.dev.Stream(index)
-        # What the thread holds must not hold the executor: a thread ends when its executor is forgotten.
+        self.stream = dev.Stream(index)
+        # The thread's arguments must not refer to the executor: a thread ends when its executor is collected.
         self.thread = ThreadPoolExecutor(1, f"dev:{index}", _begin, (self.device, self.stream))
 
     def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
-        # These settings belong to a thread; the replicas compute with those of the thread that asks.
+        # These settings are per thread: the replica's thread takes over those of the calling thread.
         grad, autocast = torch.is_grad_enabled(), torch.is_autocast_enabled("dev")
         dtype = torch.get_autocast_dtype("dev")
         threads = torch.get_num_threads()
@@ -58,7 +59,7 @@ class _Worker:
                 with torch.set_grad_enabled(grad), torch.autocast("dev", dtype, enabled=autocast):
                     return function(*arguments)
             finally:
-                stream.synchronize()  # copies that are still queued; raises what one of them raised
+                stream.synchronize()  # waits for queued copies; raises the error of one that failed
 
         return self.thread.submit(call)
 
@@ -67,8 +68,8 @@ class DeviceManager:
     """Some ``dev`` devices, with a thread and a stream for each, on which replicas run side by side.
 
     Each replica computes with as many threads as the thread that calls :meth:`run`: ``torch.set_num_threads``
-    says how many. With replicas on all cores it is faster to set that to the number of cores divided by the
-    number of devices. The threads end with :meth:`close`, or when nothing refers to the manager any more.
+    says how many. If the replicas use all cores, it is faster to set it to the number of cores divided by
+    the number of devices. The threads end with :meth:`close`, or when nothing refers to the manager any more.
 
     Args:
         devices: which; all devices of this process by default.
@@ -79,7 +80,7 @@ class DeviceManager:
     """
 
     def __init__(self, devices: Sequence[Device] | None = None) -> None:
-        indices = range(torch.dev.device_count()) if devices is None else map(device_index, devices)
+        indices = range(dev.device_count()) if devices is None else map(device_index, devices)
         self._start([_Worker(index) for index in _distinct(list(indices))], owner=True)
 
     def _start(self, workers: list[_Worker], owner: bool) -> None:
@@ -92,7 +93,7 @@ class DeviceManager:
         return tuple(worker.device for worker in self._workers)
 
     @property
-    def streams(self) -> tuple[torch.dev.Stream, ...]:
+    def streams(self) -> tuple[dev.Stream, ...]:
         """For each device the stream that is current in its thread."""
         return tuple(worker.stream for worker in self._workers)
 
@@ -103,7 +104,7 @@ class DeviceManager:
         """How many devices there are: ``len(manager)``."""
         return len(self)
 
-    def get_queues(self) -> list[torch.dev.Stream]:
+    def get_queues(self) -> list[dev.Stream]:
         """The :attr:`streams` as a list: other functions' ``queues``, and the ``queue`` of ``forward_fn``."""
         return list(self.streams)
 
@@ -133,11 +134,11 @@ class DeviceManager:
         Raises:
             ValueError: an argument has not one element for each device.
             ReplicaError: a call raised; the first one in the order of the devices.
-            RuntimeError: the manager is closed, or this is called in one of its replicas, which would wait
-                for itself.
+            RuntimeError: the manager is closed, or the caller is one of its replicas, which would wait for
+                itself.
         """
         if any(worker.stream is stream for worker in self._workers for stream in _busy()):
-            raise RuntimeError(f"{self!r} runs already, and this is one of its replicas: it would never end")
+            raise RuntimeError(f"{self!r} runs, and this is one of its replicas: run() would wait for itself")
         for i, argument in enumerate(arguments):
             if len(argument) != len(self):
                 raise ValueError(f"argument {i} has {len(argument)} elements for {len(self)} devices")
@@ -148,7 +149,7 @@ class DeviceManager:
         try:
             wait(futures)
         finally:
-            # Ctrl-C in the line above: no replica computes any more once this function has been left.
+            # After Ctrl-C in the line above: no replica may still compute when this function returns.
             wait(futures)
         for i, future in enumerate(futures):
             if error := future.exception():
@@ -160,7 +161,7 @@ class DeviceManager:
     def synchronize(self) -> None:
         """Waits for all streams of all devices. Raises the exception of a task that failed."""
         for device in self.devices:
-            torch.dev.synchronize(device)
+            dev.synchronize(device)
 
     def close(self) -> None:
         """Ends the threads. A subset leaves them to the manager it was made from."""
@@ -199,5 +200,5 @@ def _cached(pid: int, indices: tuple[int, ...]) -> DeviceManager:
 
 
 def manager_of(devices: Sequence[torch.device]) -> DeviceManager:
-    """The manager that functions without one of their own use for these devices, kept for the next call."""
+    """The manager of these devices, for functions whose callers pass none. It is kept for the next call."""
     return _cached(os.getpid(), tuple(map(device_index, devices)))

@@ -1,4 +1,4 @@
-"""The names and forms of the published interface, brought to the one that the functions compute with.
+"""Converts the names and forms of the published interface to those that the functions use.
 
 ``docs/replicas.md`` maps name to name.
 """
@@ -18,8 +18,8 @@ T = TypeVar("T")
 def also_named(**names: str) -> Callable[[Callable[..., T]], Callable[..., T]]:
     """Lets the caller of a function use other keyword names too: ``also_named(theirs="ours")``.
 
-    A call that gives one argument twice gets a ``TypeError``; Python itself tells of all other mistakes. Type
-    checkers know the other names from overloads.
+    A call that passes one argument under both names raises ``TypeError``. Type checkers know the other names
+    from overloads.
     """
 
     def decorate(function: Callable[..., T]) -> Callable[..., T]:
@@ -50,10 +50,11 @@ def check_callable(call: str, name: str, function: Any) -> None:
 def replica_function(
     call: str, forward_fn: Callable[..., Any], batch: Any, queues: Sequence[torch.Stream]
 ) -> Callable[[int, Sequence[torch.Tensor], Any], Any]:
-    """``forward_fn`` as ``f(i, params, shard)``, if it is that or ``f(queue, *shards, params)``.
+    """``forward_fn`` as ``f(i, params, shard)``, whether it has that form or ``f(queue, *shards, params)``.
 
-    It is the latter if its first parameter is called ``queue``, if ``params`` is a keyword-only parameter, or
-    if three arguments do not fit. Where Python cannot tell the parameters it is the former.
+    It has the second form if its first parameter is called ``queue``, if ``params`` is a keyword-only
+    parameter, or if it does not accept three arguments. A function whose parameters Python cannot list has
+    the first form.
     """
     parameters = _parameters_of(forward_fn)
     parts = len(_parts_of(batch))
@@ -77,7 +78,7 @@ def replica_function(
 
 
 def batch_hook(call: str, hook: Callable[..., Any], batch: Any) -> Callable[[Any], Any]:
-    """``pre_shard_hook`` as ``f(batch)``, if it is that or ``f(*parts)``."""
+    """``pre_shard_hook`` as ``f(batch)``, whether it has that form or ``f(*parts)``."""
     parts = _parts_of(batch)
     if _takes(hook, 1):
         return hook
@@ -118,7 +119,7 @@ def _parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def _takes(function: Callable[..., Any], count: int, *keywords: str) -> bool:
-    """Whether the function can be called with so many positional arguments, and these keywords."""
+    """Whether the function accepts ``count`` positional arguments and these keywords."""
     try:
         inspect.signature(function).bind(*range(count), **dict.fromkeys(keywords))
     except TypeError:

@@ -54,7 +54,7 @@ def replicate_params(params: Iterable[torch.Tensor], devices: Sequence[Place]) -
     """Copies of parameters, the same bits, on each device.
 
     Args:
-        params: of any shapes and devices. One that is in the list twice is one parameter in each replica too.
+        params: of any shapes and devices. A parameter that occurs twice occurs twice in each replica, too.
         devices: a device or queue for each replica; a queue stands for its device. May be given as
             ``queues``.
 
@@ -133,9 +133,9 @@ def sync_grads(
             gradient. Shares of a batch that differ in size need it.
 
     Returns:
-        Which gradients were missing (``None``). They count as zero and get the result like the others; a
-        parameter that has no gradient in any replica is reported too, and stays without. From parameters that
-        do not require gradients none is missing.
+        Which gradients were missing (``None``). A missing gradient counts as zero and becomes the result,
+        like the others. A parameter without a gradient in any replica is reported, too, and keeps None. The
+        gradient of a parameter that does not require one is never missing.
 
     Where the host cannot reach a device's memory, or gradients differ in their strides or have gaps, they go
     through a tensor on the host, and a warning says so.
@@ -187,7 +187,7 @@ def sync_grads(
 def reduce_all(
     call: str, lists: Sequence[Sequence[torch.Tensor]], mean: bool, factors: Sequence[float]
 ) -> None:
-    """Reduces each list of tensors, directly where that is possible."""
+    """Reduces each list of tensors, in place where the kernels can."""
     reasons = [obstacle(tensors) for tensors in lists]
     for reason in filter(None, dict.fromkeys(reasons)):
         warn_of_host_form(call, reason)
@@ -225,8 +225,8 @@ def broadcast_params(
         TypeError: something in the lists is no tensor, ``dst_param_groups`` is missing, or the root is no
             integer.
         ValueError: there is no such root, or it contradicts ``src_params``; a list is empty; parameters that
-            correspond to one another differ in shape or dtype, or one to be written to is expanded. Nothing
-            has been copied then.
+            correspond to each other differ in shape or dtype, or a destination is expanded. Nothing has
+            been copied then.
     """
     call = "broadcast_params"
     groups, root = _groups_and_root(call, src_params, dst_param_groups, root)

@@ -32,7 +32,7 @@ Replicas = list[list[torch.Tensor]]
 
 @dataclass(frozen=True)
 class StepResult:
-    """What :func:`data_parallel_step` tells."""
+    """The result of :func:`data_parallel_step`."""
 
     losses: list[torch.Tensor]
     """For each replica the loss of its shard: a scalar on its device, without a graph."""
@@ -86,11 +86,11 @@ def data_parallel_step(
 ) -> StepResult:
     """Trains all replicas on one batch: shard, forward and backward, reduce the gradients, step.
 
-    Replicas run side by side, in a thread and on a stream of their device each. The gradients are those of
-    the mean loss over the whole batch, whatever the sizes of the shards. The step happens to all replicas or
-    to none: if anything raises, parameters and optimizers are as they were before (gradients are not, and
-    neither are buffers that a forward pass has changed). For this, parameters and optimizer states are copied
-    at the beginning, so a step needs memory for them twice.
+    Replicas run side by side, each in a thread and on a stream of its device. The gradients are those of the
+    mean loss over the whole batch, whatever the sizes of the shards. All replicas take the step or none: if
+    anything raises, parameters and optimizers are as they were before (gradients are not, and neither are
+    buffers that a forward pass has changed). For this, parameters and optimizer states are copied at the
+    beginning, so a step needs memory for them twice.
 
     Args:
         forward_fn: ``forward_fn(i, params, shard)`` computes the mean loss over the shard, a scalar, with
@@ -111,14 +111,14 @@ def data_parallel_step(
         pre_shard_hook: called with the batch before it is cut, or with the elements of a tuple or list where
             one argument does not fit. What it returns is used instead of the batch, unless it is None.
         post_sync_hook: called with the replicas' parameters once all gradients are reduced, before the
-            optimizers: to clip gradients, for instance. It has to treat all replicas alike.
+            optimizers: to clip gradients, for instance. It must treat all replicas alike.
         post_step_hook: called with the number of each replica in turn, after all optimizers.
         zero_grad: whether gradients are set to None again after the optimizers, before ``post_step_hook``, as
             they always are at the beginning. Without it they stay until the next step.
 
     Raises:
         TypeError: something in the lists is no tensor, or no optimizer; or ``forward_fn`` or a hook is no
-            function, or takes other arguments.
+            function, or does not accept the arguments.
         ValueError: replicas differ, share a device or are not on ``dev``; there is not one optimizer for each
             replica, or it holds parameters of another; the batch has fewer samples than there are replicas.
         ReplicaError: ``forward_fn``, an optimizer or a hook raised, or the loss is not a scalar.
@@ -185,7 +185,7 @@ def _forget_gradients(params: Sequence[torch.Tensor]) -> None:
 
 
 class _Named:
-    """What is raised inside becomes a :class:`ReplicaError` that says in whose code."""
+    """Turns an exception of the block into a :class:`ReplicaError` that names the user's function."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -202,7 +202,7 @@ class _Named:
 
 
 class _Snapshot:
-    """Parameters and optimizer state of one replica, to go back to: the same objects with the same values."""
+    """Parameters and optimizer state of one replica. Restores the same objects with the same values."""
 
     def __init__(self, params: Sequence[torch.Tensor], optimizer: torch.optim.Optimizer) -> None:
         self.seen: dict[int, Callable[[], Any]] = {}
@@ -216,7 +216,8 @@ class _Snapshot:
         self.optimizer.state, self.optimizer.param_groups = self.state(), self.groups()
 
     def _keep(self, value: Any) -> Callable[[], Any]:
-        """What gives the value back as it is now: the same object, where it is of a kind that is known."""
+        """A function that restores the value and returns it: the same object if it is a tensor, dict, list or
+        tuple, otherwise a copy."""
         if id(value) not in self.seen:
             self.seen[id(value)] = self._keep_new(value)
         return self.seen[id(value)]
@@ -253,7 +254,7 @@ def _refill(container: Any, content: Any) -> Any:
 
 def _manager_for(call: str, replicas: Replicas) -> DeviceManager:
     """The manager of the devices that the replicas are on."""
-    devices = []
+    devices: list[torch.device] = []
     for i, params in enumerate(replicas):
         device = params[0].device
         if device.type != "dev":

@@ -1,8 +1,18 @@
 """``torch.dev``: the device ``dev``, as :mod:`torch.cuda` is for CUDA.
 
-``dev`` is host memory that other processes can map, with the CPU's kernels. The
-parts are in :mod:`torch_occl._dev_streams`, :mod:`torch_occl._dev_memory`, :mod:`torch_occl._dev_random` and
-:mod:`torch_occl._dev_interchange`.
+``dev`` is host memory that other processes can map, with the CPU's kernels.
+
+=============== ======================================================================
+module          what it holds
+=============== ======================================================================
+``streams``     streams, events, and which stream is current
+``memory``      statistics, limits and snapshots of the allocator
+``random``      seeds and states of the generators
+``interchange`` the same memory as CPU tensors, through DLPack, in other processes
+``inductor``    what torch.compile's default compiler does with graphs on ``dev``
+=============== ======================================================================
+
+PyTorch knows this package as ``torch.dev`` once ``import torch_occl`` has registered the device.
 """
 
 from __future__ import annotations
@@ -15,15 +25,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torch_occl import _C, _dev_interchange, _dev_memory, _dev_random, _dev_streams
-from torch_occl._dev_index import Device, current_index, device_index
-from torch_occl._dev_interchange import *  # noqa: F403
-from torch_occl._dev_memory import *  # noqa: F403
-from torch_occl._dev_random import *  # noqa: F403
-from torch_occl._dev_streams import *  # noqa: F403
-from torch_occl._dev_streams import _set_stream_by_id  # noqa: F401
-
-memory, random, streams = _dev_memory, _dev_random, _dev_streams
+from torch_occl import _C, _privateuse1
+from torch_occl.dev import inductor, interchange, memory, random, streams  # noqa: F401
+from torch_occl.dev._index import Device, current_index, device_index
+from torch_occl.dev.interchange import *  # noqa: F403
+from torch_occl.dev.memory import *  # noqa: F403
+from torch_occl.dev.random import *  # noqa: F403
+from torch_occl.dev.streams import *  # noqa: F403
+from torch_occl.dev.streams import _set_stream_by_id  # noqa: F401
 
 __all__ = [
     "DeviceProperties",
@@ -44,35 +53,34 @@ __all__ = [
     "is_initialized",
     "is_tf32_supported",
     "set_device",
-    *_dev_interchange.__all__,
-    *_dev_memory.__all__,
-    *_dev_random.__all__,
-    *_dev_streams.__all__,
+    *interchange.__all__,
+    *memory.__all__,
+    *random.__all__,
+    *streams.__all__,
 ]
 
 
 def is_available() -> bool:
-    """Whether there is a device. Always true: this module exists only with one."""
-    return device_count() > 0
+    """Whether ``dev`` is this process's PrivateUse1 device."""
+    return _privateuse1.registered()
 
 
 def device_count() -> int:
-    """The number of devices, ``OCCL_DEVICE_COUNT`` (default 8). They all are the memory of this host."""
+    """The number of devices: ``OCCL_DEVICE_COUNT``, 8 by default. All are the memory of this host."""
     return _C._device_count()
 
 
 def is_initialized() -> bool:
-    """Whether a device has been used, for which it is enough that it was made current. Processes forked from
-    then on may not use one.
+    """Whether this process has used a device. A process that is forked after that may not use one.
 
-    What :mod:`torch.cuda` does without initializing CUDA is no use: counting devices, seeding, setting the
-    state of a generator, statistics of memory, new events.
+    Making a device current is a use. Whatever does not initialize CUDA in :mod:`torch.cuda` is none: counting
+    devices, seeding, setting the state of a generator, statistics of memory, new events.
     """
     return _C._device_used() and not _is_in_bad_fork()
 
 
 def init() -> None:
-    """Initializes the devices; every use of one does that.
+    """Initializes the devices, as the first use of one does.
 
     Raises:
         RuntimeError: this process was forked from one that had used a device.
@@ -140,7 +148,7 @@ def _maybe_exchange_device(index: int) -> int:
 
 
 class DeviceProperties(NamedTuple):
-    """What :func:`get_device_properties` tells."""
+    """The result of :func:`get_device_properties`."""
 
     name: str
     total_memory: int
@@ -164,7 +172,7 @@ def _processor() -> str:
 
 def get_device_properties(device: Device = None) -> DeviceProperties:
     """Name, memory and cores. Raises RuntimeError for a device that does not exist."""
-    total = _dev_memory.mem_get_info(device)[1]
+    total = memory.mem_get_info(device)[1]
     return DeviceProperties(
         f"dev ({_processor()})", total, len(os.sched_getaffinity(0)), *get_device_capability()
     )
@@ -182,19 +190,19 @@ def get_device_capability(device: Device = None) -> tuple[int, int]:
 
 
 def is_bf16_supported(including_emulation: bool = True) -> bool:
-    """bfloat16 works, as fast as the CPU does it."""
+    """Always true; as fast as on the CPU."""
     current_device()
     return True
 
 
 def is_tf32_supported() -> bool:
-    """float32 is never computed with fewer bits in the name of TF32."""
+    """Always false: float32 is computed with all its bits."""
     current_device()
     return False
 
 
 def is_current_stream_capturing() -> bool:
-    """There are no graphs of device work on ``dev``, so nothing is ever captured."""
+    """Always false: ``dev`` has no graphs of device work."""
     return False
 
 
@@ -212,10 +220,10 @@ def get_amp_supported_dtype() -> list[torch.dtype]:
 def __getattr__(name: str) -> Any:
     if name == "default_generators":
         return tuple(_C._device_generator(index) for index in range(device_count()))
-    if name == "_initialized":  # checkpointing asks for it before it saves the state of the generators
+    if name == "_initialized":  # torch.utils.checkpoint reads it before it saves the state of the generators
         return is_initialized()
     raise AttributeError(f"module 'torch.dev' has no attribute {name!r}")
 
 
-# Queued work must not outlive the interpreter; what takes longer than this is left behind.
+# Queued work must not outlive the interpreter. Waits for it for at most 0.3 seconds.
 atexit.register(_C._device_drain, 0.3)

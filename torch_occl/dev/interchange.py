@@ -1,5 +1,6 @@
-"""``dev`` memory in the hands of others: the CPU, NumPy, DLPack, other processes, dynamo; part of
-:mod:`torch.dev`. Device memory is host memory, so nothing is copied, except where it says so.
+"""``dev`` memory used from outside: as CPU tensors, by NumPy and DLPack, in other processes, by dynamo.
+
+Part of :mod:`torch.dev`. Device memory is host memory, so nothing is copied unless the function says so.
 """
 
 from __future__ import annotations
@@ -14,16 +15,17 @@ from typing import Any
 
 import torch
 
-from torch_occl import _C, _dev_inductor, _dev_streams
-from torch_occl._dev_index import Device, device_index
+from torch_occl import _C, dev
+from torch_occl.dev import inductor, streams
+from torch_occl.dev._index import Device, device_index
 
 __all__ = ["as_cpu", "from_cpu"]
 
 
 def as_cpu(tensor: torch.Tensor) -> torch.Tensor:
-    """A CPU tensor over the memory of a ``dev`` tensor, not a copy. It takes no part in autograd.
+    """A CPU tensor over the memory of a ``dev`` tensor, without a copy and without autograd.
 
-    Neither may be resized, or moved with ``share_memory_``, while the other is in use.
+    Neither tensor may be resized, or moved with ``share_memory_``, while the other is in use.
 
     Raises:
         ValueError: the tensor is not on ``dev``.
@@ -31,15 +33,15 @@ def as_cpu(tensor: torch.Tensor) -> torch.Tensor:
     """
     if tensor.device.type != "dev":
         raise ValueError(f"expected a tensor on dev, got one on {tensor.device}")
-    torch.dev.current_stream(tensor.device).synchronize()
+    streams.current_stream(tensor.device).synchronize()
     return _C._device_share_memory(tensor.detach(), torch.device("cpu"))
 
 
 def from_cpu(tensor: torch.Tensor, device: Device = None) -> torch.Tensor:
-    """A ``dev`` tensor over the memory of a CPU tensor, not a copy. It takes no part in autograd.
+    """A ``dev`` tensor over the memory of a CPU tensor, without a copy and without autograd.
 
-    Its memory lies outside the regions that peers map: collectives on it copy it once, as they do for CPU
-    tensors. Neither may be resized, or moved with ``share_memory_``, while the other is in use.
+    Its memory lies outside the regions that peers map: collectives copy it once, as they do CPU tensors.
+    Neither tensor may be resized, or moved with ``share_memory_``, while the other is in use.
 
     Raises:
         ValueError: the tensor is not on the CPU.
@@ -50,7 +52,7 @@ def from_cpu(tensor: torch.Tensor, device: Device = None) -> torch.Tensor:
     return _C._device_share_memory(tensor.detach(), torch.device("dev", device_index(device)))
 
 
-# ---- DLPack: to everybody else, `dev` memory is CPU memory ---------------------------------------------
+# ---- DLPack: `dev` memory is exported as CPU memory ----------------------------------------------------
 
 _dlpack = torch.Tensor.__dlpack__
 _dlpack_device = torch.Tensor.__dlpack_device__
@@ -79,13 +81,15 @@ def _tensor_dlpack_device(self: torch.Tensor) -> Any:
 def _rebuild_storage(memory: torch.UntypedStorage, index: int) -> torch.UntypedStorage:
     bytes_ = torch.empty(0, dtype=torch.uint8).set_(memory)
     storage = from_cpu(bytes_, index).untyped_storage()
-    storage._occl_shared = memory  # type: ignore[attr-defined]  # who passes it on shares it too
+    storage._occl_shared = memory  # type: ignore[attr-defined]  # a receiver that sends it on uses the same memory
     return storage
 
 
 def _reduce_storage(storage: torch.UntypedStorage) -> Any:
-    """Like PyTorch does for CPU tensors: the first time, the storage moves to memory of its own, which both
-    processes keep alive. (A piece of the heap could be reused while the other process still looks at it.)
+    """Moves the storage, the first time, to shared memory of its own, as PyTorch does with CPU storages.
+
+    Both processes keep that memory alive. A block of the heap could be reused while the other process still
+    reads it.
     """
     from torch.multiprocessing.reductions import reduce_storage
 
@@ -105,7 +109,7 @@ def _reduce_storage(storage: torch.UntypedStorage) -> Any:
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
-    """Calls a function once a module has been imported; the module is expensive and may never be."""
+    """Calls a function after a module has been imported, without importing it: it is expensive."""
 
     def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
         self.name, self.then = name, then
@@ -130,63 +134,63 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
 
 def _register_with_dynamo(module: Any) -> None:
-    class DevInterface(module.DeviceInterface):
+    class DevInterface(module.DeviceInterface):  # type: ignore[misc]
         """``dev`` for the compiler."""
 
-        device = torch.dev.device
-        Event = torch.dev.Event
-        Stream = torch.dev.Stream
+        device = dev.device
+        Event = dev.Event
+        Stream = dev.Stream
 
         class Worker:
-            set_device = staticmethod(torch.dev.set_device)
-            current_device = staticmethod(torch.dev.current_device)
-            get_device_properties = staticmethod(torch.dev.get_device_properties)
+            set_device = staticmethod(dev.set_device)
+            current_device = staticmethod(dev.current_device)
+            get_device_properties = staticmethod(dev.get_device_properties)
 
-        current_device = staticmethod(torch.dev.current_device)
-        current_stream = staticmethod(torch.dev.current_stream)
-        device_count = staticmethod(torch.dev.device_count)
-        exchange_device = staticmethod(torch.dev._exchange_device)
-        get_compute_capability = staticmethod(torch.dev.get_device_capability)
-        is_available = staticmethod(torch.dev.is_available)
-        is_bf16_supported = staticmethod(torch.dev.is_bf16_supported)
-        maybe_exchange_device = staticmethod(torch.dev._maybe_exchange_device)
-        memory_allocated = staticmethod(torch.dev.memory_allocated)
-        set_device = staticmethod(torch.dev.set_device)
-        set_stream = staticmethod(torch.dev.set_stream)
-        _set_stream_by_id = staticmethod(torch.dev._set_stream_by_id)
-        stream = staticmethod(torch.dev.stream)
-        synchronize = staticmethod(torch.dev.synchronize)
+        current_device = staticmethod(dev.current_device)
+        current_stream = staticmethod(dev.current_stream)
+        device_count = staticmethod(dev.device_count)
+        exchange_device = staticmethod(dev._exchange_device)
+        get_compute_capability = staticmethod(dev.get_device_capability)
+        is_available = staticmethod(dev.is_available)
+        is_bf16_supported = staticmethod(dev.is_bf16_supported)
+        maybe_exchange_device = staticmethod(dev._maybe_exchange_device)
+        memory_allocated = staticmethod(dev.memory_allocated)
+        set_device = staticmethod(dev.set_device)
+        set_stream = staticmethod(dev.set_stream)
+        _set_stream_by_id = staticmethod(streams._set_stream_by_id)
+        stream = staticmethod(dev.stream)
+        synchronize = staticmethod(dev.synchronize)
 
         @staticmethod
         def get_raw_stream(device_idx: int) -> int:
-            return torch.dev.current_stream(device_idx).stream_id
+            return dev.current_stream(device_idx).stream_id
 
         @staticmethod
         def is_dtype_supported(dtype: torch.dtype, including_emulation: bool = False) -> bool:
             return True
 
     module.register_interface_for_device("dev", DevInterface)
-    for index in range(torch.dev.device_count()):
+    for index in range(dev.device_count()):
         module.register_interface_for_device(f"dev:{index}", DevInterface)
 
 
 def _tell_dynamo_about_functions(module: Any) -> None:
-    module.assume_constant_result(torch.dev.device_count)
-    module.skip(_dev_streams._current_stream)
-    context = torch.dev.StreamContext
-    for function in (torch.dev.set_stream, context.__enter__, context.__exit__):
-        module.skip(function)  # compiled, it would set the stream when the graph is made, not when it runs
+    module.assume_constant_result(dev.device_count)
+    module.skip(streams._current_stream)
+    context = dev.StreamContext
+    for function in (dev.set_stream, context.__enter__, context.__exit__):
+        module.skip(function)  # a compiled one would set the stream at compile time, not when the graph runs
 
 
 def install() -> None:
-    """Once, when ``torch.dev`` exists."""
+    """Called once, after ``torch.dev`` has been registered."""
     torch.Tensor.__dlpack__ = _tensor_dlpack  # type: ignore[method-assign]
     torch.Tensor.__dlpack_device__ = _tensor_dlpack_device  # type: ignore[method-assign]
     ForkingPickler.register(torch.UntypedStorage, _reduce_storage)
     for name, then in (
         ("torch._dynamo.device_interface", _register_with_dynamo),
         ("torch._dynamo.decorators", _tell_dynamo_about_functions),
-        ("torch._inductor.compile_fx", _dev_inductor.register_with_inductor),
+        ("torch._inductor.compile_fx", inductor.register_with_inductor),
     ):
         if name in sys.modules:
             then(sys.modules[name])

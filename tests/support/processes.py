@@ -1,4 +1,4 @@
-"""The processes of the harness, as the test's side sees them: the zygote and its children."""
+"""The test's handles of the harness's processes: the zygote and its children."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import tempfile
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
-from . import worker
+from tests.support import worker
 
 
 @dataclass

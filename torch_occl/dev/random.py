@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import torch
 
 from torch_occl import _C
-from torch_occl._dev_index import Device, device_index, unused_index
+from torch_occl.dev._index import Device, device_index, unused_index
 
 __all__ = [
     "get_rng_state",
@@ -27,7 +27,7 @@ __all__ = [
 
 
 def _generator(device: Device = None) -> torch.Generator:
-    """Seeds, and states that are set, wait for the first use of the device: they are none themselves."""
+    """The generator of a device. Seeding it, or setting its state, does not initialize the device."""
     return _C._device_generator(unused_index(device))
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .references import MOVABLE, REDUCIBLE, ops_for
+from tests.support.references import MOVABLE, REDUCIBLE, ops_for
 
 WORLD_SIZES = [1, 2, 3, 4, 8]
 

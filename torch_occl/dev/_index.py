@@ -13,17 +13,17 @@ Device = Union[torch.device, str, int, None]  # noqa: UP007
 
 
 def current_index() -> int:
-    """The number of the device that is current in this thread. To ask is to use the device."""
+    """The number of this thread's current device. Counts as a use of the device."""
     if torch.compiler.is_dynamo_compiling():
-        index = torch.accelerator.current_device_index()  # dynamo knows this one, and guards on it
-        # Not in the context of a stream of another device: dynamo does not know that the device changes too.
+        index = torch.accelerator.current_device_index()  # dynamo guards on its result
+        # Wrong in the context of a stream of another device: dynamo does not change the device with it.
         if torch.accelerator.current_stream() == torch.accelerator.current_stream(torch.device("dev", index)):
             return index
     return _C._device_get()
 
 
 def unused_index(device: Device) -> int:
-    """:func:`device_index` for what :mod:`torch.cuda` does without initializing CUDA: it uses no device."""
+    """As :func:`device_index`, without using the device: for functions that do not initialize CUDA either."""
     if device is None:
         return _C._device_resolve(-1)
     if isinstance(device, int):
@@ -35,7 +35,7 @@ def unused_index(device: Device) -> int:
 
 
 def device_index(device: Device) -> int:
-    """The number of a device that the caller is about to use; that of the current one for None and -1.
+    """The number of a device that the caller is about to use. None and -1 are the current device.
 
     Raises:
         ValueError: the device is of another type.

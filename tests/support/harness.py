@@ -25,8 +25,8 @@ from collections.abc import Callable
 from multiprocessing.connection import wait
 from pathlib import Path
 
-from . import worker
-from .processes import Member, Outcome, ZygoteClient
+from tests.support import worker
+from tests.support.processes import Member, Outcome, ZygoteClient
 
 LIMIT = 60.0
 """Seconds that a body may take on an overloaded machine before the test fails."""
@@ -70,7 +70,7 @@ class Team:
         return [member.pid for member in self.members]
 
     def join(self, timeout: float = 300.0) -> Team:
-        """Makes the default group, which times out after so many seconds."""
+        """Makes the default group, with this timeout in seconds."""
         self.run(worker.join, store=self.zygote.new_file(), timeout=timeout)
         return self
 
@@ -214,11 +214,19 @@ class Team:
 
 
 class Pool:
-    """The zygote, and a team for each world size that tests have asked for."""
+    """The zygote, and a team for each world size that tests have asked for. Used with ``with``, or closed."""
 
     def __init__(self) -> None:
         self.zygote = ZygoteClient()
         self.teams: dict[int, Team] = {}
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *_) -> None:
+        strays = self.strays()
+        self.close()
+        assert not strays, f"tests left processes behind: {strays}"
 
     def run(
         self, body: Callable, world_size: int, device: str = "cpu", *, limit: float = LIMIT, **params

@@ -9,7 +9,7 @@ import torch
 
 import torch_occl
 
-HAS_DEVICE_LAYER = Path(torch_occl.__file__).with_name("dev.py").exists()
+HAS_DEVICE_LAYER = Path(torch_occl.__file__).with_name("dev").exists()
 
 
 def devices() -> list[str]:

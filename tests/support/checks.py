@@ -1,4 +1,4 @@
-"""Small things that several tests' bodies do."""
+"""Small checks that several tests run in their ranks."""
 
 from __future__ import annotations
 

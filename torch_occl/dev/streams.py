@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torch_occl._dev_index import Device, current_index, device_index, unused_index
+from torch_occl.dev._index import Device, current_index, device_index, unused_index
 
 __all__ = [
     "Event",
@@ -26,12 +26,12 @@ __all__ = [
 class Stream(torch.Stream):
     """A queue of collectives, non-blocking copies, event records and waits.
 
-    Computation runs on the calling thread whatever the stream; on a side stream it first waits for what is
-    queued there. The default stream has no queue: what is put there runs at once.
+    Computation runs on the calling thread, whatever the current stream; on a side stream it first waits for
+    the work that is queued there. The default stream has no queue: its work runs immediately.
 
     Args:
         device: the device (default: the current one).
-        priority: below 0 is high. Accepted, and without effect on ``dev``.
+        priority: negative is high. Accepted for compatibility, without effect on ``dev``.
     """
 
     def __new__(cls, device: Device = None, priority: int = 0, **kwargs: Any) -> Stream:
@@ -41,7 +41,7 @@ class Stream(torch.Stream):
 
     @staticmethod
     def priority_range() -> tuple[int, int]:
-        """(lowest, highest), as ``torch.cuda`` counts them; they are accepted, and without effect."""
+        """(lowest, highest), as in ``torch.cuda``. Priorities have no effect."""
         return (0, -1)
 
     @classmethod
@@ -51,7 +51,7 @@ class Stream(torch.Stream):
         )
 
     def wait_stream(self, stream: torch.Stream) -> None:
-        """Makes this stream wait for everything that is in ``stream`` now."""
+        """Makes this stream wait for all work that is in ``stream`` now."""
         self.wait_event(stream.record_event())
 
     def record_event(self, event: torch.Event | None = None) -> torch.Event:
@@ -65,15 +65,16 @@ class Stream(torch.Stream):
         return f"<torch.dev.Stream device=dev:{self.device_index} id={self.stream_id}>"
 
 
-class _EventType(type(torch.Event)):
+class _EventType(type(torch.Event)):  # type: ignore[misc]
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, torch.Event) and instance.device.type == "dev"
 
 
 class Event(torch.Event, metaclass=_EventType):
-    """A point in a stream, to wait for or to measure time with.
+    """A point in a stream. A program can wait for it, or measure the time between two of them.
 
-    Makes plain :class:`torch.Event` objects of this device: PyTorch does not measure time between subclasses.
+    The constructor returns a plain :class:`torch.Event`, because PyTorch measures no time between objects of
+    subclasses.
 
     Args:
         enable_timing: whether ``elapsed_time`` will be asked for.
@@ -96,7 +97,7 @@ class Event(torch.Event, metaclass=_EventType):
 
 
 class StreamContext:
-    """Makes a stream the current one; None changes nothing. The current device becomes the stream's."""
+    """Makes a stream, and its device, current. None changes nothing."""
 
     def __init__(self, stream: torch.Stream | None) -> None:
         self.stream = stream
@@ -140,7 +141,7 @@ def _set_stream_by_id(stream_id: int, device_index: int, device_type: int) -> No
 
 
 def _current_stream(index: int) -> Stream:
-    """Never compiled: asked for the stream of another device, dynamo answers with that of the current one."""
+    """Never compiled: dynamo would return the current device's stream for every device."""
     return Stream._of(torch.accelerator.current_stream(torch.device("dev", index)))
 
 

@@ -16,7 +16,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 CORE = ("base", "kernels", "shm", "memory", "coll")
 FLAGS = "-std=c++20 -ffp-contract=off -Wall -Wextra -pthread -fPIC -Icsrc -Itests -Itests/cpp"
 MODES = {
@@ -160,7 +160,7 @@ def build_extension(mode: str) -> Path:
 
 
 def build_all_in_background() -> subprocess.Popen:
-    """Starts to build what `build` will be asked for, with the time that nobody else wants."""
+    """Starts to build what tests will ask `build` for, when the machine has nothing else to do."""
     return subprocess.Popen(
         [sys.executable, __file__],
         stdin=subprocess.DEVNULL,
@@ -191,6 +191,8 @@ def ninja(mode: str, targets: list[str], root: Path) -> Path:
     jobs = os.environ.get("MAX_JOBS", str(os.cpu_count()))
     with (root / out / "build.ninja").open("a+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # another run of the tests may be building here
+        file.seek(0)
+        news = file.read() != rules
         file.truncate(0)
         file.write(rules)
         file.flush()
@@ -201,6 +203,8 @@ def ninja(mode: str, targets: list[str], root: Path) -> Path:
             stderr=subprocess.STDOUT,
             text=True,
         )
+    if news and mode == "plain" and root == ROOT:
+        subprocess.run([sys.executable, str(ROOT / "tools" / "compile_commands.py")], check=True)
     if result.returncode:
         raise RuntimeError(result.stdout)
     return root / out / targets[0]

@@ -1,4 +1,4 @@
-"""The far side of the harness: a zygote that has imported everything, and the ranks that are forked from it.
+"""The processes of the harness: a zygote that has imported everything, and the ranks that it forks.
 
 Forking is sound because the zygote has exactly one thread (it looks, before each fork, and refuses otherwise)
 and has made no process group, so no lock is held and no engine runs that a child would miss.

@@ -1,9 +1,10 @@
-"""Contenders that are programs of their own: the peers in ``benchmarks/peers``, one process for each rank.
+"""Contenders that are programs of their own, one process for each rank.
 
 Each process connects to the rank of this benchmark that has its number, and does what that rank tells it, in
 the same turns as the contenders inside of this process (``benchmarks/peers/peer.h`` has the other end).
 """
 
+import argparse
 import contextlib
 import ctypes.util
 import os
@@ -15,9 +16,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from torch_occl.bench import worker
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "benchmarks" / "peers"
@@ -47,7 +51,7 @@ class Program:
     """What it lacks on this machine; empty if it can be built and run."""
     arguments: tuple[str, ...] = ()
     launcher: Callable[[int], list[str]] | None = None
-    """The command in front of the program's for so many ranks; without, it is started once for each."""
+    """(number of ranks) to the command that launches all of them; None starts the program once for each."""
     environment: dict[str, str] = field(default_factory=dict)
 
     def start(self, address: str, ranks: int) -> list[subprocess.Popen]:
@@ -96,7 +100,7 @@ def oversubscribe(ranks: int) -> list[str]:
     return ["--oversubscribe"] if ranks > len(os.sched_getaffinity(0)) else []
 
 
-# Every library binds its processes as it does for its users, who set nothing.
+# No library gets settings for binding its processes: users do not set any.
 INTEL_ENVIRONMENT = {
     "I_MPI_ROOT": str(INTEL),
     "I_MPI_FABRICS": "shm",
@@ -268,8 +272,13 @@ def started(names: Iterable[str], folder: Path, rank: int, ranks: int) -> Iterat
         stop(processes)
 
 
+def work(rank: int, options: argparse.Namespace, folder: str, counters: Any) -> None:
+    """What each rank does: the benchmark of the package, with these programs."""
+    worker.work(rank, options, folder, counters, started)
+
+
 def stop(processes: list[subprocess.Popen], grace: float = 10.0) -> None:
-    """Waits for the processes to end by themselves, and then no longer."""
+    """Waits for the processes to end by themselves, and ends those that do not."""
     deadline = time.monotonic() + grace
     for process in processes:
         try:

@@ -1,4 +1,4 @@
-"""Streams of ``dev`` that stand still until a test lets them go on, so that nothing need be slow."""
+"""Streams of ``dev`` that a test holds and releases, so that no test needs slow work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch_occl import _C
 
 @contextlib.contextmanager
 def gate(*streams: torch.Stream) -> Iterator[threading.Event]:
-    """What is put on these streams from now on waits until the event is set: at the end of the block."""
+    """Work put on these streams in the block waits until the event is set, at the latest at its end."""
     event = threading.Event()
     for stream in streams:
         _C._device_enqueue(stream, event.wait)
@@ -26,7 +26,7 @@ def gate(*streams: torch.Stream) -> Iterator[threading.Event]:
 
 
 def open_when_the_caller_sleeps(event: threading.Event) -> None:
-    """Sets the event once the calling thread waits for what is behind the gate, in whatever it does next.
+    """Sets the event once the calling thread sleeps in its next calls, which wait for work behind the gate.
 
     Threads that wait for Python's lock sleep, too, but wake up every 5 ms: it must sleep longer at a stretch.
     """

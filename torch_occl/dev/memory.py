@@ -1,13 +1,14 @@
-"""Memory of ``dev``; part of :mod:`torch.dev`. The figures are bytes unless they say otherwise."""
+"""Memory of ``dev``: statistics, limits and snapshots, in bytes. Part of :mod:`torch.dev`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from torch_occl import _C
-from torch_occl._dev_index import Device, device_index, unused_index
+from torch_occl.dev._index import Device, device_index, unused_index
 
 __all__ = [
     "OutOfMemoryError",
@@ -31,7 +32,7 @@ OutOfMemoryError = torch.OutOfMemoryError
 
 
 def empty_cache() -> None:
-    """Gives the free memory of all devices back to the system. Tensors keep theirs."""
+    """Gives cached memory of all devices back to the system; tensors are not affected."""
     torch.accelerator.empty_cache()
 
 
@@ -46,38 +47,42 @@ def memory_stats_as_nested_dict(device: Device = None) -> dict[str, Any]:
     return torch._C._accelerator_getDeviceStats(index) if _C._device_used() else {}
 
 
+def _counter(device: Device, name: str) -> int:
+    return int(memory_stats(device).get(name, 0))
+
+
 def memory_allocated(device: Device = None) -> int:
-    """What tensors hold now."""
-    return memory_stats(device).get("allocated_bytes.all.current", 0)
+    """Bytes that tensors hold now."""
+    return _counter(device, "allocated_bytes.all.current")
 
 
 def max_memory_allocated(device: Device = None) -> int:
-    """The most that tensors have held since the start or the last :func:`reset_peak_memory_stats`."""
-    return memory_stats(device).get("allocated_bytes.all.peak", 0)
+    """The most bytes that tensors have held since the start or :func:`reset_peak_memory_stats`."""
+    return _counter(device, "allocated_bytes.all.peak")
 
 
 def memory_reserved(device: Device = None) -> int:
-    """What has been had from the system: held by tensors, or cached."""
-    return memory_stats(device).get("reserved_bytes.all.current", 0)
+    """Bytes taken from the system: held by tensors, or cached."""
+    return _counter(device, "reserved_bytes.all.current")
 
 
 def max_memory_reserved(device: Device = None) -> int:
-    """The most that has been had from the system since the start or :func:`reset_peak_memory_stats`."""
-    return memory_stats(device).get("reserved_bytes.all.peak", 0)
+    """The most bytes taken from the system since the start or :func:`reset_peak_memory_stats`."""
+    return _counter(device, "reserved_bytes.all.peak")
 
 
 def reset_peak_memory_stats(device: Device = None) -> None:
-    """Starts the peaks again from what is in use now."""
+    """Sets the peaks to what is in use now."""
     torch.accelerator.reset_peak_memory_stats(device_index(device))
 
 
 def reset_accumulated_memory_stats(device: Device = None) -> None:
-    """Starts the counts of what has been allocated and freed again from 0."""
+    """Sets the totals of allocated and freed memory to 0."""
     torch.accelerator.reset_accumulated_memory_stats(device_index(device))
 
 
 def mem_get_info(device: Device = None) -> tuple[int, int]:
-    """(free, total) of the host, or of the container it runs in: the devices share it."""
+    """(free, total) of the host, or of the container this process runs in: all devices share it."""
     return torch.accelerator.get_memory_info(device_index(device))
 
 
@@ -126,14 +131,14 @@ def memory_summary(device: Device = None, abbreviated: bool = False) -> str:
     index = device_index(device)
     stats = memory_stats(index)
 
-    def size(n: int) -> str:
+    def size(n: float) -> str:
         for unit in ("B", "KiB", "MiB", "GiB"):
             if abs(n) < 10240 or unit == "GiB":
                 return f"{n:.0f} {unit}"
             n /= 1024
         raise AssertionError
 
-    rows = [
+    rows: list[tuple[str, str, Callable[[int], str]]] = [
         ("Allocated memory", "allocated_bytes", size),
         ("Active memory", "active_bytes", size),
         ("Reserved memory", "reserved_bytes", size),

@@ -10,7 +10,7 @@ import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import cpp_build
+from tests.support import cpp_build
 
 OBJECTS = cpp_build.ROOT / "build" / f"objects-{sys.implementation.cache_tag}"
 LIBRARY = Path("torch_occl", f"_C{sysconfig.get_config_var('EXT_SUFFIX')}")

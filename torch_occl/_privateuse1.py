@@ -18,8 +18,8 @@ def register() -> str | None:
     """Registers the device and returns the name of the PrivateUse1 device of this process.
 
     That is ``"dev"``; or the name that another package gave to PrivateUse1 before, in which case nothing is
-    registered; or None if ``OCCL_DEVICE=0`` and no other package has claimed PrivateUse1. There is one
-    PrivateUse1 in a process, and who comes first has it.
+    registered; or None if ``OCCL_DEVICE=0`` and no other package has claimed PrivateUse1. A process
+    has one PrivateUse1 device: the first package to claim it keeps it.
 
     Raises:
         ValueError: ``OCCL_DEVICE`` is neither 0 nor 1, ``OCCL_DEVICE_COUNT`` is not a number from 1 to 64, or
@@ -43,12 +43,13 @@ def register() -> str | None:
     from torch_occl import dev
 
     torch._register_device_module(NAME, dev)
-    for part in ("memory", "random", "streams"):  # so that `import torch.dev.memory` works
-        sys.modules[f"torch.{NAME}.{part}"] = getattr(dev, part)
+    # PyTorch's function enters the package into sys.modules as "torch.dev" (torch/__init__.py: `sys.modules[
+    # torch_module_name] = module`). `import torch.dev.memory` would find its file through the package's
+    # __path__ and run it a second time under that name. With these entries both names are one module.
+    for name in [name for name in sys.modules if name.startswith("torch_occl.dev.")]:
+        sys.modules[name.replace("torch_occl", "torch", 1)] = sys.modules[name]
     torch.utils.generate_methods_for_privateuse1_backend(for_tensor=True, for_module=True, for_storage=True)
-    from torch_occl import _dev_interchange
-
-    _dev_interchange.install()
+    dev.interchange.install()
     _registered = True
     return NAME
 

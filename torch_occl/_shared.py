@@ -8,11 +8,11 @@ from torch_occl import _C
 
 
 def empty_shared(*size: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """An uninitialised tensor of the CPU whose memory the other ranks of this host can map.
+    """An uninitialised CPU tensor whose memory the other ranks of this host can map.
 
-    Collectives move its bytes straight from tensor to tensor, where those of other CPU tensors make a detour
-    through shared slots. It is taken from the memory of the device ``dev:0``, counts there, and is freed with
-    the tensor's storage.
+    Collectives move its bytes directly from tensor to tensor; those of other CPU tensors go through shared
+    slots. The memory belongs to the device ``dev:0``, whose statistics include it, and is freed with the
+    tensor's storage.
 
     Args:
         size: the shape, as integers or as one sequence of integers.

@@ -1,9 +1,9 @@
 """torch.compile's default compiler, inductor, for ``dev``.
 
-Inductor's C++ code generator knows the CPU by name in dozens of places, so registering it for another device
-does not get far. Instead, what is compiled *is* a graph for the CPU: the captured graph with the device
-replaced. The compiled code then runs as the CPU's kernels do in the fallback: it sees the memory of its
-arguments as CPU tensors, allocates from the device, and its results become tensors of the device.
+Inductor's C++ code generator names the CPU in dozens of places, so it cannot be registered for another
+device. Instead, a graph on ``dev`` is compiled as a graph on the CPU: the captured graph with the device
+replaced. The compiled code runs as the CPU's kernels do in the fallback: its arguments are CPU tensors over
+the same memory, it allocates from the device, and its results become tensors of the device.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
-from torch_occl import _C
+from torch_occl import _C, dev
 
 log = logging.getLogger(__name__)
 
 NAMESPACES = {"aten", "prims"}
-"""Operators whose CPU kernels do on ``dev`` what the operator does there. Others may have kernels for ``dev``
-that differ, or communicate."""
+"""Namespaces of operators that do the same on ``dev`` and on the CPU. Others may have kernels of their own
+for ``dev``, or communicate."""
 
 NOT_ON_THE_CPU = {
     "_scaled_dot_product_fused_attention_overrideable",
@@ -37,10 +37,10 @@ NOT_ON_THE_CPU = {
     "_thnn_fused_gru_cell",
     "_thnn_fused_gru_cell_backward",
 }
-"""Operators that accelerators have, ``dev`` among them, and the CPU has not."""
+"""Operators that exist on accelerators, ``dev`` among them, and not on the CPU."""
 
 REFUSED = {"set_", "resize_", "resize", "_resize_output_"}
-"""Operators that change the storage of their argument, which is another one on the CPU."""
+"""Operators that change the storage of an argument, which the CPU tensor over its memory does not share."""
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
@@ -53,7 +53,7 @@ def _is_seeds(node: torch.fx.Node) -> bool:
 
 
 def why_not(gm: torch.fx.GraphModule, index: int) -> str | None:
-    """What keeps the graph from being compiled for the CPU and run on ``dev:index``; None if nothing does."""
+    """Why the graph cannot be compiled for the CPU and run on ``dev:index``; None if it can."""
     device = torch.device("dev", index)
     for node in gm.graph.nodes:
         for tensor in _tensors(node.meta.get("val")):
@@ -86,7 +86,7 @@ def _to_cpu(value: Any) -> Any:
         return value
     mode = torch._guards.detect_fake_mode(value)
     if mode is None:
-        return torch.dev.as_cpu(value)
+        return dev.as_cpu(value)
     with mode:
         return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="cpu")
 
@@ -103,9 +103,9 @@ def _move(gm: torch.fx.GraphModule) -> None:
 
 
 def _seeds_as_inputs(gm: torch.fx.GraphModule) -> list[Any]:
-    """The seeds of random operations become inputs, to be drawn from the device's generator. Returns how many
-    each has."""
-    counts = []
+    """Turns the seeds of random operations into inputs, which are drawn from the device's generator at each
+    run. Returns the number of seeds of each input."""
+    counts: list[Any] = []
     for node in [node for node in gm.graph.nodes if _is_seeds(node)]:
         last = [other for other in gm.graph.nodes if other.op == "placeholder"][-1:]
         before = last[0].next if last else next(iter(gm.graph.nodes))
@@ -133,7 +133,7 @@ def compile_inner(
 
     Args:
         compile_on_cpu: takes a graph, fake inputs and options; returns a function of a list of inputs.
-        gm: what autograd's tracing has left: functional, and with fake values in ``meta["val"]``.
+        gm: the graph after autograd's tracing: functional, with fake values in ``meta["val"]``.
         example_inputs: fake tensors and sizes.
 
     Returns:
@@ -174,16 +174,16 @@ def _devices(gm: torch.fx.GraphModule) -> list[torch.Tensor]:
 
 
 def register_with_inductor(compile_fx: ModuleType) -> None:
-    """Graphs on ``dev`` go through :func:`compile_inner`.
+    """Makes inductor compile graphs on ``dev`` with :func:`compile_inner`.
 
-    PyTorch has no registration for that: what it offers replaces the code generator, at the end of a pipeline
-    that asks for the CPU by name.
+    PyTorch has no registration for that. A registered code generator comes at the end of a pipeline whose
+    earlier steps ask for the CPU by name.
     """
-    original = compile_fx._compile_fx_inner
+    original: Callable[..., Any] = compile_fx._compile_fx_inner
 
     def _compile_fx_inner(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
         if any(tensor.device.type == "dev" for tensor in _devices(gm)):
             return compile_inner(original, gm, example_inputs, **options)
         return original(gm, example_inputs, **options)
 
-    compile_fx._compile_fx_inner = _compile_fx_inner
+    compile_fx._compile_fx_inner = _compile_fx_inner  # type: ignore[attr-defined]

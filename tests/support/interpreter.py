@@ -1,0 +1,61 @@
+"""Fresh interpreters, and folders in which torch_occl is installed, for tests of what an import does."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import torch_occl
+
+PACKAGE = Path(torch_occl.__file__).parents[1]
+"""The folder in which the torch_occl under test lies."""
+PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
+
+
+def run_python(
+    *arguments: object,
+    path: Path = PACKAGE,
+    status: int = 0,
+    stderr: bool = True,
+    timeout: float = 180.0,
+    **environment: str,
+) -> str:
+    """The output of ``python ARGUMENTS``, which must end with this status.
+
+    The process starts in ``/``, because Python looks for modules where it starts, and finds those in
+    ``path``. Its environment is that of the tests and ``environment``. ``stderr``: whether the output has
+    what it wrote there.
+    """
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        env=os.environ | {"PYTHONPATH": str(path)} | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT if stderr else subprocess.PIPE,
+        text=True,
+        timeout=timeout,
+        cwd="/",
+    )
+    assert done.returncode == status, done.stdout + (done.stderr or "")
+    return done.stdout
+
+
+def install(folder: Path) -> Path:
+    """Makes a folder look as if torch_occl were installed there, with the entry points of pyproject.toml."""
+    import tomllib  # Python 3.11
+
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(PACKAGE / "torch_occl", folder / "torch_occl", ignore=ignored)
+    groups = tomllib.loads(PYPROJECT.read_text())["project"]["entry-points"]
+    for target in groups["torch.backends"].values():
+        shutil.copy(PACKAGE / f"{target.split(':')[0]}.py", folder)
+    info = folder / "torch_occl-0.0.dist-info"
+    info.mkdir()
+    info.joinpath("METADATA").write_text("Metadata-Version: 2.1\nName: torch_occl\nVersion: 0.0\n")
+    lines = [
+        f"[{name}]\n" + "".join(f"{k} = {v}\n" for k, v in points.items()) for name, points in groups.items()
+    ]
+    info.joinpath("entry_points.txt").write_text("\n".join(lines))
+    return folder
