@@ -136,7 +136,7 @@ MUTATIONS = [
     Mutation("callbacks count as driving", "coll/engine.cpp", "if (role_ == static_cast<int>(Role::other)) return;", "return;", ("plain/test_group:callbacks",)),
     Mutation("an end is stored with release", "coll/operation.h", f"finished_.store(true, {SEQ})", f"finished_.store(true, {RELEASE})", ("explore/test_interleavings:threads",)),
     Mutation("an end wakes nobody of this process", "coll/group.cpp", "  engine_.ring();  // another thread", "  // another thread", ("explore/test_interleavings:threads",)),
-    Mutation("who has joined waits for nobody", "coll/group.cpp", "!m.joined() && ", "!m.joined() && false && ", ("plain/test_group:open when",)),
+    Mutation("who has joined waits for nobody", "coll/joining.cpp", "!m.joined() && ", "!m.joined() && false && ", ("plain/test_group:open when",)),
     Mutation("an abort is announced with release", "coll/mesh.cpp", f"presence.store(kAborted, {SEQ})", f"presence.store(kAborted, {RELEASE})", ("explore/test_interleavings:leaves",)),
     Mutation("an abort is looked for with acquire", "coll/mesh.h", f"presence.load({SEQ}) & kAborted", f"presence.load({ACQUIRE}) & kAborted", ("explore/test_interleavings:leaves",)),
     Mutation("who leaves rings nobody", "coll/mesh.cpp", "OCCL_FAULT_POINT(\"mesh.left\");\n  if (!members_.empty()) ring_all();", "", ("explore/test_interleavings:leaves",)),

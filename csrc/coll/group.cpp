@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "base/fault_point.h"
 #include "coll/engine.h"
+#include "coll/joining.h"
 
 namespace occl::coll {
 
@@ -21,26 +22,7 @@ Group::~Group() = default;
 std::shared_ptr<Group> Group::open(Engine& engine, std::unique_ptr<Mesh> mesh, Deadline deadline,
                                    const std::function<void()>& interrupted) {
   auto group = std::make_shared<Group>(engine, std::move(mesh));
-  const Mesh& joined = group->mesh();
-  std::vector<int> missing;
-  const auto all_joined = [&] {
-    missing.clear();
-    for (int i = 0; i < joined.size(); ++i)
-      if (const Member& m = joined.member(i); !m.joined() && !m.aborted() && !m.gone()) missing.push_back(i);
-    return missing.empty();
-  };
-  if (!engine.wait_until(all_joined, deadline, interrupted)) {
-    std::string text;
-    for (const int rank : missing) {
-      const auto other = joined.member(rank).block.header().connecting.load(std::memory_order_relaxed);
-      enlist(text, joined.describe(rank));
-      if (other && other <= static_cast<std::uint32_t>(joined.size()) &&
-          other - 1 != static_cast<std::uint32_t>(rank))
-        text += concat(", which connects to ", joined.describe(static_cast<int>(other) - 1), ",");
-    }
-    fail(Errc::timeout, "occl: Timed out after ", deadline.span().count(), " ms on rank ", joined.rank(),
-         " of group ", joined.name(), " waiting for ", text, " to join the group");
-  }
+  wait_until_joined(engine, group->mesh(), deadline, interrupted);
   engine.add(group);
   return group;
 }
