@@ -14,7 +14,7 @@ namespace occl {
 enum class Errc : unsigned char {
   invalid_argument,  // the caller's arguments; nothing was sent, the group stays usable
   not_implemented,   // a real operation that this version does not offer
-  mismatch,          // ranks called different operations; the group stays usable
+  mismatch,          // ranks called different operations
   out_of_memory,     // there is not enough shared memory
   timeout,           // a deadline passed
   peer_exited,       // a rank's process is gone

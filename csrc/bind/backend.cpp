@@ -120,8 +120,8 @@ void bind_backend(py::module_& module) {
       [](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, const pg::Options& options,
          const std::optional<c10::intrusive_ptr<ProcessGroupOCCL>>& parent, std::vector<int> ranks) {
         // Peers must not take this process's end for a death. (An import would run the package's __init__.)
-    py::module_::import("sys").attr("modules")["torch_occl._ending"].attr("watch")();
-    const py::gil_scoped_release no_gil;
+        py::module_::import("sys").attr("modules")["torch_occl._ending"].attr("watch")();
+        const py::gil_scoped_release no_gil;
         return c10::make_intrusive<ProcessGroupOCCL>(
             store, rank, size, options,
             parent ? (*parent)->as_parent(std::move(ranks)) : ProcessGroupOCCL::Parent{});

@@ -58,7 +58,7 @@ struct Block {
   std::size_t count = 0;  // elements
 };
 
-/// The blocks of one side of one rank: equal ones back to back, or a list.
+/// The input or output blocks of one rank: equal ones back to back, or a list.
 struct Blocks {
   std::byte* base = nullptr;
   std::size_t count = 0;  // elements of each block
@@ -70,7 +70,7 @@ struct Blocks {
   }
 };
 
-/// Bit of Collective::volume: blocks differ in size, the bits below are a hash of all sizes.
+/// Bit of Collective::volume: blocks differ in size, and the bits below are a hash of all sizes.
 inline constexpr std::uint64_t kUneven = std::uint64_t{1} << 39;
 
 struct Collective {
@@ -80,15 +80,16 @@ struct Collective {
   ReduceOp op = ReduceOp::none;
   int root = 0;  // 0 where the kind has none
   Blocks in, out;
-  std::size_t largest = 0;  // elements of the largest block anywhere in this rank's view
-  std::size_t volume = 0;   // what all ranks must agree on: elements of a block, or a mark (kUneven)
-  double factor = 1;        // PREMUL_SUM: this rank's
+  std::size_t largest = 0;  // elements of the largest block that this rank knows of
+  std::size_t volume = 0;   // what all ranks must agree on: elements of a block, or kUneven and a hash
+  double factor = 1;        // this rank's factor for PREMUL_SUM
 };
 
 /// The name of the call: "all_reduce".
 const char* name_of(const Collective& c);
 
-/// Everything that all ranks must agree on, in one word: no hash, so that it can be told in words.
+/// Everything that all ranks must agree on, in one word. Only uneven sizes are hashed; the rest can be
+/// printed.
 ///
 ///     bit  0     4        5      11  15    24
 ///          kind  part of  dtype  op  root  volume
@@ -96,11 +97,11 @@ struct Signature {
   std::uint64_t word = 0;
 
   static Signature of(const Collective& c);
-  /// The same, or all_to_alls of which one says what each rank gets and the other that all get as much.
+  /// Equal, or two all_to_alls of which one lists a size for each rank and the other says that all are equal.
   bool fits(Signature other) const;
   /// The elements of each block, if they are equal.
   std::optional<std::size_t> even() const;
-  /// Is it about blocks of different sizes, all of which every rank should know?
+  /// Whether blocks have different sizes that must be the same on every rank.
   bool lists_sizes() const;
   /// "all_reduce(float32[4], SUM)"; safe for any word.
   std::string describe() const;

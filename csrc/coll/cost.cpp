@@ -17,7 +17,7 @@ double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-/// The best of a few: whatever disturbs only makes it slower.
+/// Bytes per second: the best of a few, because disturbances only make it slower.
 double copy_speed(std::size_t bytes, kernels::Store store, int repetitions) {
   std::vector<std::byte> from(bytes, std::byte{1}), to(bytes, std::byte{2});
   void* const dst = to.data();
@@ -35,7 +35,7 @@ double line_seconds() {
   constexpr int kRounds = 200;
   alignas(kLine) std::atomic<int> ping = 0;
   alignas(kLine) std::atomic<int> pong = 0;
-  // release and acquire: each is the other's partner
+  // release and acquire: the two threads are each other's partner
   std::thread other([&] {
     for (int i = 1; i <= kRounds; ++i) {
       while (ping.load(std::memory_order_acquire) < i) std::this_thread::yield();

@@ -1,29 +1,29 @@
-// What a collective costs, from what its plan moves: for whoever wants to know before it runs.
+// Estimates how long a collective takes, from what its plan moves, without running it.
 #pragma once
 
 #include "coll/plan.h"
 
 namespace occl::coll {
 
-/// What the busiest rank does.
+/// What the rank that moves most bytes does.
 struct Traffic {
   std::uint64_t read = 0, written = 0;  // bytes
   std::uint64_t synchronisations = 0;
 };
 Traffic traffic(const Shape& shape, const Plan& plan);
 
-/// Of this machine: a cache line to another core and back, and bytes copied per second by one core while they
-/// fit into the caches, and beyond. Measured once per process, in some 20 ms.
+/// What a machine can do.
 struct Machine {
-  double line_seconds = 0;
-  double cached_bytes_per_second = 0;
-  double memory_bytes_per_second = 0;
-  std::size_t cache_bytes = 0;
+  double line_seconds = 0;             // a cache line to another core
+  double cached_bytes_per_second = 0;  // copied by one core within the caches, ...
+  double memory_bytes_per_second = 0;  // ... and beyond them
+  std::size_t cache_bytes = 0;         // footprint up to which the first one holds
 };
+/// This machine, measured once per process, in about 20 ms.
 const Machine& this_machine();
 
 /// The busiest rank's bytes at the speed of the cache or the memory, as if each rank had a core and its share
-/// of the memory; each synchronisation costs a cache line from every other rank.
+/// of the memory. Each synchronisation costs a cache line from every other rank.
 double seconds(const Shape& shape, const Plan& plan, const Machine& machine);
 
 }  // namespace occl::coll

@@ -10,7 +10,7 @@
 namespace occl::coll {
 namespace {
 
-// A sleeper looks around this often even if nobody rings: for deadlines, for signals, for a broken peer.
+// A sleeper wakes up this often even if no peer rings: for deadlines, for signals, for a broken peer.
 constexpr std::chrono::milliseconds kSlice{50};
 
 inline void relax() {
@@ -21,14 +21,15 @@ inline void relax() {
 #endif
 }
 
-// How long to look before sleeping, in turns of a loop: with a core for every rank, about as long as a rank
-// may be late by ordinary skew; with fewer, the core is better left to the rank that is waited for.
+// How long to spin before sleeping, in turns of a loop. With a core for every rank: about as long as ranks
+// usually lag behind each other. With fewer cores it is better to leave the core to the rank that is late.
 constexpr int kLongSpin = 2000, kShortSpin = 32, kYields = 2;
 constexpr std::chrono::microseconds kLongSpinTime{60};
 
-// A receive is often waited for at once, and then waking the background for it was in vain. So for a while
-// after it has been wanted it looks by itself, this often, and less often while it finds that all who wanted
-// it wait themselves; after so many looks at which nobody had wanted it, it sleeps until it is woken.
+// A thread that submits often waits at once, so waking the background thread for it is a waste. Instead, the
+// background thread looks for work by itself for a while: every kDoze, and less often up to kLongestDoze
+// while the threads that wanted it turn out to wait themselves. After kDozes looks without being wanted, it
+// sleeps until it is woken.
 constexpr std::chrono::microseconds kDoze{200}, kLongestDoze{1600};
 constexpr int kDozes = 5;
 
@@ -113,14 +114,14 @@ std::string Engine::ahead_elsewhere(const Group& but, const shm::Peer& process) 
   return text;
 }
 
-bool Engine::drive_all(bool patient) {
+bool Engine::drive_all(bool check) {
   bool moved = false;
-  for (const auto& group : busy_groups()) moved |= group->drive(patient);
+  for (const auto& group : busy_groups()) moved |= group->drive(check);
   return moved;
 }
 
 void Engine::release(Group& group, Operation& op) {
-  op.ready_.store(true, std::memory_order_seq_cst);  // pairs with Operation::ready
+  op.make_ready();
   poll(group);
 }
 
@@ -129,22 +130,22 @@ void Engine::submit(Group& group, Operation& op) {
   poll(group);
 }
 
-/// Meanwhile the thread counts as one that waits, or the background would come to drive the same group.
+/// The thread counts as waiting meanwhile, so that the background does not come to drive the same group.
 void Engine::poll(Group& group) {
   const Waiting waiting(*this);
   group.drive(false);
 }
 
-/// Where other programs take the cores, looking keeps the very rank away that is waited for. It shows:
-/// looking was in vain, and the wake-up came at once when we slept. Then look less; but try again now and
-/// then.
+/// Where other programs take the cores, spinning keeps the late rank from its core. The sign of that:
+/// spinning was in vain, and the wake-up came at once when the thread slept. Then spin less, but try again
+/// now and then.
 Engine::Spin::Spin() : turns_(kLongSpin) {}
 int Engine::Spin::turns() {
   const unsigned wait = waits_.fetch_add(1, std::memory_order_relaxed);  // a hint, as is the next
   return wait % 16 == 0 ? kLongSpin : turns_.load(std::memory_order_relaxed);
 }
-void Engine::Spin::was_worth_it() { turns_.store(kLongSpin, std::memory_order_relaxed); }
-void Engine::Spin::was_in_vain(std::chrono::nanoseconds slept) {
+void Engine::Spin::succeeded() { turns_.store(kLongSpin, std::memory_order_relaxed); }
+void Engine::Spin::failed(std::chrono::nanoseconds slept) {
   if (slept < kLongSpinTime)
     turns_.store(std::max(kShortSpin, turns_.load(std::memory_order_relaxed) / 2), std::memory_order_relaxed);
 }
@@ -161,7 +162,7 @@ bool Engine::wait(Group& group, const Operation& op, Deadline deadline,
     if (!op.finished() && pending_.load(std::memory_order_relaxed) > group.pending())
       moved |= drive_all(false);  // a hint
     if (moved || op.finished()) {
-      if (looked > kShortSpin) spin_.was_worth_it();
+      if (looked > kShortSpin) spin_.succeeded();
       if (op.finished()) return true;
       looked = 0;
       continue;
@@ -184,7 +185,7 @@ bool Engine::wait(Group& group, const Operation& op, Deadline deadline,
       if (!moved && !op.finished()) {
         const auto begin = std::chrono::steady_clock::now();
         sleep.wait(deadline.left(kSlice));
-        if (core_for_each) spin_.was_in_vain(std::chrono::steady_clock::now() - begin);
+        if (core_for_each) spin_.failed(std::chrono::steady_clock::now() - begin);
       }
     }
     if (op.finished()) return true;
@@ -209,14 +210,14 @@ bool Engine::wait_until(const std::function<bool()>& reached, Deadline deadline,
   }
 }
 
-/// This thread stops driving: somebody else must, if there is anything.
+/// This thread stops driving. If there is anything to drive, another thread must go on.
 void Engine::hand_over() noexcept {
   if (pending_.load(std::memory_order_seq_cst) == 0) return;
   ring();  // another waiter may have found a group being driven by this thread, and gone to sleep
   if (waiters_.load(std::memory_order_seq_cst) > 0) return;
   try {
     start_background();
-  } catch (const Error& error) {  // nobody would ever drive: this ends what is in flight, here and elsewhere
+  } catch (const Error& error) {  // no thread would ever drive: end what is in flight, on all ranks
     for (const auto& group : busy_groups()) group->abort(error.what());
   }
 }
@@ -229,7 +230,7 @@ void Engine::start_background() {
   }
   std::lock_guard lock(background_mutex_);
   if (stop_) return;
-  // Every thread that is not inside a callback is parked or about to look, under the lock, before it parks.
+  // Every thread that is not inside a callback is parked, or checks under this lock before it parks.
   if (background_.size() == absent_.load(std::memory_order_seq_cst))  // pairs with Callback
     background_.push_back(
         start_thread<Thread>("that drives operations nobody waits for", [this] { run_background(); }));
@@ -240,7 +241,7 @@ bool Engine::background_needed() const {
   return pending_.load(std::memory_order_seq_cst) > 0 && waiters_.load(std::memory_order_seq_cst) == 0;
 }
 
-/// While this thread is here nobody wakes it. The caller looks at everything once more afterwards.
+/// While this thread is here, no other thread wakes it. The caller checks for work once more afterwards.
 void Engine::doze() {
   dozing_.fetch_add(1, std::memory_order_seq_cst);  // pairs with start_background, as does the other
   unsigned asked = asked_.load(std::memory_order_relaxed);
@@ -250,7 +251,7 @@ void Engine::doze() {
     const unsigned now = asked_.load(std::memory_order_relaxed);
     if (now == asked) continue;
     asked = now, i = 0;
-    nap = std::min(2 * nap, kLongestDoze);  // who asked went on to wait: so will the next
+    nap = std::min(2 * nap, kLongestDoze);  // the thread that asked went on to wait: so will the next
   }
   dozing_.fetch_sub(1, std::memory_order_seq_cst);
 }
@@ -273,7 +274,7 @@ void Engine::run_background() {
       if (stop_) return;
       drivers_.fetch_add(1, std::memory_order_seq_cst);
     }
-    // Back from a callback there may be another driver by now: one of them leaves, or both, and one returns.
+    // After a callback there may be another driver. Then one of the two leaves; if both do, one comes back.
     while (background_needed() && drivers_.load(std::memory_order_seq_cst) == 1) {
       if (drive_all(false)) continue;
       const shm::Bell::Sleep sleep(endpoint_->bell());

@@ -1,13 +1,14 @@
 // The progress engine of a process: drives everything that is in flight, in all groups.
 //
-// Whoever waits, drives. A background thread takes over while operations are in flight and nobody waits; it
-// is started when it is first needed, and sleeps without any CPU otherwise.
+// A thread that waits drives meanwhile. A background thread takes over while operations are in flight and no
+// thread waits. It is started when it is first needed, and otherwise sleeps without using any CPU.
 //
-//     pending_ > 0, waiters_ = 0, drivers_ = 0   must not last: whoever makes it so calls start_background
+//     pending_ > 0, waiters_ = 0, drivers_ = 0   must not last: the thread that causes it calls
+//     start_background
 //
-// All three change with seq_cst, and each side changes its own before it looks at the others (as in
-// shm/bell.h): a submitter adds to pending_ and looks at drivers_, a driver that leaves takes itself off
-// drivers_ and looks at pending_ and waiters_. The same holds for dozing_ in the place of drivers_.
+// All three change with seq_cst, and each side changes its own before it reads the others (as in shm/bell.h):
+// a submitter adds to pending_ and reads drivers_; a driver that leaves takes itself off drivers_ and reads
+// pending_ and waiters_. The same holds for dozing_ in the place of drivers_.
 #pragma once
 
 #include <functional>
@@ -30,29 +31,30 @@ class Engine {
 
   const std::shared_ptr<shm::Endpoint>& endpoint() const { return endpoint_; }
 
-  /// Makes the group known to the engine. Groups are driven for as long as somebody holds them.
+  /// Makes the group known to the engine, which drives it for as long as the group exists.
   void add(const std::shared_ptr<Group>& group);
 
-  /// Submits without waiting: makes a first attempt, and leaves the rest to whoever waits, or to the
+  /// Submits without waiting: makes a first attempt, and leaves the rest to a thread that waits, or to the
   /// background.
   void submit(Group& group, Operation& op);
 
   /// Lets an operation begin that was submitted on hold.
   void release(Group& group, Operation& op);
 
-  /// One attempt to get on, by a thread that goes away afterwards: what is left is for others.
+  /// One attempt to get on, by a thread that does not wait. It leaves the rest as `submit` does.
   void poll(Group& group);
 
   /// Drives until `op` has ended (true) or `deadline` has passed (false). `interrupted` is called now and
-  /// then while there is nothing to do; what it throws is passed on, and the operation stays in flight.
+  /// then while there is nothing to do. If it throws, the exception is passed on and the operation stays in
+  /// flight.
   bool wait(Group& group, const Operation& op, Deadline deadline, const std::function<void()>& interrupted);
 
-  /// The same for anything else that peers ring for, and that may take its time.
+  /// The same for any other condition that peers ring for. It sleeps without spinning first.
   bool wait_until(const std::function<bool()>& reached, Deadline deadline,
                   const std::function<void()>& interrupted);
 
-  /// While a thread runs code of the user's (a future's callback), it does not drive, whatever it did before:
-  /// that code may wait, in ways of its own, for operations that somebody has to drive.
+  /// A thread that runs a user's callback does not count as driving or waiting meanwhile, because the
+  /// callback may block on operations that another thread must drive.
   class Callback {
    public:
     explicit Callback(Engine& engine);
@@ -62,30 +64,34 @@ class Engine {
 
    private:
     Engine& engine_;
-    const int role_;  // what the thread was to the engine before
+    const int role_;  // the thread's role before
   };
 
-  /// Ends the background threads for good: from now on only those who wait drive.
+  /// Ends the background threads for good: from now on only threads that wait drive.
   void stop_background();
 
   /// Group::ahead of all groups but this one.
   std::string ahead_elsewhere(const Group& but, const shm::Peer& process);
 
+  /// For Group: one more or one fewer reason to drive it, which is an operation in flight or an answer that a
+  /// peer waits for.
+  void add_pending() { pending_.fetch_add(1, std::memory_order_seq_cst); }   // pairs with run_background
+  void drop_pending() { pending_.fetch_sub(1, std::memory_order_release); }  // as Group::pending
+
   /// Wakes every thread of this process that sleeps in `wait`.
   void ring() const { endpoint_->bell().ring(); }
 
  private:
-  friend class Group;
   class Waiting;
 
-  /// How long waiting threads look before they sleep: learnt from how their waits went. Only hints, all
-  /// relaxed.
+  /// How long a waiting thread spins before it sleeps, learnt from earlier waits. Only hints, all relaxed.
   class Spin {
    public:
     Spin();
     int turns();
-    void was_worth_it();
-    void was_in_vain(std::chrono::nanoseconds slept);
+    /// Something came while a thread spun; or nothing did, and its sleep then lasted that long.
+    void succeeded();
+    void failed(std::chrono::nanoseconds slept);
 
    private:
     Atomic<int> turns_;
@@ -93,7 +99,7 @@ class Engine {
   };
 
   std::vector<std::shared_ptr<Group>> busy_groups();
-  bool drive_all(bool patient);
+  bool drive_all(bool check);
   void hand_over() noexcept;
   void start_background();
   void run_background();
@@ -103,15 +109,15 @@ class Engine {
   const std::shared_ptr<shm::Endpoint> endpoint_;
   Spin spin_;
 
-  Atomic<std::size_t> pending_ = 0;  // reasons to drive, in all groups: see Group::busy
+  Atomic<std::size_t> pending_ = 0;  // reasons to drive, in all groups
   Atomic<int> waiters_ = 0;          // threads inside wait()
   Mutex groups_mutex_;
   std::vector<std::weak_ptr<Group>> groups_;
 
-  // Background threads: one that drives is enough. There are more only while others are inside a Callback.
+  // One background thread that drives is enough. There are more only while others are inside a Callback.
   Atomic<int> drivers_ = 0;         // background threads that drive
   Atomic<std::size_t> absent_ = 0;  // background threads inside a Callback
-  Atomic<int> dozing_ = 0;          // background threads that look by themselves now and then
+  Atomic<int> dozing_ = 0;          // background threads that wake up by themselves now and then
   Atomic<unsigned> asked_ = 0;      // how often one of those was wanted: a hint, relaxed
   Mutex background_mutex_;
   Condition background_work_;

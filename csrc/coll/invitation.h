@@ -11,13 +11,13 @@ namespace occl::coll {
 
 struct Invitation {
   shm::Address address;
-  std::uint64_t header = 0;  // offsets of its SharedBlock in its control region
-  std::uint64_t block = 0;
+  std::uint64_t header = 0;  // offsets in its control region: of its GroupHeader, ...
+  std::uint64_t block = 0;   // ... and of its block (coll/layout.h)
   std::uint64_t incarnation = 0;
   std::int32_t rank = 0;
   std::int32_t size = 0;
   std::uint64_t hosts_store = 0;          // 1: its process runs the store's server
-  std::array<std::uint64_t, 16> cores{};  // where its threads may run, a bit for each
+  std::array<std::uint64_t, 16> cores{};  // that its threads may run on, a bit for each
   Tuning tuning;
 };
 

@@ -1,12 +1,13 @@
-// What a rank shares with the others of its group, in its control region: a header that stays one for ever,
-// and a block. Both are used again once all ranks have left. The rank writes all of it, the others read it;
-// nothing has two writers.
+// What a rank shares with the other ranks of its group, in its control region: a header and a block. The rank
+// writes all of it, and the others only read it: nothing has two writers. The header's memory never becomes
+// anything but a header, of one group after the other. Block and header are used again when all ranks have
+// left.
 //
-//     GroupHeader      who this is, whether it has left or given up, and why
+//     GroupHeader      which group this is, whether the rank has left or given up, and why
 //
 //     Tick             how many synchronisations of steps this rank has passed
 //     RollCall         how many monitored barriers it has come to, and rank 0's verdict on them
-//     Refusal[3]       the call that should have been operation q, but had wrong arguments; one for messages
+//     Refusal[3]       two for refused collectives, used in turn; one for a refused message
 //     OfferBoard       the group that it tries to make with some of the ranks
 //     Post[2]          operation q posts into Post[q % 2]: stamp, signature, small payload, addresses
 //     listed[2][N]     addresses and sizes of blocks that do not lie back to back
@@ -39,18 +40,18 @@ inline constexpr std::uint64_t kUnmapped = ~std::uint64_t{0};
 inline constexpr std::uint32_t kLeft = 1, kAborted = 2;
 
 struct alignas(kLine) GroupHeader {
-  Atomic<std::uint64_t> incarnation = 0;  // random: what a peer was told to expect here
+  Atomic<std::uint64_t> incarnation = 0;  // random: invitations name it
   std::uint32_t magic = shm::kMagic;
-  Atomic<std::uint32_t> presence = 0;    // kAborted: `reason` was written before
-  Atomic<std::uint32_t> joined = 0;      // it has mapped the others; seq_cst: pairs with Group::open
-  Atomic<std::uint32_t> connecting = 0;  // to this rank, + 1. Relaxed: for a text
+  Atomic<std::uint32_t> presence = 0;    // bits; with kAborted, `reason` was written before
+  Atomic<std::uint32_t> joined = 0;      // 1: it has mapped the others; seq_cst: pairs with Group::open
+  Atomic<std::uint32_t> connecting = 0;  // 1 + the rank that it connects to. Relaxed: for a text
   std::array<char, 8 * kLine - 28> reason{};
 
-  /// For another group. Ranks of the last one have all left, and may still ask whether this one has: either
-  /// they see its last presence, or then its new incarnation.
+  /// Begins another group. All ranks of the previous one have left it. One of them may still ask whether this
+  /// rank has left: it sees kLeft in `presence`, or afterwards the new incarnation.
   void begin(std::uint64_t random) {
     incarnation.store(random, std::memory_order_seq_cst);  // pairs with Member::left, as does presence
-    joined.store(0, std::memory_order_relaxed);            // nobody knows of the new group yet
+    joined.store(0, std::memory_order_relaxed);            // no rank knows of the new group yet
     connecting.store(0, std::memory_order_relaxed);
     presence.store(0, std::memory_order_seq_cst);
   }
@@ -62,49 +63,38 @@ struct alignas(kLine) Tick {
 };
 
 struct alignas(kLine) RollCall {
-  // All seq_cst: pair with monitored_barrier's looks, and with sleepers.
+  // All seq_cst: pair with the loads in monitored_barrier, and with sleepers.
   Atomic<std::uint64_t> arrived = 0;
   Atomic<std::uint64_t> decided = 0;  // rank 0: barriers up to here have ended, ...
   Atomic<std::uint64_t> passed = 0;   // ... and this is the last one that all ranks came to
-  /// Rank 0: who had not come to an even one, and to an odd one, a bit for each. Relaxed: `decided` comes
-  /// after.
+  /// Rank 0: the ranks that did not come to the last even and the last odd barrier, a bit for each. Relaxed:
+  /// `decided` is stored after them.
   std::array<std::array<Atomic<std::uint64_t>, kMaxRanks / 64>, 2> missing{};
 };
 
-/// Why this rank did not post operation `sequence` yet. The argument for two posts holds for two of these. A
-/// third one is for messages: while a call is refused, `sequence` says which one, else it is 0.
+/// A call of this rank that raised because of wrong arguments, so that nothing was sent. Collectives have two
+/// places, used in turn, for which the argument for two posts holds. See coll/refusals.h.
 struct alignas(kLine) Refusal {
-  Atomic<std::uint64_t> sequence = 0;  // release, after the text: pairs with Group's checks
+  /// The collective that this call would have been; of messages a code, or 0 while none is refused. release,
+  /// after the text: pairs with Refusals::of.
+  Atomic<std::uint64_t> number = 0;
   std::array<char, 4 * kLine - 8> text{};
-
-  void tell(std::uint64_t which, const std::string& why) {
-    std::strncpy(text.data(), why.c_str(), text.size() - 1);
-    sequence.store(which, std::memory_order_release);
-  }
-  std::string why() const { return {text.data(), strnlen(text.data(), text.size())}; }
-
-  static std::uint64_t of_message(std::uint64_t number, int peer, bool send) {
-    return number << 32 | static_cast<std::uint64_t>(peer + 1) << 1 | (send ? 1 : 0);
-  }
-  static bool sends(std::uint64_t message) { return message & 1; }
-  static bool same_kind(std::uint64_t a, std::uint64_t b) {
-    return static_cast<std::uint32_t>(a) == static_cast<std::uint32_t>(b);
-  }
 };
 
 struct alignas(kLine) Post {
-  Atomic<std::uint64_t> stamp = 0;  // seq_cst: pairs with Executor::all_arrived, and with sleepers
+  Atomic<std::uint64_t> stamp = 0;  // seq_cst: pairs with Meeting::all_posted, and with sleepers
   std::uint64_t signature = 0;
   double factor = 1;  // PREMUL_SUM
   std::array<std::byte, kInlineBytes> payload{};
   // A second line, read only by operations that need more than one step.
   std::uint64_t in = kUnmapped;       // Ref of the first input block, or kUnmapped
   std::uint64_t out = kUnmapped;      // the same of outputs that others write
-  std::uint64_t staging = kUnmapped;  // Ref of the four slots, kUnmapped: none yet
+  std::uint64_t staging = kUnmapped;  // Ref of the four slots, or kUnmapped: none yet
   std::uint64_t largest = 0;
-  std::uint32_t mapped = 0;  // peers can reach all that `direct` needs
-  std::uint32_t listed = 0;  // addresses of its blocks are in listed[], not back to back
-  std::uint64_t number = 0;  // of the operation: one may consist of several collectives. For errors
+  std::uint32_t mapped = 0;  // 1: peers can reach all that `direct` needs
+  std::uint32_t listed = 0;  // 1: addresses of its blocks are in listed[]; they do not lie back to back
+  /// The operation's, which may consist of several collectives. Relaxed: only for errors.
+  Atomic<std::uint64_t> number = 0;
   std::array<std::byte, 16> reserved{};
 };
 static_assert(sizeof(Post) == 2 * kLine && offsetof(Post, in) == kLine);
@@ -117,16 +107,15 @@ struct ListedBlock {
 struct alignas(kLine) SendLine {
   Atomic<std::uint64_t> ring = 0;   // offset in the control region, 0: none yet
   Atomic<std::uint64_t> head = 0;   // see shm/ring.h
-  Atomic<std::uint64_t> taken = 0;  // of a direct message, from its back: see shm/two_ends.h
+  Atomic<std::uint64_t> taken = 0;  // pieces of a direct message, from its back: see shm/two_ends.h
 };
 struct alignas(kLine) RecvLine {
   Atomic<std::uint64_t> tail = 0;    // see shm/ring.h
-  Atomic<std::uint64_t> taken = 0;   // of a direct message, from its front: see shm/two_ends.h
+  Atomic<std::uint64_t> taken = 0;   // pieces of a direct message, from its front: see shm/two_ends.h
   Atomic<std::uint64_t> wanted = 0;  // tag + 1 of the first receive that sleeps, 0: none. Relaxed: for texts
 };
 
-/// A rank's block, by address. Peers' blocks are mapped read only: writing there is a crash, never a
-/// surprise.
+/// Finds the parts of a rank's block. Blocks of peers are mapped read-only, so a write into one crashes.
 class SharedBlock {
  public:
   SharedBlock() = default;
@@ -134,7 +123,7 @@ class SharedBlock {
 
   static std::size_t bytes(int size) { return offset_payload(size) + 2 * kMaxOneShotBytes; }
 
-  /// Begins the life of the objects in zeroed memory. The header may have had one before.
+  /// Constructs the objects in zeroed memory. The header may have been one before.
   void construct(std::uint64_t incarnation) {
     if (header_->magic != shm::kMagic) new (header_) GroupHeader;
     header_->begin(incarnation);

@@ -15,7 +15,7 @@
 namespace occl::coll {
 namespace {
 
-/// On which any of the ranks may run.
+/// How many cores at least one of the ranks may run on.
 int count_cores(const std::vector<Invitation>& invitations) {
   int count = 0;
   for (std::size_t word = 0; word < invitations.front().cores.size(); ++word) {
@@ -43,29 +43,28 @@ Mesh::Mesh(std::shared_ptr<shm::Endpoint> endpoint, std::string name, int rank, 
   OCCL_FAULT_POINT("mesh.made");
 }
 
-/// Under the lock of the group, once there is one.
+/// Under the group's driving lock, once there is a group.
 void Mesh::give_up(const char* reason) {
   auto& header = own_.header();
-  if (header.presence.load(std::memory_order_relaxed) != 0) return;  // we alone write it
+  if (header.presence.load(std::memory_order_relaxed) != 0) return;  // only this rank writes it
   std::strncpy(header.reason.data(), reason, header.reason.size() - 1);
   OCCL_FAULT_POINT("group.reason");
-  header.presence.store(kAborted, std::memory_order_seq_cst);  // pairs with check_aborts, and with sleepers
+  header.presence.store(kAborted, std::memory_order_seq_cst);  // pairs with Member::aborted, and sleepers
   if (!members_.empty()) ring_all();
 }
 
 void Mesh::leave() {
   OCCL_FAULT_POINT("mesh.leave");
-  own_.header().presence.fetch_or(kLeft,
-                                  std::memory_order_seq_cst);  // pairs with Group::check_gone, and ~Mesh
+  // seq_cst: pairs with Member::left, and with sleepers
+  own_.header().presence.fetch_or(kLeft, std::memory_order_seq_cst);
   OCCL_FAULT_POINT("mesh.left");
   if (!members_.empty()) ring_all();
 }
 
 Mesh::~Mesh() {
   leave();
-  // A peer may be reading our last contribution until it has left the group, or died. If this rank could not
-  // join, others may have joined all the same, and it does not know them: then none of this is ever used
-  // again.
+  // A peer may read this rank's last contribution until it has left the group or died. If this rank could not
+  // join, others may have joined all the same and it does not know them: then the memory is never used again.
   const auto unread = [members = std::move(members_)] {
     return !members.empty() && std::all_of(members.begin(), members.end(), std::mem_fn(&Member::gone));
   };
@@ -86,7 +85,7 @@ Invitation Mesh::invitation() const {
   invitation.rank = rank_;
   invitation.size = size_;
   static_assert(sizeof(cpu_set_t) == sizeof(invitation.cores));
-  // With more cores than that it fails, and nothing is known.
+  // It fails on a machine with more cores than that; then no cores are known.
   sched_getaffinity(0, sizeof(cpu_set_t), reinterpret_cast<cpu_set_t*>(invitation.cores.data()));
   invitation.tuning = tuning_;
   return invitation;
@@ -96,7 +95,7 @@ void Mesh::join(const std::vector<Invitation>& invitations, Deadline deadline) {
   try {
     join(invitations, connect(invitations, deadline));
   } catch (const Error& error) {
-    give_up(error.what());  // others may have joined, and wait for this rank
+    give_up(error.what());  // others may have joined and wait for this rank
     throw;
   }
 }
@@ -128,13 +127,13 @@ std::vector<std::shared_ptr<shm::Peer>> Mesh::connect(const std::vector<Invitati
 }
 
 void Mesh::join(const std::vector<Invitation>& invitations, std::vector<std::shared_ptr<shm::Peer>> peers) {
-  std::vector<Member> members;  // all or none: whoever leaves rings all of them
+  std::vector<Member> members;  // stored when complete, because leave() rings all of them
   for (int i = 0; i < size_; ++i) {
     const auto* header = peers[i]->control(invitations[i].header, sizeof(GroupHeader));
     const auto* base = peers[i]->control(invitations[i].block, SharedBlock::bytes(size_));
     if (invitations[i].header % kLine != 0 || invitations[i].block % shm::page_size() != 0)
       fail(Errc::protocol, "rank ", i, " of group ", name_, " announced a misaligned block");
-    // Mapped read only; SharedBlock is one class for readers and the writer.
+    // Mapped read-only. SharedBlock serves readers and the writer, so the cast drops const.
     const SharedBlock block(reinterpret_cast<GroupHeader*>(const_cast<std::byte*>(header)),
                             const_cast<std::byte*>(base), size_);
     if (block.header().incarnation.load(std::memory_order_seq_cst) != invitations[i].incarnation)
@@ -164,12 +163,6 @@ std::byte* Mesh::staging() {
   auto& arena = endpoint_->staging();
   if (!staging_.bytes) staging_ = arena.allocate(kStagingSlots * std::size_t{tuning_.slot_bytes});
   return arena.at(staging_.offset);
-}
-
-void Mesh::release_staging() {
-  if (!staging_.bytes) return;
-  endpoint_->staging().retire({std::exchange(staging_, {})}, [] { return true; });
-  endpoint_->staging().collect();
 }
 
 std::size_t Mesh::block_bytes() const {

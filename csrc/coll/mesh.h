@@ -1,5 +1,4 @@
-// The ranks of one group and the blocks that they share: what everything that moves bytes for the group
-// needs.
+// The ranks of one group and the blocks that they share: all that is needed to move bytes for the group.
 #pragma once
 
 #include <array>
@@ -15,7 +14,7 @@
 
 namespace occl::coll {
 
-/// Between two looks at the world (deadlines, deaths, other groups) at most so many bytes are moved.
+/// Bytes moved between checks of deadlines, peers and other groups.
 inline constexpr std::size_t kSliceBytes = std::size_t{4} << 20;
 
 struct Member {
@@ -23,20 +22,20 @@ struct Member {
   SharedBlock block;
   std::uint64_t incarnation = 0;
 
-  /// It takes part in the group no more, and may already use the header for another. seq_cst, in this order:
-  /// pairs with Mesh::leave and GroupHeader::begin, and with sleepers.
+  /// It has left the group, and may already use the header for another one. seq_cst, in this order: pairs
+  /// with Mesh::leave and GroupHeader::begin, and with sleepers.
   bool left() const {
     const GroupHeader& header = block.header();
     return header.presence.load(std::memory_order_seq_cst) & kLeft ||
            header.incarnation.load(std::memory_order_seq_cst) != incarnation;
   }
-  /// It needs nothing more from others to be in the group.
+  /// It has mapped all ranks, so it needs nothing more from them to be in the group.
   bool joined() const { return block.header().joined.load(std::memory_order_seq_cst) != 0; }
-  /// It gave up, and `reason` is there. seq_cst: pairs with Mesh::give_up, and with sleepers.
+  /// It ended the group, and `reason` can be read. seq_cst: pairs with Mesh::give_up, and with sleepers.
   bool aborted() const { return block.header().presence.load(std::memory_order_seq_cst) & kAborted; }
-  /// It ended while it took part: whoever waits, for whomever, may wait for what it would have done.
+  /// Its process ended without a clean exit while it took part. Any waiting rank may depend on it.
   bool died() const { return peer->died() && !left(); }
-  /// Nothing more will come from it.
+  /// It exited or left: nothing more will come from it.
   bool gone() const { return peer->exited() || left(); }
 };
 
@@ -44,15 +43,15 @@ class Mesh {
  public:
   /// Makes this rank's block. Throws Error(out_of_memory).
   Mesh(std::shared_ptr<shm::Endpoint> endpoint, std::string name, int rank, int size, const Tuning& tuning);
-  /// Leaves; the block is used again once no peer can be reading it.
+  /// Leaves. The block is used again once no peer can be reading it.
   ~Mesh();
   Mesh(const Mesh&) = delete;
   Mesh& operator=(const Mesh&) = delete;
 
   Invitation invitation() const;
 
-  /// Connects to all ranks, in the order of `invitations`. Rank 0's tuning becomes everybody's.
-  /// Throws what Peer::connect throws, with the rank in the text; ranks that did connect are told.
+  /// Connects to all ranks, in the order of `invitations`. All ranks use rank 0's tuning.
+  /// Throws what Endpoint::peer throws, with the rank in the text, and tells the ranks that did connect.
   void join(const std::vector<Invitation>& invitations, Deadline deadline);
   /// For tests with ranks in one process: the peers are given.
   void join(const std::vector<Invitation>& invitations, std::vector<std::shared_ptr<shm::Peer>> peers);
@@ -61,38 +60,37 @@ class Mesh {
   int rank() const { return rank_; }
   int size() const { return size_; }
   const Tuning& tuning() const { return tuning_; }
-  /// May as many ranks run at the same time as there are? Of one bound to a core of its own, others know.
+  /// Whether there is a core for each rank, counted over the cores that any of the ranks may run on.
   bool core_for_each() const { return core_for_each_; }
   shm::Endpoint& endpoint() const { return *endpoint_; }
   const SharedBlock& own() const { return own_; }
   const Member& member(int rank) const { return members_[rank]; }
 
-  /// Tells the others that the group is over, and why. The first reason counts.
+  /// Ends the group on all ranks, with a reason. The first reason counts.
   void give_up(const char* reason);
 
-  /// Tells the others that this rank takes part no more. Idempotent.
+  /// Tells the others that this rank has left the group. Idempotent.
   void leave();
 
-  /// After publishing: wakes whoever sleeps.
+  /// Wakes the other ranks, to be called after something was published for them.
   void ring_all() const {
     for (int i = 0; i < size_; ++i)
       if (i != rank_) members_[i].peer->bell().ring();
   }
 
-  /// More memory that peers may read, zeroed; freed with the group.
+  /// More memory that peers can read, zeroed. Freed with the group.
   shm::Arena::Block allocate(std::size_t bytes);
 
-  /// This rank's four staging slots; allocated at first use.
+  /// This rank's four staging slots, allocated at first use.
   std::byte* staging();
   std::uint64_t staging_ref() const { return endpoint_->staging_ref(staging_.offset); }
-  /// Gives them back until they are used again. Requires that all ranks are done with what was staged.
-  void release_staging();
 
-  /// Bytes of shared memory held by this rank for the group: always, and for staging.
+  /// Bytes of shared memory that this rank holds for the group: without the slots, and the slots.
   std::size_t block_bytes() const;
   std::size_t staging_bytes() const { return staging_.bytes; }
 
-  /// Memory of that rank, mapped at first use. Throws what Peer::resolve throws, with the rank in the text.
+  /// An address in that rank's memory, which is mapped at first use. Throws what Peer::resolve throws, with
+  /// the rank in the text.
   std::byte* reach(int rank, shm::Ref ref, std::size_t bytes, Deadline deadline) const;
 
   /// "rank 3 (pid 4711, host a)".

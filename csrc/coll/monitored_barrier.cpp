@@ -18,7 +18,7 @@ std::string why(const Mesh& mesh, int rank) {
                                                            : " had not called it");
 }
 
-/// For a rank other than 0 that came: the words that PyTorch's users know.
+/// How PyTorch begins the error of a rank other than 0 that came.
 std::string reached_words(const Mesh& mesh) {
   return concat("Rank ", mesh.rank(),
                 " successfully reached monitoredBarrier, but received errors while waiting for send/recv "
@@ -58,21 +58,21 @@ void monitored_barrier(Group& group, std::chrono::milliseconds timeout, bool all
     if (const auto error = group.error()) throw *error;
     if (mesh.rank() != 0)
       return verdict.decided.load(std::memory_order_seq_cst) >= number || mesh.member(0).gone();
-    // Who is gone will not come: there is nothing to wait for, unless all that are missing are to be named.
+    // A rank that is gone will not come, so waiting is useless unless all missing ranks are to be named.
     bool waiting = false, hopeless = false;
     for (const int rank : missing()) (mesh.member(rank).gone() ? hopeless : waiting) = true;
     return !waiting || (hopeless && !all_ranks);
   };
   const auto begin = std::chrono::steady_clock::now();
   group.engine().wait_until(reached, Deadline::after(timeout), interrupted);
-  // What is told is the timeout, unless somebody is gone and there was no need to wait for it.
+  // The text names the timeout, or less if a rank was gone and the wait ended early.
   const auto waited = std::min(
       timeout, std::chrono::ceil<std::chrono::milliseconds>(std::chrono::steady_clock::now() - begin));
 
   std::vector<int> ranks;
   if (mesh.rank() == 0) {
-    ranks = missing();                     // once: who comes later is late, and all ranks shall name the same
-    if (!all_ranks && ranks.size() > 1) {  // who is gone is the more likely cause
+    ranks = missing();                     // once, so that all ranks name the same; later arrivals are late
+    if (!all_ranks && ranks.size() > 1) {  // a rank that is gone is the more likely cause
       const auto first =
           std::find_if(ranks.begin(), ranks.end(), [&](int rank) { return mesh.member(rank).gone(); });
       ranks = {first == ranks.end() ? ranks.front() : *first};

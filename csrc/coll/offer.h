@@ -1,14 +1,14 @@
 // What a rank shows to the other ranks of a group while it makes another group with some of them.
 //
-// One writer, many readers, at a place that is written again and again. A reader may look at any time and
-// never sees half of an offer:
+// A board has one writer, which overwrites its offer, and many readers. A reader may read at any time and
+// never takes half of an offer for one:
 //
 //     writer   number = 2n           reader   before = number       (odd: it is whole)
 //              words                          words
 //              number = 2n + 1                after = number        equal: the words are one offer
 //
-// A word is stored with release and loaded with acquire: a reader that sees a word of a later offer sees that
-// offer's even number, too.
+// Words are stored with release and loaded with acquire, so a reader that sees a word of a later offer also
+// sees that offer's even number.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +25,7 @@
 
 namespace occl::coll {
 
-/// Ranks of a group, in an order.
+/// Ranks of a group, in the order that a new group gives them.
 struct RankList {
   std::uint32_t size = 0;
   std::array<std::uint8_t, kMaxRanks> ranks{};
@@ -34,7 +34,7 @@ struct RankList {
   explicit RankList(const std::vector<int>& given) : size(static_cast<std::uint32_t>(given.size())) {
     std::copy(given.begin(), given.end(), ranks.begin());
   }
-  // The size that a peer wrote is to be checked before these are called.
+  // Check the size that a peer wrote before calling these.
   const std::uint8_t* begin() const { return ranks.data(); }
   const std::uint8_t* end() const { return begin() + size; }
   bool has(int rank) const { return std::find(begin(), end(), rank) != end(); }
@@ -46,10 +46,10 @@ struct RankList {
 struct Offer {
   Invitation invitation;
   RankList ranks;            // none: this rank makes no group now
-  std::uint64_t agreed = 0;  // which offers of those ranks it has seen (see Meeting); 0: not all of them yet
+  std::uint64_t agreed = 0;  // a hash of the offers of those ranks that it has seen; 0: not all of them yet
   /// Why this rank's last failed attempt failed.
   struct Failure {
-    std::uint32_t number = 0;  // of attempts that it could not take part in, so that others need not wait
+    std::uint32_t number = 0;  // counts attempts that it could not take part in: others need not wait
     RankList ranks;
     std::array<char, 256> reason{};
 
@@ -64,9 +64,9 @@ static_assert(std::is_trivially_copyable_v<Offer> && sizeof(Offer) % sizeof(std:
 
 class alignas(kLine) OfferBoard {
  public:
-  /// Shows an offer in the place of the last one.
+  /// Shows an offer in place of the previous one.
   void show(const Offer& offer) {
-    const auto number = (number_.load(std::memory_order_relaxed) + 1) / 2 * 2;  // one writer
+    const auto number = (number_.load(std::memory_order_relaxed) + 1) / 2 * 2;  // the only writer
     number_.store(number, std::memory_order_seq_cst);                           // pairs with number()
     Words words;
     std::memcpy(words.data(), &offer, sizeof(offer));
@@ -76,10 +76,10 @@ class alignas(kLine) OfferBoard {
   }
 
   struct Shown {
-    std::uint64_t number = 0;  // never 0, and another one for each offer
+    std::uint64_t number = 0;  // never 0, and different for each offer
     Offer offer;
   };
-  /// What is shown now; nothing while it is written, and before the first one.
+  /// What is shown now; nothing while an offer is being written, and before the first one.
   std::optional<Shown> look() const {
     Shown shown{number(), {}};
     if (shown.number % 2 == 0) return std::nullopt;
@@ -90,9 +90,8 @@ class alignas(kLine) OfferBoard {
     std::memcpy(static_cast<void*>(&shown.offer), words.data(), sizeof(Offer));
     return shown;
   }
-  std::uint64_t number() const {
-    return number_.load(std::memory_order_seq_cst);
-  }  // pairs with show and hide
+  /// seq_cst: pairs with show
+  std::uint64_t number() const { return number_.load(std::memory_order_seq_cst); }
 
  private:
   using Words = std::array<std::uint64_t, sizeof(Offer) / sizeof(std::uint64_t)>;

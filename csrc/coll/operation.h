@@ -1,10 +1,10 @@
-// One operation in flight: what is asked for, and how it ended.
+// One operation in flight: what the caller asked for, and how it ended.
 #pragma once
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
+#include <utility>
 #include <variant>
 
 #include "base/deadline.h"
@@ -14,7 +14,7 @@
 
 namespace occl::coll {
 
-/// A point-to-point message. `peer` is kAnyRank for a receive from whoever sends first.
+/// A point-to-point message. In a receive, `peer` may be kAnyRank: the first message with the tag is taken.
 struct Transfer {
   static constexpr int kAnyRank = -1;
   bool send = false;
@@ -22,7 +22,8 @@ struct Transfer {
   std::uint32_t tag = 0;
   DType dtype = DType::bytes;
   Block buffer;
-  std::uint32_t order = 0;  // of its dimensions in memory: both sides must have the same (0: the usual one)
+  /// How the tensor's dimensions are ordered in memory, 0: contiguous. Both sides must have the same order.
+  std::uint32_t order = 0;
 
   std::size_t bytes() const { return buffer.count * size_of(dtype); }
 };
@@ -32,21 +33,26 @@ using Task = std::variant<Collective, Transfer>;
 
 class Operation;
 
-/// Hears how an operation goes, from the thread that drives it.
+/// Is told how an operation goes, by the thread that drives it.
+///
+///     beginning ─▶ (the bytes move) ─▶ succeeded ─▶ ending ─▶ completed ─▶ released
+///
+/// `beginning` and `succeeded` run under the group's lock and are left out when the operation fails before
+/// them. If they throw, a message fails alone, and a collective ends the group. But an Error(mismatch) that
+/// `succeeded` throws on all ranks fails the collective alone.
 class Listener {
  public:
+  /// A collective: the ones before it have ended, and the ones after it have not begun.
+  virtual void beginning(Operation&) {}
+  /// Whether the operation goes on with another collective. Its task is that collective now, and it begins.
+  virtual bool succeeded(Operation&) { return false; }
   /// The operation has ended, and no other thread can see that yet. Must not block.
   virtual void ending(Operation&) noexcept {}
-  /// Every thread can see that this operation has ended, and so have all that ended with it. Called outside
-  /// of all locks: it may submit, wait and destroy.
+  /// Every thread can see that this operation has ended, and so have all that ended with it. Called without
+  /// any lock: it may submit, wait and destroy.
   virtual void completed(Operation& operation) noexcept = 0;
-  /// It is about to begin, and it has succeeded. Of a collective: the ones before it have ended, and the ones
-  /// after it have not begun. By whichever thread drives, under the group's lock. What they throw fails it.
-  virtual void beginning(Operation&) {}
-  /// True if the operation goes on with another collective, which its task is now.
-  virtual bool succeeded(Operation&) { return false; }
-  /// The last call for this operation: its buffers and it itself may go now. After an error that is only when
-  /// the group is closed, because peers may still be using the buffers.
+  /// The last call for this operation: it and its buffers may be destroyed now. After an error this call
+  /// comes when the group is closed, because peers may still be using the buffers.
   virtual void released(Operation& operation) noexcept = 0;
 
  protected:
@@ -55,39 +61,60 @@ class Listener {
 
 class Operation {
  public:
-  /// The task lives as long as the operation. Listener::succeeded may change a collective.
+  /// The task lives as long as the operation. Only Listener::succeeded may change it.
   Operation(Listener& listener, const Task& task, Deadline deadline)
       : task_(task), deadline_(deadline), listener_(listener) {}
   Operation(Listener& listener, Task&& task, Deadline deadline) = delete;
   Operation(const Operation&) = delete;
   Operation& operator=(const Operation&) = delete;
 
+  // ---- for the caller
+
   bool is_transfer() const { return std::holds_alternative<Transfer>(task_); }
   const Collective& collective() const { return *std::get_if<Collective>(&task_); }
   const Transfer& transfer() const { return *std::get_if<Transfer>(&task_); }
   Deadline deadline() const { return deadline_; }
 
-  /// The number of this operation among the collectives (or the messages) of its group on this rank, from 1.
-  std::uint64_t sequence() const { return sequence_; }
+  /// Call it before submitting: the operation takes its place in the order, but begins only after
+  /// Engine::release.
+  void hold() { ready_.store(false, std::memory_order_relaxed); }  // no other thread knows of it yet
 
-  /// Before it is submitted: it takes its place in the order, but begins only after Engine::release.
-  void hold() { ready_.store(false, std::memory_order_relaxed); }        // nobody else knows of it yet
-  bool ready() const { return ready_.load(std::memory_order_acquire); }  // pairs with Engine::release
-
-  bool finished() const { return finished_.load(std::memory_order_seq_cst); }  // pairs with Group::finish
+  bool finished() const { return finished_.load(std::memory_order_seq_cst); }  // pairs with finish
   /// Once finished: what went wrong, or null.
   const Error* error() const { return error_.get(); }
-  /// Once finished: where a message came from.
+  /// Once finished: the rank that a message came from.
   int source() const { return source_; }
 
   /// "all_reduce(float32[4], SUM)", "recv(float32[4], src=1, tag=0)".
   std::string describe() const;
 
+  // ---- for the group, its messenger and the engine; under the group's locks unless a line says otherwise
+
+  /// The number among the collectives (or the messages) of its group on this rank, from 1.
+  std::uint64_t sequence() const { return sequence_; }
+  void set_sequence(std::uint64_t sequence) { sequence_ = sequence; }
+
+  /// Ends the hold. Any thread.
+  void make_ready() { ready_.store(true, std::memory_order_seq_cst); }   // pairs with ready
+  bool ready() const { return ready_.load(std::memory_order_acquire); }  // pairs with make_ready
+
+  /// Whether peers may know the addresses of its buffers.
+  bool exposed() const { return exposed_; }
+  void set_exposed(bool exposed) { exposed_ = exposed; }
+
+  void set_source(int rank) { source_ = rank; }
+  void set_error(std::unique_ptr<Error> error) { error_ = std::move(error); }
+  void set_error(const Error& error) { error_ = std::make_unique<Error>(error); }
+
+  /// The last change to an operation that has ended. Without a lock.
+  void finish() {
+    finished_.store(true, std::memory_order_seq_cst);
+  }  // pairs with finished, and with sleepers
+
+  Listener& listener() const { return listener_; }
+
  private:
-  friend class Engine;
-  friend class Group;
-  friend class Messenger;
-  friend class OperationList;
+  friend class OperationList;  // whose links lie in the operations
 
   const Task& task_;
   const Deadline deadline_;
@@ -96,7 +123,7 @@ class Operation {
   std::uint64_t sequence_ = 0;
   int source_ = -1;
   Atomic<bool> ready_ = true;
-  bool exposed_ = false;  // peers may know the addresses of its buffers
+  bool exposed_ = false;
   std::unique_ptr<Error> error_;
   Atomic<bool> finished_ = false;
 };
@@ -119,7 +146,7 @@ class OperationList {
     first_ = op.next_;
     return op;
   }
-  /// Takes `op` out, wherever it is.
+  /// Takes `op`, which must be in the list, out of it.
   void remove(Operation& op) {
     Operation* before = nullptr;
     for (Operation* at = first_; at != &op; at = at->next_) before = at;

@@ -20,12 +20,12 @@ Range part_of(std::size_t n, int part, int parts, std::size_t element_size) {
 
 bool has_in(const Shape& s, int rank) { return !traits(s.kind).in_root_only || rank == s.root; }
 bool has_out(const Shape& s, int rank) { return !traits(s.kind).out_root_only || rank == s.root; }
-/// Does any other rank read this one's input?
+/// Whether another rank reads this rank's input.
 bool shows_in(const Shape& s, int rank) {
   return has_in(s, rank) && s.size > 1 && !(traits(s.kind).out_root_only && rank == s.root);
 }
 
-/// Blocks that a rank stages for others, and blocks that it receives.
+/// How many blocks a rank stages for others, and how many it receives.
 std::uint32_t staged_blocks(const Shape& s) { return traits(s.kind).in_per_rank ? s.size - 1 : 1; }
 std::uint32_t outputs(const Shape& s, int rank) {
   return !has_out(s, rank) ? 0 : traits(s.kind).out_per_rank ? s.size : 1;
@@ -57,7 +57,7 @@ Side receivers(const Shape& s) {
   return side;
 }
 
-/// Own outputs, from wherever the inputs are.
+/// The rank's own outputs, from tensors or slots.
 void pull(const Shape& s, int rank, Where where, std::uint8_t parity, std::uint32_t block, Move& m) {
   m.reduce = traits(s.kind).reduces;
   m.src = sources(s, rank, block);
@@ -66,7 +66,7 @@ void pull(const Shape& s, int rank, Where where, std::uint8_t parity, std::uint3
   m.dst = {Where::tensor, 0, rank, 1, -1, block};
 }
 
-/// The rank's part of everybody's output, straight into everybody's tensor.
+/// The rank's part of the common output, straight into the tensors of all ranks that receive it.
 void range_direct(const Shape& s, int rank, Move& m) {
   const Range part = part_of(s.largest, rank, s.size, s.element_size);
   m.lo = part.lo, m.hi = part.hi;
@@ -75,7 +75,7 @@ void range_direct(const Shape& s, int rank, Move& m) {
   m.dst = receivers(s);
 }
 
-/// The rank's input, straight into its place in the tensors of all who receive it.
+/// The rank's input, straight into its place in the tensors of all ranks that receive it.
 void push_direct(const Shape& s, int rank, Move& m) {
   m.src.first = rank;
   m.dst = receivers(s);
@@ -88,8 +88,8 @@ void narrow_to_part(const Shape& s, int rank, Move& m) {
   m.hi = m.lo + part.hi, m.lo += part.lo;
 }
 
-/// Own input into the slot, for others. What a rank combines itself it reads where it is: its own block of
-/// several, or (two moves: before and behind it) its own part of the window.
+/// The rank's input into its slot, for others. It leaves out what the rank combines itself: one block of
+/// several, or one part of the window, which takes two moves, before and behind that part.
 void fill(const Plan& plan, const Shape& s, int rank, std::uint32_t index, Move& m) {
   m.src.first = rank;
   if (plan.split == Split::range) {
@@ -154,11 +154,11 @@ Plan make_plan(const Shape& s, const Tuning& tuning, bool mapped) {
     return plan;
   }
   plan.path = Path::staged;
-  // One output at the root alone gains nothing from a second hop.
+  // An output at the root alone gains nothing from a second hop.
   if (!t.reduces || t.out_root_only || s.size == 1) plan.split = Split::pull;
   const std::size_t unit = std::max<std::size_t>(kLine / s.element_size, 1);
   const std::size_t room = tuning.slot_bytes / staged_blocks(s);
-  // Where some only fill and others only read, they do so at the same time: in small windows from the start.
+  // In rooted operations some ranks only fill and others only read. Small windows let them overlap early.
   const std::size_t bytes = rooted(s.kind) ? std::max(room / 4, std::min(room, kSmallWindow)) : room;
   plan.window = std::max(bytes / s.element_size / unit * unit, unit);
   plan.windows = (s.largest + plan.window - 1) / plan.window;
@@ -200,7 +200,7 @@ bool move_at(const Plan& plan, const Shape& s, int rank, std::uint64_t step, std
       if (ranged) narrow_to_part(s, rank, m);
       m.also_result = ranged;
     } else {
-      const int from = (rank + 1 + static_cast<int>(index)) % s.size;  // everybody starts elsewhere
+      const int from = (rank + 1 + static_cast<int>(index)) % s.size;  // each rank starts at another one
       narrow_to_part(s, from, m);
       m.src = {Where::result, parity, from, 1, -1, 0};
       m.dst = {Where::tensor, 0, rank, 1, -1, 0};

@@ -5,17 +5,19 @@
 //
 //     dsts[lo, hi) = combine(srcs[lo, hi))
 //
-// and every rank can say which moves any rank makes in any step. There are three paths:
+// and every rank can compute the moves of all ranks in all steps. There are three paths:
 //
-//   one_shot   stage all of it beside the sequence number | combine from there         one synchronisation
+//   one_shot   stage everything beside the sequence number | combine from there        one synchronisation
 //   staged     fill slot t | combine window t - 1 | copy out window t - 2              one for each window
 //   direct     combine from and into the tensors of all ranks, where they lie          two: before and after
 //
-// `one_shot` is `staged` with a single window, and both are `direct` with a detour through shared slots.
+// `one_shot` is `staged` with a single window. Both are `direct` with a detour through shared slots.
 //
-// The work is divided in one of three ways: `pull`, every rank produces its own outputs; `range`, where all
-// outputs are the same (or there is one): rank i produces the i-th part of it for everybody; or `push`, where
-// there is an output for the input of each rank: rank i produces the i-th for everybody.
+// The work is divided in one of three ways:
+//
+//   pull    every rank produces its own outputs
+//   range   all outputs are the same, or there is one: rank i produces the i-th part of it for all ranks
+//   push    each rank has an output block for the input of each rank: rank i produces the i-th for all ranks
 //
 // An example: all_reduce, two ranks, six complex128 elements of 16 bytes, so that a cache line holds four.
 // Both `range` plans divide at whole cache lines: rank 0 produces elements [0, 4), rank 1 [4, 6). `in` and
@@ -57,7 +59,7 @@ namespace occl::coll {
 enum class Path : std::uint8_t { one_shot, staged, direct };
 enum class Split : std::uint8_t { pull, range, push };
 
-/// What a plan depends on; the same on every rank.
+/// What a plan depends on, besides the tuning; the same on every rank.
 struct Shape {
   Kind kind = Kind::barrier;
   int size = 1;  // ranks
@@ -74,7 +76,7 @@ struct Plan {
   std::uint64_t steps = 1;
 };
 
-/// How `direct` divides the work. But for `pull`, outputs are written by other ranks.
+/// How `direct` divides the work. With `range` and `push`, ranks write outputs of other ranks.
 Split direct_split(Kind kind);
 
 /// Bytes that one rank shows to the others if everything is staged at once.
@@ -83,8 +85,8 @@ std::size_t staged_bytes(const Shape& shape);
 /// Bytes of the tensors of all ranks, counting each rank like the one that has most.
 std::size_t footprint(const Shape& shape);
 
-/// May this shape take one step? `mapped` as for make_plan. (Known before the ranks have met, if it may even
-/// then.)
+/// Whether this shape fits the one-shot path. `mapped` as for make_plan: true is the stricter test, so a
+/// shape that passes it takes this path whatever the ranks learn when they meet.
 bool is_one_shot(const Shape& shape, const Tuning& tuning, bool mapped);
 
 /// `mapped`: the buffers of all ranks lie in memory that all ranks can reach. Requires a slot of at least one
@@ -94,7 +96,7 @@ Plan make_plan(const Shape& shape, const Tuning& tuning, bool mapped);
 /// Where the bytes of one side of a move are.
 enum class Where : std::uint8_t {
   tensor,  // the rank's own buffer
-  slot,    // its staging slot (where it is the executing rank's own input, the tensor serves as well)
+  slot,    // its staging slot; for the executing rank's own input, its tensor
   result,  // its slot of finished results
 };
 
@@ -115,14 +117,14 @@ struct Move {
   bool reduce = false;
   bool also_result = false;      // the executing rank's result slot is one more destination
   std::size_t lo = 0, hi = 0;    // elements, within the block
-  std::size_t window_start = 0;  // what lies at the start of a slot
+  std::size_t window_start = 0;  // the element that lies at the start of a slot
 };
 
 /// The index-th move of `rank` in `step`; false when there are no more.
 bool move_at(const Plan& plan, const Shape& shape, int rank, std::uint64_t step, std::uint32_t index,
              Move& move);
 
-/// Where block `block` of rank `rank` begins in its slot, in windows: its own block is never staged.
+/// Where block `block` of rank `rank` begins in its slot, in windows. A rank's own block is never staged.
 constexpr std::uint32_t slot_position(const Traits& t, int rank, std::uint32_t block) {
   return t.in_per_rank && block > static_cast<std::uint32_t>(rank) ? block - 1 : (t.in_per_rank ? block : 0);
 }

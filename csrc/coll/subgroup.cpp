@@ -11,12 +11,12 @@ namespace {
 
 using Purpose = Subgroup::Purpose;
 
-// Two ranks that want different groups of each other may agree a moment later: one of them may not know yet
-// of a death that the other knows of, and give its attempt up.
+// How long two ranks may want different groups of each other before that is an error. They may agree a moment
+// later: one of them may not know yet of a death that the other knows of, and will give up its attempt.
 constexpr std::chrono::seconds kDispute{1};
 
-/// "shrink group 0 to ranks 0, 2": what a rank does, for texts.
-std::string attempt(const Mesh& parent, const Subgroup& wanted) {
+/// "shrink group 0 to ranks 0, 2": what a rank tries to do, for texts.
+std::string goal(const Mesh& parent, const Subgroup& wanted) {
   std::string ranks;
   for (const int rank : wanted.ranks) enlist(ranks, rank);
   return wanted.purpose == Purpose::shrink
@@ -24,19 +24,19 @@ std::string attempt(const Mesh& parent, const Subgroup& wanted) {
              : concat("create group ", wanted.name, " of ranks ", ranks, " of group ", parent.name());
 }
 
-/// In one process, attempts for one parent follow each other: there is one board.
+/// Lets the attempts of one process for one parent follow each other, because they share one board.
 class Turn {
  public:
   Turn(Group& parent, Deadline deadline, const std::function<void()>& interrupted) : parent_(parent) {
     // seq_cst: pairs with the destructor, and with sleepers
-    const auto free = [&] { return !parent.meetings().busy.exchange(true, std::memory_order_seq_cst); };
+    const auto free = [&] { return !parent.subgroup_state().busy.exchange(true, std::memory_order_seq_cst); };
     if (!parent.engine().wait_until(free, deadline, interrupted))
       fail(Errc::timeout, "occl: Timed out after ", deadline.span().count(), " ms on rank ",
            parent.mesh().rank(), " of group ", parent.mesh().name(),
            ": another thread is still making a group of its ranks");
   }
   ~Turn() {
-    parent_.meetings().busy.store(false, std::memory_order_seq_cst);
+    parent_.subgroup_state().busy.store(false, std::memory_order_seq_cst);
     parent_.engine().ring();
   }
   Turn(const Turn&) = delete;
@@ -46,13 +46,13 @@ class Turn {
   Group& parent_;
 };
 
-/// Shows this rank's offer while an attempt lasts, and then only its last failure.
+/// Shows this rank's offer while an attempt lasts, and afterwards only its last failure.
 class Showing {
  public:
   Showing(Group& parent, const Offer& offer) : parent_(parent), offer_(offer) { show(); }
   ~Showing() {
     offer_ = {};
-    offer_.failure = parent_.meetings().failure;
+    offer_.failure = parent_.subgroup_state().failure;
     show();
   }
   Showing(const Showing&) = delete;
@@ -74,13 +74,12 @@ class Showing {
   Offer offer_;
 };
 
-/// One attempt of this rank to meet the others. A rank may give up and begin again while others have its
-/// offer already; so all ranks first show which offers they have seen, and go on when these are the same
-/// ones.
-class Meeting {
+/// One attempt of this rank to meet the others. A rank may give up and begin again after others have seen its
+/// offer. So all ranks first show which offers they have seen, and go on when these are the same ones.
+class Attempt {
  public:
-  Meeting(Group& parent, const Subgroup& wanted, Showing& showing)
-      : memory_(parent.meetings()),
+  Attempt(Group& parent, const Subgroup& wanted, Showing& showing)
+      : memory_(parent.subgroup_state()),
         mesh_(parent.mesh()),
         wanted_(wanted),
         showing_(showing),
@@ -88,7 +87,7 @@ class Meeting {
     memory_.failures.resize(mesh_.size());
   }
 
-  /// Takes what the ranks show now; true if all of them have agreed on one offer of each.
+  /// Reads what the ranks show now; true if all of them have agreed on one offer of each.
   bool look() {
     for (std::size_t i = 0; i < wanted_.ranks.size(); ++i) look_at(i);
     const bool all = std::all_of(found_.begin(), found_.end(), [](const auto& it) { return it.has_value(); });
@@ -102,14 +101,14 @@ class Meeting {
                               [&](const auto& it) { return it->offer.agreed == seen; });
   }
 
-  /// What the ranks agreed on.
+  /// Those that the ranks agreed on.
   std::vector<Invitation> invitations() const {
     std::vector<Invitation> all;
     for (const auto& it : found_) all.push_back(it->offer.invitation);
     return all;
   }
 
-  /// "rank 1 (pid 4711, host a), rank 3 (...)": of the parent, those that have not come or not agreed.
+  /// "rank 1 (pid 4711, host a), rank 3 (...)": ranks of the parent that have not come or not agreed.
   std::string missing() const {
     std::string text;
     for (std::size_t i = 0; i < wanted_.ranks.size(); ++i)
@@ -122,7 +121,7 @@ class Meeting {
   void look_at(std::size_t i) {
     const int rank = wanted_.ranks[i];
     const Member& member = mesh_.member(rank);
-    // In this order: what a rank showed before it went counts.
+    // Read before the board, because what a rank showed before it went counts.
     const bool exited = member.peer->exited(), left = member.left();
     const OfferBoard& board = member.block.offers();
     if (exited) fail_for_the_dead();
@@ -131,7 +130,7 @@ class Meeting {
     auto shown = board.look();
     if (shown) {
       check(rank, shown->offer);
-      hear_of_failure(rank, shown->offer.failure);
+      fail_with_peer(rank, shown->offer.failure);
     }
     if (!shown || shown->offer.ranks.size == 0) {
       if (left) fail_for_the_leaver(rank, shown);
@@ -139,34 +138,35 @@ class Meeting {
       found_[i] = std::move(shown);
       if (rank == disputing_) disputed_.clear(), dispute_ = Deadline::never();  // it has changed its mind
     } else {
-      look_at_another(rank, shown->offer.ranks);
+      note_dispute(rank, shown->offer.ranks);
     }
   }
 
-  /// A number for the offers that were found, never 0. (FNV-1a of their random incarnations.)
+  /// A number for the offers that were found, never 0: FNV-1a of their random incarnations.
   std::uint64_t which() const {
     std::uint64_t hash = 0xcbf29ce484222325u;
     for (const auto& it : found_) hash = (hash ^ it->offer.invitation.incarnation) * 0x100000001b3u;
     return hash | 1;
   }
 
-  /// All of them: one may have failed because of another.
+  /// Names all dead ranks, because one may have failed because of another.
   [[noreturn]] void fail_for_the_dead() const {
     std::string dead;
     for (const int rank : wanted_.ranks)
       if (mesh_.member(rank).peer->has_exited()) enlist(dead, mesh_.describe(rank));
     fail(Errc::peer_exited, dead, " of group ", mesh_.name(), " exited while rank ", mesh_.rank(),
-         " tried to ", attempt(mesh_, wanted_));
+         " tried to ", goal(mesh_, wanted_));
   }
 
-  /// It may have left because of a death that this rank has not heard of, or because its attempt failed.
+  /// The rank may have left because of a death that this rank does not know of, or because its attempt
+  /// failed.
   [[noreturn]] void fail_for_the_leaver(int rank, const std::optional<OfferBoard::Shown>& shown) const {
     for (const int other : wanted_.ranks)
       if (mesh_.member(other).peer->has_exited()) fail_for_the_dead();
     const bool told = shown && shown->offer.failure.ranks.is(wanted_.ranks);
     const auto& reason = shown ? shown->offer.failure.reason : Offer::Failure{}.reason;
     fail(Errc::peer_left, mesh_.describe(rank), " left group ", mesh_.name(), " while rank ", mesh_.rank(),
-         " tried to ", attempt(mesh_, wanted_), told ? ". Its own attempt failed: " : "",
+         " tried to ", goal(mesh_, wanted_), told ? ". Its own attempt failed: " : "",
          told ? printable(reason.data(), reason.size()) : "");
   }
 
@@ -178,8 +178,8 @@ class Meeting {
              mesh_.size(), " ranks cannot have");
   }
 
-  /// Once for each failure: the rank may have begun another attempt in the meantime.
-  void hear_of_failure(int rank, const Offer::Failure& failure) {
+  /// Fails once for each failure of another rank, which may have begun another attempt in the meantime.
+  void fail_with_peer(int rank, const Offer::Failure& failure) {
     if (failure.number == memory_.failures[rank] || !failure.ranks.is(wanted_.ranks)) return;
     memory_.failures[rank] = failure.number;
     if (rank == mesh_.rank()) return;
@@ -188,24 +188,24 @@ class Meeting {
   }
 
   /// `rank` wants another group. It may come to this one later, unless it waits for this rank there.
-  void look_at_another(int rank, const RankList& ranks) {
+  void note_dispute(int rank, const RankList& ranks) {
     const bool waits_for_this = wanted_.purpose == Purpose::shrink || ranks.has(mesh_.rank());
     const auto exited = [&](int it) { return mesh_.member(it).peer->exited(); };
     if (!waits_for_this || !disputed_.empty() || std::any_of(ranks.begin(), ranks.end(), exited)) return;
     const Subgroup other{{ranks.begin(), ranks.end()}, "?", wanted_.purpose};
-    disputed_ = concat(mesh_.describe(rank), " wants to ", attempt(mesh_, other), " where rank ",
-                       mesh_.rank(), " wants to ", attempt(mesh_, wanted_),
+    disputed_ = concat(mesh_.describe(rank), " wants to ", goal(mesh_, other), " where rank ", mesh_.rank(),
+                       " wants to ", goal(mesh_, wanted_),
                        ": all ranks must make their common groups in one order and with the same ranks");
     disputing_ = rank;
     dispute_ = Deadline::after(kDispute);
   }
 
-  Group::Meetings& memory_;
+  Group::SubgroupState& memory_;
   const Mesh& mesh_;
   const Subgroup& wanted_;
   Showing& showing_;
   std::vector<std::optional<OfferBoard::Shown>> found_;
-  std::string disputed_;  // how a rank contradicted this one, for a text
+  std::string disputed_;  // how a rank contradicted this one: the error if it goes on
   int disputing_ = -1;
   Deadline dispute_ = Deadline::never();
 };
@@ -218,7 +218,7 @@ std::shared_ptr<Group> make_subgroup(Group& parent, const Subgroup& wanted,
   Engine& engine = parent.engine();
   const Mesh& mesh = parent.mesh();
   const Turn turn(parent, deadline, interrupted);
-  Offer::Failure& failure = parent.meetings().failure;
+  Offer::Failure& failure = parent.subgroup_state().failure;
   const auto at = std::find(wanted.ranks.begin(), wanted.ranks.end(), mesh.rank());
   Offer offer;
   offer.failure = failure;
@@ -236,19 +236,19 @@ std::shared_ptr<Group> make_subgroup(Group& parent, const Subgroup& wanted,
   offer.invitation = made->invitation();
   offer.ranks = RankList(wanted.ranks);
   Showing showing(parent, offer);
-  Meeting meeting(parent, wanted, showing);
+  Attempt attempt(parent, wanted, showing);
   try {
-    if (!engine.wait_until([&] { return meeting.look(); }, deadline, interrupted))
+    if (!engine.wait_until([&] { return attempt.look(); }, deadline, interrupted))
       fail(Errc::timeout, "occl: Timed out after ", deadline.span().count(), " ms on rank ", mesh.rank(),
-           " of group ", mesh.name(), " waiting for ", meeting.missing(), " to ", attempt(mesh, wanted));
+           " of group ", mesh.name(), " waiting for ", attempt.missing(), " to ", goal(mesh, wanted));
   } catch (const Error& error) {
     failure.tell(wanted.ranks, error.what());  // for ranks that see this one leave
     throw;
   }
   std::vector<std::shared_ptr<shm::Peer>> peers;
   for (const int rank : wanted.ranks) peers.push_back(mesh.member(rank).peer);
-  made->join(meeting.invitations(), std::move(peers));
-  // It returns once every rank has joined, so none needs the offer any more.
+  made->join(attempt.invitations(), std::move(peers));
+  // When this returns, every rank has joined and none needs the offer any more.
   return Group::open(engine, std::move(made), deadline, interrupted);
 }
 

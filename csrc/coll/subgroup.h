@@ -1,8 +1,8 @@
-// A new group of some ranks of a group, made without a store: the ranks meet in memory that they share
+// Makes a new group of some ranks of a group without a store: the ranks meet in memory that they share
 // already.
 //
-// It works after ranks have died, the one that held the store included, and after the parent has ended. What
-// the new group is called has no part in it: PyTorch may give it a different name on each rank.
+// It works after ranks have died, even the one that held the store, and after the parent has ended. The new
+// group's name is only for texts: PyTorch may give it a different name on each rank.
 #pragma once
 
 #include <functional>
@@ -18,15 +18,15 @@ struct Subgroup {
   enum class Purpose { create, shrink };
 
   std::vector<int> ranks;  // of the parent, this rank among them; the new group's ranks in their order
-  std::string name;        // for texts
+  std::string name;        // for texts only
   Purpose purpose = Purpose::create;
 };
 
-/// A collective call of `wanted.ranks`; the other ranks of the parent take no part. The parent stays as it
-/// is. In one process, calls for one parent follow each other; ranks must make their common groups in one
+/// All of `wanted.ranks` must call it; the other ranks of the parent take no part. The parent stays as it is.
+/// In one process, calls for one parent follow each other. Ranks must make their common groups in the same
 /// order.
 ///
-/// `tuning` is asked first: if it throws, the other ranks are told why this one cannot take part.
+/// `tuning` is called first: if it throws, the other ranks are told why this one cannot take part.
 ///
 /// Throws Error(timeout) naming the ranks that did not come, peer_exited or peer_left naming a rank that
 /// cannot come any more, mismatch where two ranks want different groups of each other, and aborted where a

@@ -90,12 +90,12 @@ Region Region::attach(UniqueFd fd, Access access) {
   const int seals = fcntl(fd.get(), F_GET_SEALS);
   if (seals < 0 || (seals & kSizeSeals) != kSizeSeals)
     fail(Errc::protocol, "a peer sent a descriptor that is not a sealed shared memory region");
-  struct statfs file_system{};
+  struct statfs file_system {};
   if (fstatfs(fd.get(), &file_system) != 0) fail_errno("fstatfs on a peer's region failed");
   // The size of a region of huge pages reserves none: reading where the system has no more is a SIGBUS.
   if (file_system.f_type == HUGETLBFS_MAGIC)
     fail(Errc::protocol, "a peer sent a shared memory region of huge pages");
-  struct stat status{};
+  struct stat status {};
   if (fstat(fd.get(), &status) != 0) fail_errno("fstat on a peer's region failed");
   if (status.st_size <= 0 || static_cast<std::size_t>(status.st_size) % page_size() != 0)
     fail(Errc::protocol, "a peer sent a shared memory region of ", status.st_size, " bytes");

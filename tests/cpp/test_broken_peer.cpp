@@ -180,8 +180,9 @@ TEST("message rings and records that make no sense are an error") {
         bytes);
   for (const std::uint32_t record : {0u, 9u, ~0u})
     CHECK(contains(with([record](Game&, SendLine&, Envelope& e) { e.record = static_cast<Record>(record); }),
-                   "makes no sense"));
-  CHECK(contains(with([](Game&, SendLine&, Envelope& e) { e.record = Record::data; }), "makes no sense"));
+                   "record of unknown kind"));
+  CHECK(contains(with([](Game&, SendLine&, Envelope& e) { e.record = Record::data; }),
+                 "data of an unknown message"));
 }
 
 TEST("a message is not more than what was written of it, and its beginning not more than the whole") {

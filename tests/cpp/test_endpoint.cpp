@@ -191,7 +191,7 @@ TEST("decommitted memory goes back to the system and reads as zero") {
   region.commit(0, 1 << 22);
   std::memset(region.base(), 1, 1 << 22);
   const auto blocks = [&] {
-    struct stat status{};
+    struct stat status {};
     CHECK(fstat(region.fd(), &status) == 0);
     return status.st_blocks;
   };

@@ -141,6 +141,12 @@ TEST("pairs that disagree about a size end the group on every rank") {
     c.out = {nullptr, 6, 3, outs.data()};
     const Error error = error_of([&] { rank.run(c); });
     CHECK(contains(error, "rank 0 sends 5 elements to rank 2, which expects 6"), error.what());
+    CHECK(contains(error, "Entry 2 of rank 0's input sizes must equal entry 0 of rank 2's output sizes"),
+          error.what());
+    // Only rank 2 can see it; the others hear that it ended the group.
+    CHECK(error.code() == (rank.rank == 2 ? Errc::mismatch : Errc::aborted), error.what());
+    std::int64_t value = 1;
+    CHECK(contains(error_of([&] { rank.run(all_reduce(&value, 1)); }), "which expects 6"));
   });
 }
 

@@ -14,89 +14,142 @@ constexpr auto kShort = std::chrono::milliseconds(200);
 
 }  // namespace
 
-TEST("who waits for a rank whose call was refused is told why") {
-  Cluster cluster(3);
-  cluster.each([](Rank& rank) {
-    if (rank.rank == 1) return rank.group->refuse("all_reduce: the tensor is wrong");
-    std::int64_t value = 1;
-    const Error error = error_of([&] { rank.run(all_reduce(&value, 1)); });
-    CHECK(contains(error, "rank 1 (pid") && contains(error, "all_reduce: the tensor is wrong"), error.what());
-    CHECK(contains(error, "all_reduce(int64[1], SUM) #1 of group test"), error.what());
-  });
+namespace {
+
+/// The ways in which a rank that was refused a call fails to make the right one.
+enum class InVain { late, exits, leaves };
+
+/// Makes the other ranks of a cluster see that `rank` has exited or left, or lets them wait.
+void end_of(Cluster& cluster, int rank, InVain how) {
+  if (how == InVain::leaves) return cluster[rank].group->close();
+  if (how == InVain::late) return;
+  cluster[rank].endpoint->announce_end();
+  for (int i = 0; i < cluster.size(); ++i) {
+    if (i == rank) continue;
+    cluster[i].group->mesh().member(rank).peer->set_exited();
+    cluster[i].engine->ring();
+  }
 }
 
-TEST("a refused call that is made again, or was another, is no harm") {
-  Cluster cluster(2);
-  cluster.each([](Rank& rank) {
-    const auto refused_at_first = [&] {
-      std::int64_t value = 1;
-      if (rank.rank == 0) {
-        rank.group->refuse("all_reduce: wrong at first");
-        std::this_thread::sleep_for(std::chrono::milliseconds(100));  // rank 1 sees it
-      }
-      rank.run(all_reduce(&value, 1));
-      CHECK(value == 2);
-    };
-    for (int i = 1; i <= 3; ++i) refused_at_first();
-    // Longer than a rank has for second thoughts, but the call that was refused is another.
-    if (rank.rank == 0) {
-      rank.group->refuse("broadcast: has a wrong root");
-      std::this_thread::sleep_for(std::chrono::seconds(4));
-    }
-    std::int64_t value = 1;
-    rank.run(all_reduce(&value, 1));
-    CHECK(value == 2);
-    refused_at_first();  // the time for second thoughts begins anew
-  });
+const char* error_of_wait(InVain how) {
+  return how == InVain::late    ? "Timed out waiting 200ms for"
+         : how == InVain::exits ? " exited during "
+                                : " left ";
 }
 
-TEST("who waits for a message that was refused is told why, others are not") {
-  for (const bool send : {true, false}) {
-    // Too many for a ring: a send waits for its receiver. And they must live longer than the group.
-    std::vector<std::vector<std::int64_t>> many(3, std::vector<std::int64_t>(1 << 20));
+}  // namespace
+
+TEST("a rank that waits in vain for a refused call is told why it was refused") {
+  for (const InVain how : {InVain::late, InVain::exits, InVain::leaves}) {
     Cluster cluster(3);
     cluster.each([&](Rank& rank) {
-      auto& mine = many[rank.rank];
-      const Block buffer{reinterpret_cast<std::byte*>(mine.data()), mine.size()};
-      const auto message = [&](bool sends, int peer) {
-        return Transfer{.send = sends, .peer = peer, .tag = 1, .dtype = DType::i64, .buffer = buffer};
-      };
-      if (rank.rank == 0) {
-        rank.group->refuse_message(1, send, "the tensor is wrong");
-        rank.run(message(send, 2));
-      } else if (rank.rank == 1) {
-        const Error error = error_of([&] { rank.run(message(!send, 0)); });
-        CHECK(error.code() == Errc::mismatch && contains(error, "rank 0 (pid"), error.what());
-        CHECK(contains(error, send ? "answered recv(int64[1048576]" : "answered send("), error.what());
-        CHECK(contains(error, "the tensor is wrong"), error.what());
-      } else {
-        rank.run(message(!send, 0));
+      std::int64_t value = 1;
+      rank.run(all_reduce(&value, 1));
+      if (rank.rank == 1) {
+        rank.group->refuse("all_reduce: the tensor is wrong");
+        rank.group->refuse("all_reduce: wrong in another way");  // the first one counts
+        return end_of(cluster, 1, how);
       }
+      const Error error = error_of([&] { rank.run(all_reduce(&value, 1), Deadline::after(kShort)); });
+      CHECK(contains(error, "rank 1 (pid") && contains(error, "all_reduce(int64[1], SUM) #2 of group test"),
+            error.what());
+      CHECK(contains(error, error_of_wait(how)), error.what());
+      CHECK(contains(error, "; its call was refused there: all_reduce: the tensor is wrong"), error.what());
     });
   }
 }
 
-TEST("a refused message that is made again is no harm") {
+TEST("a refused call ends nothing: the right call may come at any time before the deadline") {
+  Cluster cluster(2);
+  cluster.each([](Rank& rank) {
+    for (const auto wait : {0, 100, 4000}) {
+      std::int64_t value = 1;
+      if (rank.rank == 0) {
+        rank.group->refuse("all_reduce: wrong at first");
+        std::this_thread::sleep_for(std::chrono::milliseconds(wait));
+      }
+      rank.run(all_reduce(&value, 1));
+      CHECK(value == 2);
+    }
+  });
+}
+
+TEST("a call that was refused at first and then made is not reported") {
+  Cluster cluster(2);
+  cluster.each([](Rank& rank) {
+    std::int64_t value = 1;
+    if (rank.rank == 1) rank.group->refuse("all_reduce: wrong at first");
+    rank.run(all_reduce(&value, 1));
+    if (rank.rank == 1) return;
+    const Error error = error_of([&] { rank.run(all_reduce(&value, 1), Deadline::after(kShort)); });
+    CHECK(contains(error, "rank 1 (pid") && contains(error, " has not arrived, its last operation was"),
+          error.what());
+    CHECK(!contains(error, "refused"), error.what());
+  });
+}
+
+TEST("a rank that waits in vain for a refused message is told why, and other messages arrive") {
+  for (const InVain how : {InVain::late, InVain::exits, InVain::leaves})
+    for (const bool send : {true, false}) {
+      // Too large for a ring, so that a send waits for its receiver. They must live longer than the group.
+      std::vector<std::vector<std::int64_t>> many(3, std::vector<std::int64_t>(1 << 20));
+      Cluster cluster(3);
+      std::atomic<bool> others_ended = false;
+      cluster.each([&](Rank& rank) {
+        auto& mine = many[rank.rank];
+        const Block buffer{reinterpret_cast<std::byte*>(mine.data()), mine.size()};
+        const auto message = [&](bool sends, int peer) {
+          return Transfer{.send = sends, .peer = peer, .tag = 1, .dtype = DType::i64, .buffer = buffer};
+        };
+        if (rank.rank == 0) {
+          rank.group->refuse_message(1, send, "the tensor is wrong");
+          rank.run(message(send, 2));
+          others_ended = true;
+          end_of(cluster, 0, how);
+        } else if (rank.rank == 2) {
+          rank.run(message(!send, 0));
+        } else {
+          while (!others_ended) std::this_thread::yield();
+          const Error error = error_of([&] { rank.run(message(!send, 0), Deadline::after(kShort)); });
+          CHECK(contains(error, "rank 0 (pid") && contains(error, error_of_wait(how)), error.what());
+          CHECK(contains(error, "; its call was refused there: the tensor is wrong"), error.what());
+        }
+      });
+    }
+}
+
+TEST("a send is told that a receive from any rank was refused, and not that another send was") {
+  for (const bool send : {true, false}) {
+    std::vector<std::int64_t> many(1 << 20);
+    Cluster cluster(2);
+    cluster.each([&](Rank& rank) {
+      if (rank.rank == 0)
+        return rank.group->refuse_message(send ? 1 : Transfer::kAnyRank, send, "the tensor is wrong");
+      const Block buffer{reinterpret_cast<std::byte*>(many.data()), many.size()};
+      const Transfer message{.send = true, .peer = 0, .tag = 1, .dtype = DType::i64, .buffer = buffer};
+      const Error error = error_of([&] { rank.run(message, Deadline::after(kShort)); });
+      CHECK(error.code() == Errc::timeout && contains(error, "refused there") == !send, error.what());
+    });
+  }
+}
+
+TEST("a message that was refused at first and then made is not reported") {
   Cluster cluster(2);
   cluster.each([](Rank& rank) {
     for (int i = 0; i < 3; ++i) {
       std::int64_t value = rank.rank;
       Transfer message{.send = rank.rank == 0, .peer = 1 - rank.rank, .tag = 0, .dtype = DType::i64};
       message.buffer = {reinterpret_cast<std::byte*>(&value), 1};
-      if (rank.rank == 0) {
-        rank.group->refuse_message(1, true, "wrong at first");
-        std::this_thread::sleep_for(std::chrono::milliseconds(100));  // rank 1 sees it
-      }
+      if (rank.rank == 0) rank.group->refuse_message(1, true, "wrong at first");
       rank.run(message);
       CHECK(value == 0);
     }
-    // This receive takes longer than a rank has for second thoughts, but nothing is refused any more.
-    std::int64_t value = rank.rank;
-    Transfer message{.send = rank.rank == 0, .peer = 1 - rank.rank, .tag = 0, .dtype = DType::i64};
+    if (rank.rank == 0) return;
+    std::int64_t value = 1;
+    Transfer message{.send = false, .peer = 0, .tag = 0, .dtype = DType::i64};
     message.buffer = {reinterpret_cast<std::byte*>(&value), 1};
-    if (rank.rank == 0) std::this_thread::sleep_for(std::chrono::seconds(4));
-    rank.run(message);
-    CHECK(value == 0);
+    const Error error = error_of([&] { rank.run(message, Deadline::after(kShort)); });
+    CHECK(error.code() == Errc::timeout && !contains(error, "refused"), error.what());
   });
 }
 

@@ -14,6 +14,9 @@ from tests.support.devices import DEVICES
 
 SUM, MAX = dist.ReduceOp.SUM, dist.ReduceOp.MAX
 
+TIMEOUT = 1.5
+"""Seconds, of the groups whose ranks wait in vain."""
+
 
 def zeros(device, count, dtype=torch.float32):
     return torch.zeros(count, dtype=dtype, device=device)
@@ -105,7 +108,8 @@ def message_refused(rank, n, device):
             backend(device).send([torch.zeros(2, 2).to_sparse_csr()], 1, 0)
     elif rank == 1:
         with pytest.raises(
-            dist.DistBackendError, match=r"(?s)rank 0 \(pid .*wrong arguments.*invalid tensor layout"
+            dist.DistBackendError,
+            match=r"(?s)Timed out .*rank 0 \(pid .*; its call was refused there: .*invalid tensor layout",
         ):
             dist.recv(torch.zeros(4, device=device), 0)
 
@@ -133,6 +137,7 @@ def splits_differ(rank, n, device):
     with pytest.raises(dist.DistBackendError) as caught:
         dist.all_to_all_single(zeros(device, sum(received)), zeros(device, sum(sent)), received, sent)
     assert "rank 0 sends 3 elements to rank 1, which expects 2" in str(caught.value)
+    assert "Entry 1 of rank 0's input sizes must equal entry 0 of rank 1's output sizes" in str(caught.value)
 
 
 def equal_parts_differ(rank, n, device):
@@ -160,7 +165,25 @@ def sparse_refused(rank, n, device):
         with pytest.raises(ValueError, match="SUM and AVG only"):
             dist.all_reduce(t, MAX)
     else:
-        with pytest.raises(dist.DistBackendError, match=r"rank 0 \(pid .*wrong arguments.*SUM and AVG only"):
+        with pytest.raises(
+            dist.DistBackendError,
+            match=r"Timed out .*rank 0 \(pid .*; its call was refused there: .*SUM and AVG only",
+        ):
+            dist.all_reduce(t)
+
+
+def refused_and_left(rank, n, device):
+    """A rank that gives up after a refused call: the others are told of both at once."""
+    t = torch.zeros(4, device=device)
+    if rank == 0:
+        with pytest.raises(ValueError, match="share memory"):
+            dist.all_reduce(torch.zeros(1, device=device).expand(4))
+        dist.destroy_process_group()
+    else:
+        with pytest.raises(
+            dist.DistBackendError,
+            match=r"rank 0 \(pid .*left the group during .*; its call was refused there: .*share memory",
+        ):
             dist.all_reduce(t)
 
 
@@ -242,9 +265,14 @@ def test_the_group_works_on_after_a_mismatch(pool, body, device):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("body", [message_refused, sparse_refused])
-def test_who_waits_for_a_call_that_was_refused_learns_why(fresh, body, device):
+def test_a_rank_that_waits_in_vain_for_a_refused_call_learns_why(fresh, body, device):
     with fresh(3) as team:
-        team.join().run(body, device)
+        team.join(timeout=TIMEOUT).run(body, device)
+
+
+def test_a_rank_that_leaves_after_a_refused_call_takes_its_reason_along(fresh):
+    with fresh(3) as team:
+        team.join().run(refused_and_left)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -1,0 +1,336 @@
+#include "coll/channel.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <utility>
+
+#include "base/error.h"
+#include "base/fault_point.h"
+#include "coll/pieces.h"
+
+namespace occl::coll {
+namespace {
+
+constexpr std::size_t kDataBytes = kRingBytes / 8;  // payload of one data record
+
+/// How long a sender waits until it can map the receiver's memory. Then it leaves the message to the
+/// receiver.
+constexpr auto kReachPatience = std::chrono::seconds(1);
+
+bool fits(const Transfer& t, const Envelope& e) {
+  return t.buffer.count == e.count && static_cast<std::uint32_t>(t.dtype) == e.dtype && t.order == e.order;
+}
+
+}  // namespace
+
+bool Channel::advance(OperationList& done) {
+  bool moved = take_records(done);
+  moved |= pull_direct(done);
+  moved |= push_notes();
+  moved |= push_data(done);
+  moved |= push_sends(done);
+  return moved;
+}
+
+void Channel::drop() {
+  queue_ = {};
+  sending_.clear();
+  for (auto& receiving : receiving_)
+    if (receiving.front) receiving.front.revoke();
+  receiving_.clear();
+  notes_.clear();
+}
+
+std::string Channel::unexpected() const {
+  if (unexpected_.empty()) return "";
+  return concat("; ", unexpected_.size(), " message(s) from it wait here, the first with tag ",
+                unexpected_.front().envelope.tag);
+}
+
+// ---- receiving
+
+bool Channel::take_records(OperationList& done) {
+  bool moved = false;
+  Envelope e;
+  while (pipe_.next(e)) {
+    take(e, done);
+    OCCL_FAULT_POINT("message.taken");
+    pipe_.release(e);
+    moved = true;
+  }
+  if (moved) pipe_.tell_of_room();
+  return moved;
+}
+
+void Channel::take(const Envelope& e, OperationList& done) {
+  const auto payload = [&](std::byte* to) { pipe_.read_payload(e, to); };
+  switch (e.record) {
+    case Record::eager:
+    case Record::direct:
+    case Record::stream:
+      if (Operation* receive = transfers_.take(peer_, e.tag)) {
+        match(*receive, e, payload, done);
+      } else {
+        Unexpected message{e, std::vector<std::byte>(e.bytes)};
+        payload(message.payload.data());
+        unexpected_.push_back(std::move(message));
+      }
+      return;
+    case Record::grant:
+      if (const auto it = sending(e.id); it != sending_.end()) {
+        it->granted = true;
+        it->to = e.ref;
+      }
+      return;
+    case Record::ack:
+    case Record::nack:
+      if (const auto it = sending(e.id); it != sending_.end()) {
+        Operation& op = *it->op;
+        sending_.erase(it);
+        transfers_.end(op, done, e.record == Record::ack ? nullptr : misfit(mesh_.rank(), peer_, e));
+      } else if (e.record == Record::nack) {
+        throw *misfit(mesh_.rank(), peer_, e);  // of a send that has ended
+      }
+      return;
+    case Record::rest:
+      // If the receiver has copied everything before the sender began, it does not wait for this record.
+      if (const auto it = receiving(Record::direct, e.id); it != receiving_.end()) it->rest = e.count;
+      return;
+    case Record::data: {
+      const auto it = receiving(Record::stream, e.id);
+      if (it == receiving_.end() || e.bytes > it->op->transfer().bytes() - it->received) break;
+      payload(it->op->transfer().buffer.data + it->received);
+      it->received += e.bytes;
+      if (it->received == it->op->transfer().bytes()) {
+        Operation& op = *it->op;
+        receiving_.erase(it);
+        transfers_.end(op, done);
+      }
+      return;
+    }
+  }
+  fail(Errc::protocol, mesh_.describe(peer_), " of group ", mesh_.name(),
+       " wrote a message record of unknown kind, or data of an unknown message");
+}
+
+bool Channel::receive_arrived(Operation& op, OperationList& done) {
+  const auto it = std::find_if(unexpected_.begin(), unexpected_.end(),
+                               [&](const Unexpected& u) { return u.envelope.tag == op.transfer().tag; });
+  if (it == unexpected_.end()) return false;
+  const Unexpected message = std::move(*it);
+  unexpected_.erase(it);
+  match(
+      op, message.envelope,
+      [&](std::byte* to) { std::copy(message.payload.begin(), message.payload.end(), to); }, done);
+  return true;
+}
+
+/// Gives an arrived message to a receive, or fails the receive if the two do not fit.
+template <class CopyPayload>
+void Channel::match(Operation& op, const Envelope& e, CopyPayload&& copy_payload, OperationList& done) {
+  const Transfer& t = op.transfer();
+  op.set_source(peer_);
+  const bool whole = e.record == Record::eager ? e.bytes == t.bytes() : e.bytes < t.bytes();
+  if (!fits(t, e) || !whole) {
+    Envelope nack = e;
+    nack.record = Record::nack;
+    nack.bytes = 0;
+    nack.other_dtype = static_cast<std::uint32_t>(t.dtype);
+    nack.other_order = t.order;
+    nack.other_count = t.buffer.count;
+    notes_.push_back(nack);
+    return transfers_.end(op, done, misfit(peer_, mesh_.rank(), nack));
+  }
+  if (e.record == Record::eager) {
+    copy_payload(t.buffer.data);
+    return transfers_.end(op, done);
+  }
+  OCCL_FAULT_POINT("message.matched");
+  receiving_.push_back({&op, e, e.bytes, {}, {}});
+  if (e.record != Record::stream) return;
+  note(Record::grant, e.id);
+  push_notes();  // before the copy, so that the sender goes on meanwhile
+  copy_payload(t.buffer.data);
+}
+
+/// The receiver's part of the first direct message that is not complete: copies from the front.
+bool Channel::pull_direct(OperationList& done) {
+  const auto it = std::find_if(receiving_.begin(), receiving_.end(),
+                               [](const Receiving& r) { return r.envelope.record == Record::direct; });
+  if (it == receiving_.end()) return false;
+  Operation& op = *it->op;
+  const Transfer& t = op.transfer();
+  const std::uint64_t id = it->envelope.id;
+  const Pieces pieces(t.buffer.data,
+                      mesh_.reach(peer_, shm::Ref::unpack(it->envelope.ref), t.bytes(), op.deadline()),
+                      t.bytes(), mesh_.tuning());
+  if (!it->front) {
+    it->front = {shm::Taker::End::front, id, pieces.n, &mesh_.own().recv(peer_).taken,
+                 &mesh_.member(peer_).block.send(mesh_.rank()).taken};
+    const auto to = mesh_.endpoint().regions().find(t.buffer.data, t.bytes());
+    if (to && t.bytes() >= mesh_.tuning().both_ends_bytes && peer_ != mesh_.rank()) {
+      op.set_exposed(true);
+      note(Record::grant, id, to->pack());
+      push_notes();  // before the copy, so that the sender begins meanwhile
+    }
+  }
+  OCCL_FAULT_POINT("message.pull");
+  std::size_t moved = 0;
+  while (moved < kSliceBytes && it->front.take()) moved += pieces.copy(it->front.taken() - 1);
+  std::uint64_t copied = it->front.taken();
+  if (it->front.stopped()) {
+    if (!it->rest) return moved > 0;
+    if (*it->rest > pieces.n - copied)
+      fail(Errc::protocol, mesh_.describe(peer_), " copied more of a message than there is");
+    for (; copied + *it->rest < pieces.n; ++copied) pieces.copy(copied);  // at most one
+  } else if (copied < pieces.n) {
+    return true;
+  }
+  // A sender that has given up may have reused its buffer meanwhile. acquire: the pieces were read before
+  // this look at the sender's state.
+  std::atomic_thread_fence(std::memory_order_acquire);
+  const Member& sender = mesh_.member(peer_);
+  if (sender.aborted() || sender.left()) return moved > 0;  // Group::check fails this receive
+  note(Record::ack, id);
+  receiving_.erase(it);
+  transfers_.end(op, done);
+  return true;
+}
+
+// ---- sending
+
+bool Channel::push_sends(OperationList& done) {
+  bool moved = false;
+  while (!queue_.empty() && !mesh_.member(peer_).gone()) {  // Group::check fails sends to a peer that is gone
+    Operation& op = queue_.front();
+    const Transfer& t = op.transfer();
+    Envelope e;
+    e.tag = t.tag;
+    e.id = next_id_;
+    e.count = t.buffer.count;
+    e.dtype = static_cast<std::uint32_t>(t.dtype);
+    e.order = t.order;
+    const std::size_t bytes = t.bytes();
+    const bool eager = bytes <= mesh_.tuning().eager_bytes;
+    if (eager) {
+      e.bytes = bytes;
+    } else if (const auto ref = mesh_.endpoint().regions().find(t.buffer.data, bytes)) {
+      e.record = Record::direct;
+      e.ref = ref->pack();
+    } else {
+      e.record = Record::stream;
+      e.bytes = mesh_.tuning().eager_bytes;
+    }
+    if (!pipe_.write(e, t.buffer.data)) break;
+    ++next_id_;
+    queue_.pop();
+    moved = true;
+    op.set_exposed(e.record == Record::direct);
+    if (eager)
+      transfers_.end(op, done);
+    else
+      sending_.push_back({&op, e.id, e.bytes});
+  }
+  return moved;
+}
+
+/// Goes on with messages that the peer has granted.
+bool Channel::push_data(OperationList& done) {
+  bool moved = false;
+  for (auto it = sending_.begin(); it != sending_.end();) {
+    if (it->granted && it->op->exposed()) {  // direct
+      push_direct(*it++);
+      moved = true;
+      continue;
+    }
+    const Transfer& t = it->op->transfer();
+    const std::size_t bytes = t.bytes();
+    while (it->granted && it->sent < bytes) {
+      Envelope e;
+      e.record = Record::data;
+      e.id = it->id;
+      e.bytes = std::min(kDataBytes, bytes - it->sent);
+      if (!pipe_.write(e, t.buffer.data + it->sent)) return moved;
+      it->sent += e.bytes;
+      moved = true;
+    }
+    if (it->granted && it->sent == bytes) {
+      transfers_.end(*it->op, done);
+      it = sending_.erase(it);
+    } else {
+      ++it;
+    }
+  }
+  return moved;
+}
+
+/// The sender's part of a direct message: copies from the back. The receiver's ack ends the send.
+void Channel::push_direct(Sending& sending) {
+  const Transfer& t = sending.op->transfer();
+  std::byte* to = nullptr;
+  try {
+    to = mesh_.reach(peer_, shm::Ref::unpack(sending.to), t.bytes(), Deadline::after(kReachPatience));
+  } catch (const Error& error) {
+    if (error.code() == Errc::protocol) throw;
+    OCCL_FAULT_POINT("message.alone");
+    // There is no memory for the mapping, or the receiver is stopped or gone. The receiver can copy
+    // everything itself, and Group::check reports a receiver that is gone.
+  }
+  if (to) {
+    const Pieces pieces(to, t.buffer.data, t.bytes(), mesh_.tuning());
+    if (!sending.back)
+      sending.back = {shm::Taker::End::back, sending.id, pieces.n, &mesh_.own().send(peer_).taken,
+                      &mesh_.member(peer_).block.recv(mesh_.rank()).taken};
+    OCCL_FAULT_POINT("message.push");
+    std::size_t moved = 0;
+    while (moved < kSliceBytes && sending.back.take()) moved += pieces.copy(pieces.n - sending.back.taken());
+    if (moved >= kSliceBytes) return;  // there may be more
+  }
+  note(Record::rest, sending.id, 0, sending.back.taken());
+  push_notes();
+  sending.granted = false;
+}
+
+// ---- notes
+
+void Channel::note(Record record, std::uint64_t id, std::uint64_t ref, std::uint64_t count) {
+  Envelope e;
+  e.record = record;
+  e.id = id;
+  e.ref = ref;
+  e.count = count;
+  notes_.push_back(e);
+}
+
+bool Channel::push_notes() {
+  bool moved = false;
+  while (!notes_.empty() && pipe_.write(notes_.front(), nullptr)) {
+    notes_.pop_front();
+    moved = true;
+  }
+  return moved;
+}
+
+std::deque<Channel::Sending>::iterator Channel::sending(std::uint64_t id) {
+  return std::find_if(sending_.begin(), sending_.end(), [&](const Sending& s) { return s.id == id; });
+}
+
+std::deque<Channel::Receiving>::iterator Channel::receiving(Record record, std::uint64_t id) {
+  return std::find_if(receiving_.begin(), receiving_.end(),
+                      [&](const Receiving& r) { return r.envelope.record == record && r.envelope.id == id; });
+}
+
+std::unique_ptr<Error> Channel::misfit(int sender, int receiver, const Envelope& nack) const {
+  const auto tensor = [](std::uint32_t dtype, std::uint64_t count) {
+    return concat(name_of(static_cast<DType>(dtype)), "[", count, "]");
+  };
+  return std::make_unique<Error>(
+      Errc::mismatch,
+      concat("rank ", sender, " sent ", tensor(nack.dtype, nack.count), " with tag ", nack.tag,
+             " where rank ", receiver, " called recv(", tensor(nack.other_dtype, nack.other_count),
+             ") in group ", mesh_.name(),
+             nack.order == nack.other_order ? "" : ": their dimensions are in different orders in memory"));
+}
+
+}  // namespace occl::coll

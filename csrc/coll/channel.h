@@ -1,0 +1,101 @@
+// The messages between this rank and one peer, in both directions: sends that wait for room, messages that
+// are under way, and messages that have arrived before their receive. messenger.h shows how each kind
+// travels.
+//
+// Not thread safe: the thread that drives the group calls it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "coll/mesh.h"
+#include "coll/operation.h"
+#include "coll/pipe.h"
+#include "coll/transfers.h"
+#include "shm/two_ends.h"
+
+namespace occl::coll {
+
+class Channel {
+ public:
+  Channel(Mesh& mesh, Transfers& transfers, int peer)
+      : mesh_(mesh), transfers_(transfers), peer_(peer), pipe_(mesh, peer) {}
+
+  /// Queues a send; `advance` starts it.
+  void send(Operation& op) { queue_.push(op); }
+  /// Gives a receive the first message with its tag that has arrived already. False if there is none.
+  bool receive_arrived(Operation& op, OperationList& done);
+
+  /// Moves what can be moved now; operations that end go to `done`. True if there was anything. Throws
+  /// Error(protocol) for nonsense, and Error(mismatch) if a send that has ended does not fit its receive:
+  /// then the group must end, because no operation is left that could fail.
+  bool advance(OperationList& done);
+
+  /// Acknowledgements and the like that wait for room in the ring.
+  std::size_t notes() const { return notes_.size(); }
+  /// "; 2 message(s) from it wait here, the first with tag 3", or nothing.
+  std::string unexpected() const;
+
+  /// Calls `f` with every operation that is queued or under way here.
+  template <class F>
+  void for_each(F&& f) const {
+    for (Operation* op = queue_.begin(); op; op = OperationList::next(*op)) f(*op);
+    for (const auto& sending : sending_) f(*sending.op);
+    for (const auto& receiving : receiving_) f(*receiving.op);
+  }
+  /// Drops all of them, and keeps the peer from copying into buffers of receives.
+  void drop();
+
+ private:
+  struct Unexpected {  // arrived before its receive was posted
+    Envelope envelope;
+    std::vector<std::byte> payload;
+  };
+  struct Sending {  // its envelope is in the ring
+    Operation* op;
+    std::uint64_t id;
+    std::size_t sent;  // stream: bytes
+    bool granted = false;
+    std::uint64_t to = 0;  // direct, granted: the receiver's buffer
+    shm::Taker back{};     // direct, granted: the pieces that this side copies
+  };
+  struct Receiving {  // matched, not complete
+    Operation* op;
+    Envelope envelope;
+    std::size_t received;               // stream: bytes
+    shm::Taker front{};                 // direct: the pieces that this side copies, once it has begun
+    std::optional<std::uint64_t> rest;  // direct: how many pieces the sender copied; it copies no more
+  };
+
+  bool take_records(OperationList& done);
+  void take(const Envelope& envelope, OperationList& done);
+  template <class CopyPayload>
+  void match(Operation& op, const Envelope& envelope, CopyPayload&& copy_payload, OperationList& done);
+  bool pull_direct(OperationList& done);
+  bool push_notes();
+  bool push_data(OperationList& done);
+  void push_direct(Sending& sending);
+  bool push_sends(OperationList& done);
+  void note(Record record, std::uint64_t id, std::uint64_t ref = 0, std::uint64_t count = 0);
+  std::deque<Sending>::iterator sending(std::uint64_t id);
+  std::deque<Receiving>::iterator receiving(Record record, std::uint64_t id);
+  std::unique_ptr<Error> misfit(int sender, int receiver, const Envelope& nack) const;
+
+  Mesh& mesh_;
+  Transfers& transfers_;
+  const int peer_;
+  Pipe pipe_;
+  OperationList queue_;  // sends whose envelope did not fit into the ring yet
+  std::deque<Sending> sending_;
+  std::deque<Receiving> receiving_;
+  std::deque<Envelope> notes_;
+  std::deque<Unexpected> unexpected_;
+  std::uint64_t next_id_ = 1;
+};
+
+}  // namespace occl::coll

@@ -1,0 +1,47 @@
+// What a group says about operations and ranks in its errors. Everything here is only text: peers may go on
+// while it is written.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "coll/operation.h"
+#include "coll/refusals.h"
+#include "shm/peer.h"
+
+namespace occl::coll {
+
+class Group;
+class Messenger;
+
+/// Requires the group's driving lock, because messages change under it.
+class Diagnosis {
+ public:
+  Diagnosis(const Group& group, const Messenger& messenger, const Refusals& refusals)
+      : group_(group), messenger_(messenger), refusals_(refusals) {}
+
+  /// A collective's deadline has passed. `current` is the group's first collective, and `missing` the ranks
+  /// that it waits for.
+  Error timed_out(const Operation& op, const Operation& current, const std::vector<int>& missing) const;
+  /// A message's deadline has passed.
+  Error timed_out(const Operation& message) const;
+  /// A rank died or left, which `needed_by` needs (null: none of this rank's operations). A rank that left
+  /// may have done so because another one exited, so those are named too.
+  Error gone(int rank, bool died, const Operation* needed_by) const;
+
+  /// What a process has called in this group that this rank has not: "" or "; it has called ...".
+  std::string ahead(const shm::Peer& process) const;
+
+ private:
+  std::string operation(const Operation& op) const;
+  std::string timeout_of(const Operation& op) const;
+  std::string last_seen(int rank) const;
+  std::string exited_ranks(int but) const;
+
+  const Group& group_;
+  const Messenger& messenger_;
+  const Refusals& refusals_;
+};
+
+}  // namespace occl::coll

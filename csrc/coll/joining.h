@@ -1,0 +1,18 @@
+// Waits until all ranks of a new group have joined it.
+#pragma once
+
+#include <functional>
+
+#include "base/deadline.h"
+#include "coll/engine.h"
+#include "coll/mesh.h"
+
+namespace occl::coll {
+
+/// Returns when each rank of a mesh that has joined has joined too or never will: from then on any rank may
+/// leave without keeping others from joining. Throws Error(timeout) naming the ranks that are missing, and
+/// which ranks those connect to.
+void wait_until_joined(Engine& engine, const Mesh& mesh, Deadline deadline,
+                       const std::function<void()>& interrupted);
+
+}  // namespace occl::coll

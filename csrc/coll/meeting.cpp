@@ -1,0 +1,273 @@
+#include "coll/meeting.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/fault_point.h"
+
+namespace occl::coll {
+namespace {
+
+/// More than any process can address. Below it, no size that a peer announces makes the arithmetic overflow.
+constexpr std::uint64_t kMaxBlockBytes = std::uint64_t{1} << 47;
+
+}  // namespace
+
+Meeting::Meeting(Mesh& mesh)
+    : mesh_(mesh), in_(mesh.size()), out_(mesh.size()), slots_(mesh.size()), factors_(mesh.size(), 1.0) {}
+
+void Meeting::begin(const Collective& collective, std::uint64_t number, Deadline deadline) {
+  c_ = &collective;
+  ++q_;
+  number_ = number;
+  deadline_ = deadline;
+  signature_ = Signature::of(*c_);
+  shape_ = {c_->kind, mesh_.size(), c_->root, size_of(c_->dtype), c_->largest};
+  cursor_ = 0;
+  odd_rank_ = -1;
+  pairwise_ = c_->kind == Kind::all_to_all && c_->in.list;
+  equal_parts_.reset();
+  complete_ = exposed_ = mapped_ = false;
+  in_[mesh_.rank()] = c_->in.base;
+  out_[mesh_.rank()] = c_->out.base;
+
+  OCCL_FAULT_POINT("post.begin");
+  Post& post = mesh_.own().post(q_);
+  // Lists of both inputs and outputs may have different sizes; then ranks may know different largest blocks.
+  const bool same_view = !c_->in.list || !traits(c_->kind).out_per_rank;
+  const bool small = same_view && is_one_shot(shape_, mesh_.tuning(), true);
+  if (!small) {
+    const bool shows_out = direct_split(c_->kind) != Split::pull;
+    post.in = own_ref(c_->in);
+    post.out = shows_out ? own_ref(c_->out) : kUnmapped;
+    mapped_ = post.in != kUnmapped && (!shows_out || post.out != kUnmapped);
+    exposed_ = mapped_;
+    post.largest = c_->largest;
+    post.mapped = mapped_;
+    post.listed = c_->in.list || (shows_out && c_->out.list);
+  }
+  first_step_made_ = same_view && (small || !mapped_);
+  if (first_step_made_) {
+    plan_ = make_plan(shape_, mesh_.tuning(), false);
+    use_own_slot();
+  }
+}
+
+void Meeting::post() {
+  if (!signature_.even() && !pairwise_) list_sizes();
+  OCCL_FAULT_POINT("post.staged");
+  Post& post = mesh_.own().post(q_);
+  post.number.store(number_, std::memory_order_relaxed);  // only for errors
+  post.factor = c_->factor;
+  post.signature = signature_.word;
+  post.stamp.store(q_, std::memory_order_seq_cst);  // pairs with all_posted, and with sleepers (bell.h)
+  OCCL_FAULT_POINT("post.stamped");
+  mesh_.ring_all();
+  OCCL_FAULT_POINT("post.rung");
+}
+
+/// Where this rank's blocks are, as peers see them: one address, or 0 and a list. kUnmapped if they cannot.
+std::uint64_t Meeting::own_ref(const Blocks& blocks) const {
+  const std::size_t size = shape_.element_size;
+  const auto& regions = mesh_.endpoint().regions();
+  if (!blocks.list) {
+    const std::size_t bytes = blocks.n * blocks.count * size;
+    if (bytes == 0) return 0;
+    const auto ref = regions.find(blocks.base, bytes);
+    return ref ? ref->pack() : kUnmapped;
+  }
+  ListedBlock* listed = mesh_.own().listed(q_);
+  bool mapped = true;
+  for (std::uint32_t i = 0; i < blocks.n; ++i) {
+    const Block& block = blocks.list[i];
+    const auto ref = block.count ? regions.find(block.data, block.count * size) : shm::Ref{};
+    listed[i] = {ref ? ref->pack() : kUnmapped, block.count};
+    mapped &= ref.has_value();
+  }
+  return mapped ? 0 : kUnmapped;
+}
+
+/// Shows sizes that must be the same on all ranks, for the error of a rank that has others.
+void Meeting::list_sizes() const {
+  const Blocks& known = traits(c_->kind).in_per_rank ? c_->in : c_->out;
+  for (std::uint32_t i = 0; known.list && i < known.n; ++i)
+    mesh_.own().listed(q_)[i].count = known.list[i].count;
+}
+
+// ---- comparing
+
+bool Meeting::all_posted() {
+  for (; cursor_ < mesh_.size(); ++cursor_) {
+    if (cursor_ == mesh_.rank()) continue;
+    const Post& post = mesh_.member(cursor_).block.post(q_);
+    const std::uint64_t stamp = post.stamp.load(std::memory_order_seq_cst);  // pairs with post()
+    if (stamp < q_) return false;
+    if (stamp > q_)
+      fail(Errc::protocol, mesh_.describe(cursor_), " of group ", mesh_.name(), " is at operation #", stamp,
+           " where this rank is at #", q_);
+    const Signature signature{post.signature};
+    if (differs(signature) && odd_rank_ < 0) {
+      odd_rank_ = cursor_;
+      odd_signature_ = signature;
+    }
+  }
+  return true;
+}
+
+/// Whether another rank's signature does not fit. Of an all_to_all, some ranks may list sizes while others
+/// say that all parts are equal; those others must name the same size.
+bool Meeting::differs(Signature signature) {
+  if (signature == signature_) return false;
+  if (!signature_.fits(signature)) return true;
+  pairwise_ = true;
+  if (!signature.even()) return false;
+  if (!equal_parts_) equal_parts_ = signature;
+  return *equal_parts_ != signature;
+}
+
+Error Meeting::mismatch() const {
+  return Error(Errc::mismatch,
+               concat(called(odd_rank_, odd_signature_), " where ", called(mesh_.rank(), signature_),
+                      " as operation #", number_, " of group ", mesh_.name()));
+}
+
+/// "rank 1 called all_gather(float32[uneven]) of 3, 4, 5 elements"
+std::string Meeting::called(int rank, Signature signature) const {
+  const bool lists = signature.lists_sizes();
+  std::string text = concat("rank ", rank, " called ", signature.describe());
+  const ListedBlock* sizes = mesh_.member(rank).block.listed(q_);
+  for (int i = 0; lists && i < mesh_.size(); ++i) text += concat(i ? ", " : " of ", sizes[i].count);
+  return lists ? text + " elements" : text;
+}
+
+/// What each other rank sends to this one must be what this rank expects from it.
+void Meeting::compare_pairs() const {
+  const int me = mesh_.rank();
+  for (int i = 0; i < mesh_.size(); ++i) {
+    if (i == me) continue;
+    const SharedBlock& block = mesh_.member(i).block;
+    const auto even = Signature{block.post(q_).signature}.even();
+    const std::uint64_t sent = even ? *even : block.listed(q_)[me].count;
+    const std::size_t expected = c_->out.at(i, shape_.element_size).count;
+    if (sent != expected)
+      fail(Errc::mismatch, "all_to_all #", number_, " of group ", mesh_.name(), ": rank ", i, " sends ", sent,
+           " elements to rank ", me, ", which expects ", expected, ". Entry ", me, " of rank ", i,
+           "'s input sizes must equal entry ", i, " of rank ", me, "'s output sizes");
+  }
+}
+
+// ---- choosing
+
+void Meeting::agree() {
+  OCCL_FAULT_POINT("meet.arrived");
+  complete_ = true;
+  // A small operation takes one step wherever its tensors lie, so there is nothing to look up.
+  if (!first_step_made_ || pairwise_ || !is_one_shot(shape_, mesh_.tuning(), true)) {
+    const Mapped mapped = learn_from_posts();
+    if (pairwise_) compare_pairs();
+    first_step_made_ = first_step_made_ && !pairwise_;  // with sizes by pair the plan is another one
+    plan_ = make_plan(shape_, mesh_.tuning(), mapped.all);
+    const bool direct = plan_.path == Path::direct;
+    complete_ = direct || (first_step_made_ && !mapped.any);
+    if (direct) locate_tensors();
+    if (!complete_) use_own_slot();
+  }
+  if (complete_ && plan_.path != Path::direct) locate_slots();
+  if (c_->op == ReduceOp::premul_sum)
+    for (int i = 0; i < mesh_.size(); ++i)
+      factors_[i] = i == mesh_.rank() ? c_->factor : mesh_.member(i).block.post(q_).factor;
+}
+
+/// Finds out whose tensors are mapped, and the largest block where ranks may know different ones.
+Meeting::Mapped Meeting::learn_from_posts() {
+  Mapped mapped{mapped_, mapped_};
+  for (int i = 0; i < mesh_.size(); ++i) {
+    if (i == mesh_.rank()) continue;
+    const Post& post = mesh_.member(i).block.post(q_);
+    const auto even = Signature{post.signature}.even();
+    if (pairwise_ && (even || signature_.even()))
+      mapped.all = false;  // a rank without sizes may not have posted where its tensors are
+    mapped.all &= post.mapped != 0;
+    mapped.any |= post.mapped != 0;
+    // Otherwise signatures are equal, so this rank's own largest block is that of all ranks.
+    if (!pairwise_) continue;
+    const std::uint64_t largest = even ? *even : post.largest;
+    if (largest > kMaxBlockBytes / shape_.element_size)
+      fail(Errc::protocol, mesh_.describe(i), " of group ", mesh_.name(), " announced a block of ", largest,
+           " elements");
+    shape_.largest = std::max<std::size_t>(shape_.largest, largest);
+  }
+  return mapped;
+}
+
+// ---- locating
+
+/// Where this rank stages: beside its post if one step is enough, else in its staging slots, which peers are
+/// told of.
+void Meeting::use_own_slot() {
+  in_staging_ = plan_.path == Path::staged;
+  if (in_staging_) {
+    slots_[mesh_.rank()] = mesh_.staging();
+    mesh_.own().post(q_).staging = mesh_.staging_ref();
+  } else {
+    slots_[mesh_.rank()] = slot_beside_post(mesh_.own());
+  }
+}
+
+void Meeting::locate_slots() {
+  const std::size_t bytes = kStagingSlots * std::size_t{mesh_.tuning().slot_bytes};
+  for (int i = 0; i < mesh_.size(); ++i) {
+    if (i == mesh_.rank()) continue;
+    const SharedBlock& block = mesh_.member(i).block;
+    slots_[i] =
+        in_staging_ ? reach(i, shm::Ref::unpack(block.post(q_).staging), bytes) : slot_beside_post(block);
+  }
+  complete_ = true;
+}
+
+std::byte* Meeting::slot_beside_post(const SharedBlock& block) const {
+  return staged_bytes(shape_) <= kInlineBytes ? block.post(q_).payload.data() : block.payload(q_);
+}
+
+void Meeting::locate_tensors() {
+  OCCL_FAULT_POINT("meet.locate");
+  const Traits& t = traits(c_->kind);
+  const auto me = static_cast<std::uint32_t>(mesh_.rank());
+  const std::size_t size = shape_.element_size, block_bytes = shape_.largest * size;
+  for (int i = 0; i < mesh_.size(); ++i) {
+    if (i == mesh_.rank()) continue;
+    const Member& member = mesh_.member(i);
+    const Post& post = member.block.post(q_);
+    // Of a peer's blocks this rank reads or writes one: its own. (See the rule in collective.h.)
+    const auto mine = [&](std::uint64_t blocks, bool per_rank) {
+      auto ref = shm::Ref::unpack(post.listed ? member.block.listed(q_)[me].ref : blocks);
+      if (per_rank && !post.listed) ref.offset += me * block_bytes;
+      return ref;
+    };
+    if (plan_.split != Split::push && (!t.in_root_only || i == c_->root)) {
+      const std::size_t bytes =
+          c_->out.n ? c_->out.at(t.out_per_rank ? i : 0, size).count * size : block_bytes;
+      in_[i] = reach(i, mine(post.in, t.in_per_rank), bytes);
+    }
+    if (plan_.split != Split::pull && (!t.out_root_only || i == c_->root)) {
+      const std::size_t bytes = t.out_per_rank ? c_->in.at(0, size).count * size : block_bytes;
+      out_[i] = reach(i, mine(post.out, t.out_per_rank), bytes);
+    }
+  }
+}
+
+/// Null if there are no bytes.
+std::byte* Meeting::reach(int rank, shm::Ref ref, std::size_t bytes) const {
+  return bytes ? mesh_.reach(rank, ref, bytes, deadline_) : nullptr;
+}
+
+std::vector<int> Meeting::missing() const {
+  std::vector<int> ranks;
+  for (int i = cursor_; i < mesh_.size(); ++i)
+    if (i != mesh_.rank() &&
+        mesh_.member(i).block.post(q_).stamp.load(std::memory_order_acquire) < q_)  // pairs with post()
+      ranks.push_back(i);
+  return ranks;
+}
+
+}  // namespace occl::coll

@@ -1,0 +1,119 @@
+// How the ranks meet at the start of a collective, which is its first synchronisation: each rank posts what
+// it called, waits for the posts of the others, compares, and chooses the plan. All ranks know the same then,
+// so all choose the same plan.
+//
+//     begin ─▶ [the executor stages the first step] ─▶ post ─▶ all_posted ─▶ agree ─▶ [locate_slots]
+//
+// Where a rank knows before the meeting that its tensor must be staged, it stages before it posts, so that
+// the meeting is the synchronisation after the first step. If other ranks find out only at the meeting, they
+// make the first step then, all ranks synchronise once more, and `locate_slots` ends the meeting.
+//
+// Uneven all_to_all is special, and only here: each pair of ranks has a size of its own, so signatures cannot
+// be compared for equality. One rank may list sizes (splits) where another says that all parts are equal.
+//
+// Not thread safe: the thread that drives the group calls it.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/deadline.h"
+#include "base/error.h"
+#include "coll/mesh.h"
+#include "coll/plan.h"
+
+namespace occl::coll {
+
+class Meeting {
+ public:
+  explicit Meeting(Mesh& mesh);
+
+  /// Writes what this rank can say about a collective of operation `number` into its post. No peer sees it
+  /// yet. The collective lives until the next one begins or the group ends.
+  void begin(const Collective& collective, std::uint64_t number, Deadline deadline);
+  /// After `begin`: whether this rank makes the first step of `plan` before it posts.
+  /// After `agree`: whether that step was made and counts.
+  bool first_step_made() const { return first_step_made_; }
+  /// Shows the post to all ranks.
+  void post();
+
+  /// Whether every rank has posted this collective. Throws Error(protocol) if a rank posted a later one.
+  bool all_posted();
+  /// Requires all_posted. Whether some rank's call does not fit this rank's. Each rank finds a mismatch then,
+  /// so the next operation may begin.
+  bool mismatched() const { return odd_rank_ >= 0; }
+  /// Requires mismatched: an error that names both sides.
+  Error mismatch() const;
+  /// Requires all_posted and not mismatched. Chooses the plan, and finds the tensors and slots that it needs.
+  /// Throws Error(mismatch) for a pair of ranks with different sizes: other ranks cannot see that, so the
+  /// group must end. Throws Error(protocol) for nonsense, and what Mesh::reach throws.
+  void agree();
+
+  /// After `agree`: whether nothing is left to find out. If not, all ranks make the first step and
+  /// synchronise.
+  bool complete() const { return complete_; }
+  /// Requires that all ranks have made the first step and synchronised. Completes the meeting.
+  void locate_slots();
+
+  /// The ranks that have not posted yet.
+  std::vector<int> missing() const;
+
+  // ---- What the ranks agreed on, for the executor.
+
+  const Collective& collective() const { return *c_; }
+  const Shape& shape() const { return shape_; }
+  const Plan& plan() const { return plan_; }
+  /// Whether slots are the staging slots; otherwise they lie beside the posts.
+  bool in_staging() const { return in_staging_; }
+  /// Whether peers may know where this rank's tensors are.
+  bool exposed() const { return exposed_; }
+
+  /// By rank: where its input, output and slot are, if this rank needs them; and its factor for PREMUL_SUM.
+  std::byte* in(int rank) const { return in_[rank]; }
+  std::byte* out(int rank) const { return out_[rank]; }
+  std::byte* slot(int rank) const { return slots_[rank]; }
+  const std::vector<double>& factors() const { return factors_; }
+
+ private:
+  std::uint64_t own_ref(const Blocks& blocks) const;
+  void list_sizes() const;
+  bool differs(Signature signature);
+  std::string called(int rank, Signature signature) const;
+  struct Mapped {
+    bool all, any;  // of the ranks' tensors
+  };
+  Mapped learn_from_posts();
+  void compare_pairs() const;
+  void use_own_slot();
+  std::byte* slot_beside_post(const SharedBlock& block) const;
+  void locate_tensors();
+  std::byte* reach(int rank, shm::Ref ref, std::size_t bytes) const;
+
+  Mesh& mesh_;
+  const Collective* c_ = nullptr;
+  Shape shape_;
+  Plan plan_;
+  Signature signature_;
+  Deadline deadline_ = Deadline::never();
+  std::uint64_t number_ = 0;      // the operation's, for errors
+  std::uint64_t q_ = 0;           // collectives since the group began; the same on every rank
+  int cursor_ = 0;                // all ranks before it have posted
+  bool mapped_ = false;           // peers can reach what the `direct` path needs of this rank
+  bool first_step_made_ = false;  // see the function
+  bool complete_ = false;
+  bool exposed_ = false;
+  bool in_staging_ = false;
+  int odd_rank_ = -1;  // the first rank whose call does not fit, and its signature
+  Signature odd_signature_;
+
+  // Uneven all_to_all.
+  bool pairwise_ = false;                 // each pair of ranks has a size of its own
+  std::optional<Signature> equal_parts_;  // the first signature without sizes, where another rank lists them
+
+  std::vector<std::byte*> in_, out_, slots_;
+  std::vector<double> factors_;
+};
+
+}  // namespace occl::coll

@@ -1,0 +1,47 @@
+// A long message is copied in pieces, so that its receiver and its sender can both copy (shm/two_ends.h).
+// Pieces are small enough for both sides to end at about the same time, and large enough to make up for the
+// atomic operations that each piece costs.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "base/tuning.h"
+#include "kernels/kernels.h"
+
+namespace occl::coll {
+
+struct Pieces {
+  Pieces(std::byte* to, const std::byte* from, std::size_t bytes, const Tuning& tuning)
+      : to(to),
+        from(from),
+        bytes(bytes),
+        size(std::clamp(bytes / 16 / kLine * kLine, least(tuning), kMostBytes)),
+        n(static_cast<std::uint32_t>((bytes + size - 1) / size)),
+        store(kFootprint * bytes >= tuning.streaming_bytes ? kernels::Store::streaming
+                                                           : kernels::Store::cached) {}
+
+  /// Copies one piece and returns its size.
+  std::size_t copy(std::size_t piece) const {
+    const std::size_t at = piece * size, length = std::min(size, bytes - at);
+    void* const dst[] = {to + at};
+    kernels::copy(dst, from + at, length, store);
+    return length;
+  }
+
+  static constexpr std::size_t kMostBytes = std::size_t{1} << 20;
+  /// Buffers that share the caches: both ends of this message, and of one in the other direction.
+  static constexpr std::size_t kFootprint = 4;
+  static std::size_t least(const Tuning& tuning) {
+    return std::clamp<std::size_t>(tuning.both_ends_bytes / 8 / kLine * kLine, kLine, kMostBytes);
+  }
+
+  std::byte* to;
+  const std::byte* from;
+  std::size_t bytes, size;  // of the message, of a piece
+  std::uint32_t n;          // pieces
+  kernels::Store store;
+};
+
+}  // namespace occl::coll

@@ -1,0 +1,58 @@
+// Records between this rank and one peer: one ring in each direction (shm/ring.h), allocated by the sender at
+// its first record.
+//
+//     record = 64-byte Envelope, then its payload, padded to whole cache lines
+//
+// Not thread safe: the thread that drives the group calls it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "coll/mesh.h"
+#include "shm/ring.h"
+
+namespace occl::coll {
+
+/// What a record says. messenger.h shows which follows which.
+enum class Record : std::uint32_t { eager = 1, direct, stream, ack, nack, grant, data, rest };
+
+struct Envelope {
+  Record record = Record::eager;
+  std::uint32_t tag = 0;
+  std::uint64_t id = 0;     // number of the message in its direction
+  std::uint64_t count = 0;  // elements of the whole message; rest: pieces that the sender copied
+  std::uint64_t bytes = 0;  // payload behind this envelope
+  std::uint64_t ref = 0;    // direct: where the message is; grant of a direct one: where it goes
+  std::uint32_t dtype = 0;
+  std::uint32_t order = 0;                         // see Transfer
+  std::uint32_t other_dtype = 0, other_order = 0;  // nack: the receive's, as is the next
+  std::uint64_t other_count = 0;
+};
+static_assert(sizeof(Envelope) == kLine);
+
+class Pipe {
+ public:
+  Pipe(Mesh& mesh, int peer) : mesh_(mesh), peer_(peer) {}
+
+  /// Writes a record and wakes the peer. False if there is no room now; then nothing was written.
+  bool write(const Envelope& envelope, const std::byte* payload);
+
+  /// Reads the envelope of the next record, if the peer has written one. Throws Error(protocol) if it is
+  /// broken.
+  bool next(Envelope& envelope);
+  /// Of the record that `next` found: copies its payload.
+  void read_payload(const Envelope& envelope, std::byte* to) const;
+  /// Lets the peer overwrite the record that `next` found.
+  void release(const Envelope& envelope);
+  /// Wakes the peer, which may wait for the room that was released.
+  void tell_of_room() const { mesh_.member(peer_).peer->bell().ring(); }
+
+ private:
+  Mesh& mesh_;
+  const int peer_;
+  shm::RingWriter writer_;
+  shm::RingReader reader_;
+};
+
+}  // namespace occl::coll

@@ -1,0 +1,46 @@
+// The messages of a group that have not ended: how many there are, and the receives that wait for a message.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "coll/mesh.h"
+#include "coll/operation.h"
+
+namespace occl::coll {
+
+class Transfers {
+ public:
+  explicit Transfers(Mesh& mesh) : mesh_(mesh) {}
+
+  bool empty() const { return open_ == 0; }
+  /// Counts a send or receive that begins.
+  void begin() { ++open_; }
+  /// Counts one that has ended and appends it to `done`.
+  void end(Operation& op, OperationList& done, std::unique_ptr<Error> error = nullptr);
+
+  /// Keeps a receive until a message fits it.
+  void wait(Operation& receive) { receives_.push(receive); }
+  /// The first receive that waits for a message from `rank` with `tag`, taken out; or null.
+  Operation* take(int rank, std::uint32_t tag);
+  /// Takes out a receive if it waits here.
+  void forget(const Operation& receive);
+  /// Calls `f` with every receive that waits here.
+  template <class F>
+  void for_each(F&& f) const {
+    for (Operation* op = receives_.begin(); op; op = OperationList::next(*op)) f(*op);
+  }
+
+  /// Shows peers which receives wait, for the texts of their errors.
+  void show();
+
+ private:
+  void hide();
+
+  Mesh& mesh_;
+  std::size_t open_ = 0;
+  OperationList receives_;  // posted and not matched, in order
+  bool shown_ = false;      // some RecvLine::wanted is set
+};
+
+}  // namespace occl::coll
