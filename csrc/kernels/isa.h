@@ -1,5 +1,5 @@
-// The kernels of each instruction set, for kernels.cpp and the tests. Callers use kernels.h. A kernel expects the
-// default floating-point environment.
+// The kernels of each instruction set, for kernels.cpp and the tests. Callers use kernels.h. A kernel expects
+// the default floating-point environment.
 #pragma once
 
 #include <cstddef>

@@ -28,7 +28,8 @@ inline c10::Device device(c10::DeviceIndex index) { return {kType, index}; }
 /// True in a child forked from a process that had used a device: the child would share device memory with its
 /// parent, and has none of the parent's threads.
 bool in_bad_fork();
-/// In such a child, throws the error that PyTorch's users know: "Cannot re-initialize dev in forked subprocess"
+/// In such a child, throws the error that PyTorch's users know: "Cannot re-initialize dev in forked
+/// subprocess"
 void check_fork();
 /// Called by every use of a device, and cheap after the first. From now on forked children may not use
 /// devices, and backward passes that this thread starts run in it
