@@ -21,7 +21,7 @@ LOCK := $(if $(shell command -v flock),flock Makefile)
 help:
 	@echo 'make demo        train on handwritten digits with occl and with Gloo, and compare'
 	@echo 'make test        every test but the long matrices;  ARGS="-k packaging" is handed to pytest'
-	@echo 'make test-all    every test'
+	@echo 'make test-all    every test, and the sanitizers'
 	@echo 'make sanitize    the distributed tests with ASan and UBSan, then TSan, in the whole extension'
 	@echo 'make soak        fuzzing, random schedules, faults;  ARGS="--minutes 30 --seed 7" (needs clang)'
 	@echo 'make mutations   put known defects in, one by one, and see a test fail for each'
@@ -41,7 +41,7 @@ test: setup
 	@$(VENV_PYTHON) -m pytest $(ARGS)
 
 test-all: setup
-	@$(VENV_PYTHON) -m pytest -m '' $(ARGS)
+	@$(VENV_PYTHON) -m tests.everything $(ARGS)
 
 sanitize: setup
 	@$(VENV_PYTHON) -m tests.sanitize asan $(ARGS)
