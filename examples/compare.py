@@ -18,7 +18,7 @@ EXAMPLE = Path(__file__).with_name("ddp_digits.py")
 HEADER = ("backend", "device", "test accuracy", "s/epoch", "samples/s", "communication", "with waiting")
 EXPLANATION = """\
 s/epoch: the median epoch. communication: the share of time from the last rank's arrival at the gradients'
-all-reduce to its end. with waiting: the same from each rank's own arrival, so with the wait for the last one.
+all-reduce to its end. with waiting: the same from each rank's own arrival, including the wait for the last.
 """
 
 
@@ -35,7 +35,7 @@ def train(run: str, ranks: int, extra: list[str]) -> dict:
             f"--nproc-per-node={ranks}",
         ]
         options = ["--backend", backend, "--device", device, "--json", str(file), *extra]
-        # One thread computes in each process, for there may be no more cores than processes.
+        # One thread computes in each process, because there may be no more cores than processes.
         environment = {"OMP_NUM_THREADS": "1"} | os.environ
         subprocess.run([*torchrun, str(EXAMPLE), *options], env=environment, check=True)
         return json.loads(file.read_text())

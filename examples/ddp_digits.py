@@ -6,17 +6,17 @@
     python examples/ddp_digits.py                                                # one process, no torchrun
 
 Each step trains on one global batch, of which each rank takes an equal share. The mean over ranks of the
-gradients of equal shares is the gradient of the whole batch, and no layer looks across samples (no batch
-normalization) or draws random numbers (no dropout): so the losses do not depend on the number of ranks,
-except for rounding. The network is smooth (GELU and averages, not ReLU and maxima), so that rounding stays
-small. After every epoch all ranks compare their parameters, which must be the same bits.
+gradients of equal shares is the gradient of the whole batch. No layer mixes samples (no batch normalization)
+or draws random numbers (no dropout), so the losses do not depend on the number of ranks, except for rounding.
+The network is smooth (GELU and averages, not ReLU and maxima), so rounding errors stay small. After every
+epoch all ranks compare their parameters, which must be the same bits.
 
-How the time spent in communication is measured: a communication hook takes the time from the call of the
-gradients' all-reduce to its completion, in every step. This network's gradients fill one bucket, which is
-complete at the end of the backward pass, so nothing overlaps and that time is lost for computing. It has two
-parts. The rank that is last in a step does not wait for any other: the least time of all ranks is the cost of
-communication itself ("communication"). The mean over all ranks includes the time that the others wait for the
-last one, as they would with the fastest network ("with waiting").
+A communication hook measures in every step the time from the call of the gradients' all-reduce to its
+completion. This network's gradients fill one bucket, which is complete at the end of the backward pass, so
+nothing overlaps and no rank computes during that time. The time has two parts. The last rank of a step waits
+for no other rank, so the smallest time of all ranks is the cost of communication itself ("communication").
+The mean over all ranks includes the time that the others wait for the last one, as they would with the
+fastest network ("with waiting").
 """
 
 import argparse
@@ -201,8 +201,8 @@ def main() -> None:
                 "parameter_hashes": hashes,
             }
             arguments.json.write_text(json.dumps(results, indent=1, default=str))
-    # Everything that holds the group goes first, so that its threads end here and not at the interpreter's
-    # exit: Gloo's may hold the last reference to a Python object, and would abort then.
+    # Delete everything that holds the group first, so that its threads end here and not at the interpreter's
+    # exit: a thread of Gloo may hold the last reference to a Python object, and would abort then.
     del network
     gc.collect()
     dist.destroy_process_group()

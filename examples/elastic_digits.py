@@ -1,4 +1,4 @@
-"""Trains on handwritten digits, and goes on when a process is killed. In two ways:
+"""Trains on handwritten digits, and goes on when a process is killed, in two ways:
 
     python examples/elastic_digits.py --ranks 4 --kill 2:60
         The others shrink the group and continue from what they have in memory: no checkpoint, no restart.
@@ -6,11 +6,11 @@
     torchrun --nproc-per-node=4 --max-restarts=1 examples/elastic_digits.py --checkpoint FILE --kill 2:60
         torchrun ends the others and starts all of them again, and they continue from the last checkpoint.
 
-``--kill RANK:STEP`` has that rank kill itself with SIGKILL in that step, for you to see what happens.
+``--kill RANK:STEP`` makes that rank kill itself with SIGKILL in that step, so that you see what happens.
 
-A step changes nothing before the gradients of all ranks have been summed. A death in the middle of that
-leaves some ranks with the sum and others with an error, so the survivors are at most one step apart: they
-take over the state of one that is farthest. Each global batch is divided among as many ranks as there are.
+A step changes nothing before the gradients of all ranks have been summed. A death during the
+sum leaves some ranks with the sum and others with an error, so the survivors are at most one step apart. They
+all take over the state of a rank that is farthest. Each global batch is divided among the remaining ranks.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from ddp_digits import load, make_network
 from torch import nn
 
 BATCH = 60
-"""Samples a step, over all ranks: divides among 1 to 6."""
+"""Samples a step, over all ranks: divisible by 1 to 6."""
 
 
 class Training:
@@ -81,7 +81,7 @@ class Training:
 
 
 def dead_ranks(error: dist.DistBackendError) -> list[int]:
-    """The ranks that the error says have exited. Raises it again if it names none: shrinking cannot help."""
+    """The exited ranks that the error names. Raises it again if it names none: shrinking cannot help."""
     found = re.findall(r"rank (\d+) \(pid \d+, host [^)]*\) (?:has )?exited", str(error))
     if not found:
         raise error
@@ -89,7 +89,7 @@ def dead_ranks(error: dist.DistBackendError) -> list[int]:
 
 
 def shrink_and_catch_up(training: Training, error: dist.DistBackendError) -> None:
-    """A group of the survivors as the new default group, and all of them at the same step."""
+    """Makes the survivors the new default group, and brings all of them to the same step."""
     dead = dead_ranks(error)
     dist.shrink_group(dead)
     steps = [0] * dist.get_world_size()
@@ -102,12 +102,12 @@ def shrink_and_catch_up(training: Training, error: dist.DistBackendError) -> Non
 
 
 def run(arguments: argparse.Namespace, recover) -> None:
-    """Trains to the end, and has ``recover(training, error)`` do what is to be done when a rank is gone."""
+    """Trains to the end, and calls ``recover(training, error)`` when a rank is gone."""
     training = Training(arguments.seed)
     if arguments.checkpoint and arguments.checkpoint.exists():
         training.restore(torch.load(arguments.checkpoint))
         print(f"rank {dist.get_rank()} starts again from step {training.step}", flush=True)
-    name = dist.get_rank()  # which --kill means, whatever its rank becomes
+    name = dist.get_rank()  # the rank that --kill means, even if this rank's number changes
     victim, when = (int(number) for number in arguments.kill.split(":")) if arguments.kill else (-1, -1)
     first_life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
     while training.step < arguments.steps:
@@ -127,7 +127,7 @@ def run(arguments: argparse.Namespace, recover) -> None:
 
 
 def give_up(training: Training, error: dist.DistBackendError) -> None:
-    """Under torchrun: end with the error, and let all ranks be started again."""
+    """Under torchrun: end with the error, so that torchrun starts all ranks again."""
     raise error
 
 

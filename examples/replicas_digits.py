@@ -4,8 +4,8 @@
     python examples/replicas_digits.py --devices 1      # the same training on one
 
 No torchrun and no process group: threads of one process run the replicas side by side. Each step trains on
-one global batch, of which each replica takes a share; so the accuracy does not depend on the number of
-devices, and neither do the losses, but for rounding.
+one global batch, of which each replica takes a share. So accuracy and losses do not depend on the number of
+devices, except for rounding.
 """
 
 from __future__ import annotations

@@ -3,22 +3,22 @@
     python examples/replicas_in_subprocesses.py
     python examples/replicas_in_subprocesses.py --replicas 4 --epochs 5
 
-The parent makes one flat tensor of gradients on `dev` for each child, and torch.multiprocessing hands all of
+The parent makes one flat tensor of gradients on `dev` for each child, and torch.multiprocessing passes all of
 them to all children. Nothing is copied: all processes map the same memory. The gradients of a child's
-parameters are views of its own tensor, so its backward pass writes where the others can read. A step is then
+parameters are views of its own tensor, so the other children can read what its backward pass writes. A step:
 
     child 0    [ backward ]  meet  [ mean of the first half of all tensors, into all ]  meet  [ optimizer ]
     child 1    [ backward ]  meet  [ mean of the second half                         ]  meet  [ optimizer ]
 
-which is how a shared-memory all_reduce works inside.
+A shared-memory all_reduce works the same way inside.
 
-To meet, a child tells the parent that it has arrived, and goes on when the parent says so. Each child has a
-pipe of its own for that and for its reports. A queue or a barrier that all share would have a lock, and a
-child that is killed while it holds the lock stops all others for ever. The end of a pipe, in contrast, tells
-that the child at the other end is gone: the parent then lets the others stop at their next meeting.
+To meet, a child tells the parent that it has arrived, and goes on when the parent says so. Each child has its
+own pipe for that and for its reports. A shared queue or barrier would have a lock, and a child that is killed
+while it holds the lock stops all others forever. A pipe, in contrast, ends when the child at its other end is
+gone, and the parent then stops the others at their next meeting.
 
-Ctrl-C goes to the parent alone. It lets all children finish the step they are in, so that the replicas still
-are the same, reads what they have to report, and waits until they have ended. A second Ctrl-C kills them.
+Only the parent handles Ctrl-C. It lets all children finish their current step, so that the replicas stay
+equal, reads their reports, and waits until they have ended. A second Ctrl-C kills them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from torch import nn
 from torch_occl import replicas
 
 PATIENCE = 120.0
-"""Seconds without a word from any child that the parent takes for a hang."""
+"""After this many seconds without a message from any child, the parent assumes a hang."""
 
 
 # ---- a child --------------------------------------------------------------------------------------------
@@ -77,7 +77,7 @@ def put_gradients_into(flat: torch.Tensor, network: nn.Module) -> None:
 
 
 def train(rank: int, flats: list[torch.Tensor], pipe: Connection, options: argparse.Namespace) -> nn.Module:
-    """Trains one replica; returns it, trained or as far as it came."""
+    """Trains one replica, and returns it. After a stop it is trained only in part."""
     device, own, n = flats[rank].device, flats[rank], len(flats)
     torch.manual_seed(options.seed)  # so all replicas begin alike
     network = make_network().to(device)
@@ -110,7 +110,7 @@ def train(rank: int, flats: list[torch.Tensor], pipe: Connection, options: argpa
 
 def child(rank: int, flats: list[torch.Tensor], pipe: Connection, options: argparse.Namespace) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the parent has started it blocked
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked by the parent before the start
     torch.set_num_threads(1)
     try:
         network = train(rank, flats, pipe, options)
@@ -129,7 +129,7 @@ def child(rank: int, flats: list[torch.Tensor], pipe: Connection, options: argpa
 
 @dataclass(eq=False)
 class Child:
-    """What the parent knows of one child."""
+    """What the parent knows about one child."""
 
     rank: int
     process: Any
@@ -164,8 +164,8 @@ def start(children: list[Child], options: argparse.Namespace) -> None:
     context = mp.get_context("spawn")
     count = sum(p.numel() for p in make_network().parameters())
     flats = [torch.zeros(count, device=f"dev:{i}") for i in range(options.replicas)]
-    # Children inherit that SIGINT is blocked, until they can ignore it. The parent gets it afterwards.
-    # (Starting Python's resource tracker unblocks it, so that is done before.)
+    # Children inherit the blocked SIGINT, until they can ignore it. The parent gets it afterwards.
+    # (Starting Python's resource tracker unblocks it, so that comes first.)
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -181,7 +181,7 @@ def start(children: list[Child], options: argparse.Namespace) -> None:
 
 
 def serve(children: list[Child], interrupt: Interrupt) -> None:
-    """Answers the children until all have ended, and all that they have said has been read."""
+    """Answers the children until all have ended and all their messages have been read."""
     talking = {c.pipe: c for c in children}
     arrived: set[Child] = set()
     died = False
@@ -210,8 +210,8 @@ def serve(children: list[Child], interrupt: Interrupt) -> None:
                 c.result = content[0], content[1]
             else:
                 c.failure = content[0]
-        # Everybody gets the same answer at the same meeting. After Ctrl-C the last meeting is the first of a
-        # step, so all have made the same number of steps.
+        # All children get the same answer at the same meeting. After Ctrl-C they stop at the first meeting of
+        # a step, so all have made the same number of steps.
         if arrived and (died or all(c in arrived for c in talking.values())):
             between_steps = all(c.meetings % 2 == 1 for c in arrived)
             answer = "stop" if died or (interrupt.seen.is_set() and between_steps) else "go"
@@ -222,7 +222,7 @@ def serve(children: list[Child], interrupt: Interrupt) -> None:
 
 
 def report(children: list[Child]) -> None:
-    """One line for each epoch that the last child has ended."""
+    """Prints one line for each epoch that all children have ended."""
     epochs = {len(c.losses) for c in children}
     if len(epochs) == 1:
         mean = sum(c.losses[-1] for c in children) / len(children)
@@ -230,7 +230,7 @@ def report(children: list[Child]) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """The exit status."""
+    """Runs parent and children; returns the exit status."""
     interrupt = Interrupt()
     children: list[Child] = []
     before = signal.signal(signal.SIGINT, interrupt)

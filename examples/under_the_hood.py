@@ -1,11 +1,11 @@
 """A walk through what torch.distributed does when a script says "all_reduce", with everything printed.
 
-    python examples/under_the_hood.py                     # all chapters, in some minutes at most
+    python examples/under_the_hood.py                     # all chapters, in a few minutes at most
     python examples/under_the_hood.py --chapters overlap
     python examples/under_the_hood.py --chapters nodes --epochs 20
 
-Chapters: `stores`, how processes find one another; `groups`, which ranks take part and which backend moves
-which tensors; `work`, what an operation is while it is on its way; `overlap`, computing and communicating
+Chapters: `stores`, how processes find each other; `groups`, which ranks take part and which backend moves
+which tensors; `work`, what an operation is while it is in flight; `overlap`, computing and communicating
 at the same time, as a picture; `nodes`, training on two hosts of two ranks each.
 
 There is one machine to run this on, so four processes play two hosts: ranks 0 and 1 say that they are on node
@@ -37,7 +37,7 @@ WIDTH = 72
 
 
 def title(text: str) -> None:
-    """On rank 0, as everything that is printed once."""
+    """Prints a title, on rank 0 only."""
     say(f"\n---- {text} " + "-" * (WIDTH - len(text)))
 
 
@@ -47,7 +47,7 @@ def say(text: str, rank: int = 0) -> None:
 
 
 def in_turn(text: str, ranks: range) -> None:
-    """A line of each rank, in their order."""
+    """Prints a line from each rank, in rank order."""
     for rank in ranks:
         say(f"  rank {rank}: {text}", rank)
         dist.barrier()
@@ -61,7 +61,7 @@ def stores(options: argparse.Namespace) -> None:
     rank = dist.get_rank()
     say("FileStore: all that processes must have in common is the name of a file.")
     file_store = dist.FileStore(str(Path(options.folder, "chapter")), RANKS)
-    arrived = file_store.add("arrived", 1)  # a counter: each process gets another number
+    arrived = file_store.add("arrived", 1)  # a counter: each process gets a different number
     in_turn(f"arrived as number {arrived}", range(RANKS))
 
     say("TCPStore: one process serves, the others must know its address. Here the FileStore tells them.")
@@ -92,7 +92,7 @@ def stores(options: argparse.Namespace) -> None:
 
 
 def make_backend(store: dist.Store, rank: int) -> dist.Backend:
-    """What init_process_group and new_group do for each backend in the end."""
+    """What init_process_group and new_group finally do for each backend."""
     import torch_occl
 
     return torch_occl.ProcessGroupOCCL(store, rank, PER_NODE, torch_occl.ProcessGroupOCCL.Options())
@@ -125,13 +125,13 @@ def own_device() -> torch.device:
 
 
 def node_group(backend: str) -> dist.ProcessGroup:
-    """The ranks of this rank's node. Everybody makes both groups, in the same order."""
+    """The ranks of this rank's node. Every rank makes both groups, in the same order."""
     both = [dist.new_group(list(range(i, i + PER_NODE)), backend=backend) for i in range(0, RANKS, PER_NODE)]
     return both[dist.get_rank() // PER_NODE]
 
 
 def spanning_group() -> tuple[dist.ProcessGroup | None, str]:
-    """A group of occl over all ranks; None and the reason, where ranks that share no memory get none."""
+    """A group of occl over all ranks; None and the reason, if some ranks share no memory."""
     try:
         return dist.new_group(backend="dev:occl"), ""
     except NotImplementedError as error:
@@ -154,7 +154,7 @@ def follow_one(group: dist.ProcessGroup, other: dist.ProcessGroup) -> None:
     rank = dist.get_rank()
     t = torch.full((1 << 20,), 1.0 + rank, device=own_device())
     if rank == 1:
-        dist.barrier(other)  # comes late, so that rank 0 can look at an operation that cannot be complete
+        dist.barrier(other)  # comes late, so that rank 0 sees an operation that cannot be complete
     handle = dist.all_reduce(t, group=group, async_op=True)
     say(f"all_reduce(async_op=True) returns a {type(handle).__name__}; completed: {handle.is_completed()}")
     if rank == 0:
@@ -167,7 +167,7 @@ def follow_one(group: dist.ProcessGroup, other: dist.ProcessGroup) -> None:
 
 
 def lose_one(group: dist.ProcessGroup, other: dist.ProcessGroup) -> None:
-    """Rank 1 does not come, and gives up the group in the end."""
+    """Rank 1 does not make the call, and finally aborts the group."""
     rank, device = dist.get_rank(), own_device()
     if rank == 0:
         handle = dist.all_reduce(torch.ones(1 << 20, device=device), group=group, async_op=True)
@@ -217,7 +217,7 @@ class Recorder:
 
 
 def picture(spans: dict[str, list[tuple[float, float]]], total: float) -> str:
-    """A line for each name, on which columns are milliseconds of ``total``."""
+    """A line for each name, whose width is ``total`` milliseconds."""
     lines = []
     for name, pairs in spans.items():
         row = [" "] * WIDTH
@@ -233,7 +233,7 @@ def overlap(options: argparse.Namespace) -> None:
     title("overlap: communicating while computing")
     group, other = node_group("occl"), node_group("gloo")
     if dist.get_rank() < PER_NODE:
-        layers(group, other, True)  # once without looking, so that memory and threads are there
+        layers(group, other, True)  # a warm-up without measuring, so that memory and threads exist
         alone, together = layers(group, other, False), layers(group, other, True)
         total = max(end for spans in (alone, together) for pairs in spans.values() for _, end in pairs)
         say(f"Five layers; the gradients of each are added up over both ranks. A row is {total:.0f} ms.")

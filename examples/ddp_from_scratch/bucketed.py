@@ -4,8 +4,8 @@ Gradients are copied into buckets, each one flat tensor of some megabytes, and e
 Larger messages use the memory (or the network) better, and there are fewer of them.
 
 Buckets are filled from the last parameter to the first, because that is about the order in which the backward
-pass makes gradients. Here this does not matter yet, for everything still happens after the backward pass. In
-step 3 it will.
+pass makes gradients. Here this does not matter yet, because everything still happens after the backward pass.
+In step 3 it will.
 
 What is not good about it: every gradient is copied twice, into its bucket and back. And still no rank
 computes while gradients travel.

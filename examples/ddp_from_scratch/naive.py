@@ -5,15 +5,16 @@ a mean over the whole batch is the mean of the gradients of equal shares. So if 
 gradient by its mean over all ranks, all optimizers make the same step, and replicas that were equal stay
 equal.
 
-That is all. It needs two things: equal replicas to begin with, and one all_reduce for each parameter after
+It needs two things: equal replicas to begin with, and one all_reduce for each parameter after
 the backward pass.
 
-What is not good about it: a model has hundreds of parameters, most of them small, and each all_reduce costs
-what a message costs, however short it is. And no rank computes while gradients travel, although the gradients
-of the last layers were ready long before those of the first.
+What is not good about it: a model has hundreds of parameters, most of them small, and each all_reduce has the
+fixed cost of a message, however short. And no rank computes while gradients travel, although the gradients of
+the last layers were ready long before those of the first.
 
 A parameter that no rank has used also gets a gradient of zero, which differs from none: an optimizer with
-momentum or weight decay moves the parameter for the one and not for the other. Step 3 mends that too.
+momentum or weight decay moves a parameter whose gradient is zero, and not one without a gradient. Step 3
+mends that too.
 """
 
 from __future__ import annotations
@@ -55,11 +56,11 @@ class NaiveDDP(nn.Module):
         for parameter in self.module.parameters():
             if not parameter.requires_grad:
                 continue
-            # A parameter that this rank has not used counts as zero. It must take part all the same: ranks
-            # that do not call the same operations wait for one another.
+            # A parameter that this rank has not used counts as zero. It must take part nevertheless: ranks
+            # that do not call the same operations wait for each other.
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            # First divided and then added up, like PyTorch's DDP does: in half precision the sum of many
-            # large gradients might overflow, their mean does not.
+            # Divided first and then added up, as in PyTorch's DDP: in half precision the sum of many large
+            # gradients might overflow; their mean does not.
             parameter.grad.mul_(self.scale)
             dist.all_reduce(parameter.grad, group=self.group)

@@ -2,12 +2,12 @@
 
 The backward pass goes from the last layer to the first. As soon as a gradient is ready, autograd calls a
 hook; as soon as all gradients of a bucket are, its all_reduce starts, and the backward pass goes on beside
-it. When the pass is through, only the last bucket is still on its way.
+it. When the pass ends, only the last bucket is still in flight.
 
         rank 0   backward:  [ layer 3 ][ layer 2 ][ layer 1 ]
                  on its way:           [  bucket 0  ][  bucket 1  ]  -> optimizer
 
-Three details make the difference between an idea and something to train with.
+Three details make this idea usable for training.
 
 *Order.* Collectives of a group must be called in the same order on every rank, but the order in which
 gradients become ready may differ from rank to rank. So bucket i waits until bucket i - 1 has been sent off.
@@ -16,13 +16,14 @@ gradients become ready may differ from rank to rank. So bucket i waits until buc
 optimizer looks for it, and nothing is copied back.
 
 *Missing gradients.* A parameter without a part in this batch's loss gets no hook call, and its bucket would
-wait for ever. At the end of the backward pass such gradients count as zero. But a gradient of zero is not the
-same as none: an optimizer with momentum moves the parameter for the one and not for the other. So the ranks
-also count how many of them used each parameter, and a parameter that no rank used keeps its gradient.
+wait forever. At the end of the backward pass such gradients count as zero. But a gradient of zero is not the
+same as none: an optimizer with momentum moves a parameter whose gradient is zero, and not one without a
+gradient. So the ranks also count how many of them used each parameter, and a parameter that no rank used
+keeps its gradient.
 
 What PyTorch's DDP does beyond this: it learns the order of arrival in the first step and fills its buckets in
-that order, it finds unused parameters before the backward pass by walking through the graph, so that their
-buckets need not wait for its end, and all of that happens in C++.
+that order. It finds unused parameters before the backward pass by walking through the graph, so that their
+buckets need not wait for the end of the pass. And all of that happens in C++.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ class OverlappedDDP(nn.Module):
         module: this rank's replica.
         group: the ranks that train together; all of them by default.
         bucket_cap_mb: the size in MiB at which a bucket is full.
-        find_unused_parameters: a parameter may be without gradient in a step, on some ranks or on all.
-        broadcast_buffers: rank 0's buffers hold for all, before each forward pass that will be averaged.
+        find_unused_parameters: allow parameters without a gradient in a step, on some ranks or on all.
+        broadcast_buffers: copy rank 0's buffers to all ranks before each forward pass that will be averaged.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class OverlappedDDP(nn.Module):
                 work.wait()
         output = self.module(*args, **kwargs)
         if averaging and self.find_unused:
-            # This rank may use no parameter at all; the other ranks wait for its part all the same.
+            # If this rank uses no parameter at all, the other ranks still wait for its part.
             for leaf in tree_leaves(output):
                 if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
                     leaf.register_hook(lambda gradient: self._begin())
@@ -138,7 +139,7 @@ class OverlappedDDP(nn.Module):
         bucket, view = self.place[p]
         if p.grad is None:
             view.zero_()
-        elif p.grad is view:  # since an earlier step; new gradients were added to where it is
+        elif p.grad is view:  # since an earlier step; the backward pass added to it in place
             view.mul_(self.scale)
         else:
             torch.mul(p.grad, self.scale, out=view)
@@ -150,7 +151,7 @@ class OverlappedDDP(nn.Module):
             bucket = self.buckets[len(self.sent)]
             if self.waiting_for[bucket]:
                 break
-            # async_op: this only puts the operation on its way. Whoever drives it, it is not this thread.
+            # async_op: this only starts the operation. Another thread drives it.
             self.sent.append(dist.all_reduce(bucket.flat, group=self.group, async_op=True))
 
     @torch.no_grad()
@@ -162,7 +163,7 @@ class OverlappedDDP(nn.Module):
                 raise RuntimeError(
                     f"no gradient came for {', '.join(names)}: find_unused_parameters=True allows it"
                 )
-            # One that this pass has not used may have a gradient all the same, from passes under no_sync.
+            # An unused parameter can still have a gradient, from passes under no_sync.
             without = {p for p in unused if p.grad is None}
             for p in unused:
                 self._put_into_bucket(p)
@@ -176,7 +177,7 @@ class OverlappedDDP(nn.Module):
             self._expect_gradients()
 
     def _with_gradient_somewhere(self, without: set[nn.Parameter]) -> set[nn.Parameter]:
-        """The parameters of which some rank has a gradient, where this rank has none for ``without``."""
+        """The parameters with a gradient on some rank. ``without``: those that have none on this rank."""
         counts = torch.tensor([p not in without for p in self.place], dtype=torch.int32)
         counts = counts.to(self.buckets[0].flat.device)
         dist.all_reduce(counts, group=self.group)

@@ -1,16 +1,16 @@
 """Which samples a rank trains on.
 
 In data parallel training every rank runs the same program on its own share of the data. Two things decide
-whether that is still the training that one rank would do: which rank gets which sample, and when the
-ranks add up what they have learnt. This file is about the first; the other files are about the second.
+whether that equals the training of a single rank: which rank gets which sample, and when the ranks add up
+their gradients. This file is about the first; the other files are about the second.
 
-All ranks know the same order of the whole data set, because all of them make it from the same seed. So they
-need not exchange anything: rank r takes the samples r, r + n, r + 2n, ... of that order. Together the
+All ranks compute the same order of the whole data set from the same seed, so they need not exchange anything:
+rank r takes the samples r, r + n, r + 2n, ... of that order. Together the
 ranks' k-th batches are one consecutive piece of it: the batch that a single rank would have taken.
 
 What remains is the end of the order, if the number of samples is not a multiple of the number of ranks. A
-rank with one sample less would make one step less, and the others would wait for its gradients for ever. So
-either the order is shortened (``drop_last``), or it is made longer with samples from its beginning.
+rank with one sample less would make one step less, and the others would wait for its gradients forever. So
+the order is either shortened (``drop_last``) or extended with samples from its beginning.
 
 What is not good about it: some samples count twice in an epoch, or not at all, and an accuracy that is
 measured on repeated samples is a little off. Every rank holds the order of the whole data set in memory. And
@@ -29,10 +29,10 @@ class ShardedSampler(Sampler[int]):
     """The indices of one rank's samples; those of torch.utils.data.DistributedSampler.
 
     Args:
-        data: the data set; only its length is of interest.
+        data: the data set; only its length is used.
         ranks: how many share it.
-        rank: which of them this is.
-        shuffle: a new order in every epoch, told by :meth:`set_epoch`.
+        rank: the number of this rank.
+        shuffle: use a new order in every epoch, which :meth:`set_epoch` sets.
         seed: of the orders; the same on all ranks.
         drop_last: leave out samples instead of repeating some.
 

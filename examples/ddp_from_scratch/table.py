@@ -1,4 +1,4 @@
-"""How fast each step of this lesson trains, beside PyTorch's own DistributedDataParallel.
+"""How fast each step of this lesson trains, compared with PyTorch's own DistributedDataParallel.
 
     python examples/ddp_from_scratch/table.py
     python examples/ddp_from_scratch/table.py --ranks 4 --rounds 30 --bucket-cap-mb 0.05
@@ -6,10 +6,10 @@
 Starts the ranks and trains the network of examples/ddp_digits.py on handwritten digits, in samples/s, with
 occl on the device `dev` and on CPU tensors, and with Gloo on CPU tensors. PyTorch's DDP gets buckets of the
 same size. In each round every contender trains for a few steps, one after the other in an order that changes;
-the table shows the median round. In the last column each round is compared with PyTorch's of the same round,
-so that what else the machine does does not matter much.
+the table shows the median round. The last column compares each round with PyTorch's in the same round, so
+that other load on the machine matters little.
 
-Everybody must train the same: if parameters at the end differ between the contenders of one backend, or
+All contenders must train the same: if the final parameters differ between the contenders of one backend, or
 between ranks, the run ends with an error.
 """
 
@@ -97,15 +97,15 @@ class Contender:
         return seconds.item()
 
     def parameters(self) -> torch.Tensor:
-        """All of them, one behind the other."""
+        """All parameters as one flat tensor."""
         return nn.utils.parameters_to_vector(self.model.parameters()).detach().cpu()
 
 
 def check(contenders: list[Contender]) -> None:
     """All versions of a backend have trained the same, to the bit, on every rank.
 
-    (Gloo adds up in an order that depends on the size of the message. With three ranks and more that is
-    another rounding for each version.)
+    (Gloo adds up in an order that depends on the size of the message. With three ranks or more each version
+    therefore rounds differently.)
     """
     for contender in contenders:
         same_backend = [c for c in contenders if c.backend == contender.backend]
@@ -132,7 +132,7 @@ def measure(options: argparse.Namespace) -> list[Row]:
     contenders = [Contender(v, b, groups[b], options) for b in options.backends for v in VERSIONS]
     times: dict[Contender, list[float]] = {contender: [] for contender in contenders}
     for contender in contenders:
-        contender.train(options.steps)  # DDP fills its buckets anew after the first step
+        contender.train(options.steps)  # DDP rebuilds its buckets after the first step
     for turn in range(options.rounds):
         start = turn % len(contenders)
         for contender in contenders[start:] + contenders[:start]:
