@@ -133,7 +133,7 @@ MUTATIONS = [
     Mutation("arrived messages are not preferred", "coll/channel.cpp", "  if (it == unexpected_.end()) return false;", "  return false;", MESSAGES),
     # Who drives.
     Mutation("who stops waiting hands nothing over", "coll/engine.cpp", "engine_.waiters_.fetch_sub(1, std::memory_order_seq_cst);\n    engine_.hand_over();", "engine_.waiters_.fetch_sub(1, std::memory_order_seq_cst);", ("explore/test_interleavings:flight", "plain/test_group")),
-    Mutation("nobody starts the background", "coll/engine.cpp", "    background_.push_back(\n        start_thread<Thread>(\"that drives operations nobody waits for\", [this] { run_background(); }));", "    ;", ("plain/test_group:left alone",)),
+    Mutation("nobody starts the background", "coll/engine.cpp", "    background_.push_back(\n        start_thread<Thread>(\"that drives operations in the background\", [this] { run_background(); }));", "    ;", ("plain/test_group:left alone",)),
     Mutation("parked threads are not told", "coll/engine.cpp", "  background_work_.notify_one();", "", ("explore/test_interleavings:flight", "plain/test_group")),
     Mutation("callbacks count as driving", "coll/engine.cpp", "if (role_ == static_cast<int>(Role::other)) return;", "return;", ("plain/test_group:callbacks",)),
     Mutation("an end is stored with release", "coll/operation.h", f"finished_.store(true, {SEQ})", f"finished_.store(true, {RELEASE})", ("explore/test_interleavings:threads",)),

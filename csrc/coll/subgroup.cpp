@@ -101,7 +101,7 @@ class Attempt {
                               [&](const auto& it) { return it->offer.agreed == seen; });
   }
 
-  /// Those that the ranks agreed on.
+  /// The invitations that the ranks agreed on, in the new group's order.
   std::vector<Invitation> invitations() const {
     std::vector<Invitation> all;
     for (const auto& it : found_) all.push_back(it->offer.invitation);

@@ -47,8 +47,8 @@ class Heap {
   void empty_cache();
 
   HeapStats stats() const;
-  /// Counts an error that the user sees, as not every failed `allocate` is: the caller may free memory and
-  /// retry.
+  /// Counts an out-of-memory error that reaches the user. A failed `allocate` is not counted by itself,
+  /// because the caller may free memory and retry.
   void count_out_of_memory();
   void reset_peaks();
   void reset_accumulated();
