@@ -194,7 +194,7 @@ Meeting::Mapped Meeting::learn_from_posts() {
     const std::uint64_t largest = even ? *even : post.largest;
     if (largest > kMaxBlockBytes / shape_.element_size)
       fail(Errc::protocol, mesh_.describe(i), " of group ", mesh_.name(), " announced a block of ", largest,
-           " elements");
+           " elements, more than a process can address");
     shape_.largest = std::max<std::size_t>(shape_.largest, largest);
   }
   return mapped;

@@ -65,7 +65,7 @@ at::Tensor sum_here(const Tensors& tensors, const c10d::AllreduceOptions& opts) 
       if (other.is_same(tensors[j])) invalid(kCall, "tensors that are written overlap in memory");
   }
   if (t.dim() > kMaxDims)
-    invalid(kCall, "sparse tensors have at most ", kMaxDims, " dimensions, got ", t.dim());
+    invalid(kCall, "sparse tensors must have at most ", kMaxDims, " dimensions, got ", t.dim());
   if (opts.reduceOp != c10d::ReduceOp::SUM && opts.reduceOp != c10d::ReduceOp::AVG)
     invalid(kCall, "sparse tensors can be reduced with SUM and AVG only");
   if (tensors.size() == 1) return t;
