@@ -31,7 +31,7 @@ coll::Blocks output_list(const char* call, Request& request, const Tensors& tens
 /// Sets the reduction. Throws ValueError if it has no meaning for the dtype.
 void set_reduction(const char* call, coll::Collective& collective, const c10d::ReduceOp& op);
 
-// What the ranks must agree on: sets `largest` and `volume`.
+// set_even, set_dense and set_listed say what the ranks must agree on (`largest` and `volume`).
 
 /// All blocks have `count` elements.
 void set_even(coll::Collective& collective, std::size_t count);

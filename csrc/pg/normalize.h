@@ -4,8 +4,8 @@
 // Wrong arguments throw ValueError before anything is sent, so a mistake on one rank leaves the group usable.
 // The texts contain the phrases that PyTorch's own tests look for ("invalid root rank", ...).
 //
-// The tensors of a call have one dtype and device, and any strides; N is the group's size. "Alike" means of
-// the same shape. Sizes are compared by the number of elements.
+// The tensors of a call have one dtype and device, and any strides. N is the group's size, "alike" means of
+// one shape, and the size of a tensor is its number of elements.
 #pragma once
 
 #include "pg/request.h"
@@ -28,7 +28,7 @@ Request gather(ThisRank self, std::vector<Tensors>& outputs, Tensors& inputs,
 /// The root has one list of N inputs of the output's size, the other ranks have none.
 Request scatter(ThisRank self, Tensors& outputs, std::vector<Tensors>& inputs,
                 const c10d::ScatterOptions& opts);
-/// One list of N inputs, whose sizes may differ; the output has the size of this rank's one.
+/// One list of N inputs, whose sizes may differ; the output has the size of inputs[rank].
 Request reduce_scatter(ThisRank self, Tensors& outputs, std::vector<Tensors>& inputs,
                        const c10d::ReduceScatterOptions& opts);
 /// An input of N times the output's size.
@@ -36,7 +36,7 @@ Request reduce_scatter_from(ThisRank self, at::Tensor& output, at::Tensor& input
                             const c10d::ReduceScatterOptions& opts);
 /// N inputs and N outputs of any sizes. The ranks compare them in pairs when they meet.
 Request all_to_all(ThisRank self, Tensors& outputs, Tensors& inputs);
-/// Splits: for each rank, its rows of the first dimension. None: equal parts.
+/// Splits: for each rank, its number of rows along the first dimension. Without splits: equal parts.
 Request all_to_all_single(ThisRank self, at::Tensor& output, at::Tensor& input,
                           const std::vector<int64_t>& output_splits,
                           const std::vector<int64_t>& input_splits);

@@ -28,7 +28,7 @@ class StoreServer {
  private:
   bool ended() const;
 
-  // Weak, so that the group does not keep the store. PrefixStores hold one reference; the program any other.
+  // Weak, so that the group does not keep the store. PrefixStores own it once; the program may, too.
   const c10::weak_intrusive_ptr<c10d::Store> store_;
   const int host_;
   const std::vector<std::uint64_t> listeners_;  // inodes; connections are closed earlier

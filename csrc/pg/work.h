@@ -40,7 +40,7 @@ class WorkOCCL final : public c10d::Work {
   void add(Request&& request, std::chrono::milliseconds timeout, Mode mode);
   /// Lets operations that were added with Mode::held begin.
   void release();
-  /// No more operations follow: the work ends with the last of them, or now if there is none.
+  /// No more operations follow. The work ends with the last of them, or now if there is none.
   void seal();
   /// Replaces the outputs of the operations. Call it before `seal`.
   void set_result(Tensors result) { result_ = std::move(result); }
@@ -55,7 +55,7 @@ class WorkOCCL final : public c10d::Work {
   void blockCurrentStream() override;
   /// If side streams are current on the devices of all requests, and no timeout is given: these streams wait,
   /// the host goes on, and the next synchronisation with a stream raises the work's error. Otherwise the host
-  /// waits; it raises the work's error, or DistBackendError if the timeout passes first, which ends nothing.
+  /// waits; it raises the work's error, or DistBackendError if the timeout passes first; the work goes on.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   void abort() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
