@@ -133,7 +133,7 @@ MUTATIONS = [
     Mutation("arrived messages are not preferred", "coll/channel.cpp", "  if (it == unexpected_.end()) return false;", "  return false;", MESSAGES),
     # Who drives.
     Mutation("who stops waiting hands nothing over", "coll/engine.cpp", "engine_.waiters_.fetch_sub(1, std::memory_order_seq_cst);\n    engine_.hand_over();", "engine_.waiters_.fetch_sub(1, std::memory_order_seq_cst);", ("explore/test_interleavings:flight", "plain/test_group")),
-    Mutation("nobody starts the background", "coll/engine.cpp", "    background_.push_back(\n        start_thread<Thread>(\"that drives operations nobody waits for\", [this] { run_background(); }));", "    ;", ("plain/test_group:left alone",)),
+    Mutation("nobody starts the background", "coll/engine.cpp", "    background_.push_back(\n        start_thread<Thread>(\"that drives operations in the background\", [this] { run_background(); }));", "    ;", ("plain/test_group:left alone",)),
     Mutation("parked threads are not told", "coll/engine.cpp", "  background_work_.notify_one();", "", ("explore/test_interleavings:flight", "plain/test_group")),
     Mutation("callbacks count as driving", "coll/engine.cpp", "if (role_ == static_cast<int>(Role::other)) return;", "return;", ("plain/test_group:callbacks",)),
     Mutation("an end is stored with release", "coll/operation.h", f"finished_.store(true, {SEQ})", f"finished_.store(true, {RELEASE})", ("explore/test_interleavings:threads",)),
@@ -177,7 +177,7 @@ MUTATIONS = [
     Mutation("the first stream to come releases", "pg/process_group.cpp", "if (left->fetch_sub(1, std::memory_order_acq_rel) == 1)", "if (left->fetch_sub(1, std::memory_order_acq_rel) > 1)", TWO_DEVICES),
     Mutation("only the first tensor's stream counts", "pg/process_group.cpp", "for (const Request& request : requests) streams.add(request);", "streams.add(requests.front());", TWO_DEVICES),
     Mutation("a synchronous call is not waited for by its stream", "pg/process_group.cpp", "if (!async) work->wait();", "", GOES_ON),
-    Mutation("a block that is begun anew sends what was left", "pg/process_group.cpp", "  forget_coalesced();  // PyTorch does not end it where the block of its context manager raises\n", "", ("tests/distributed/test_point_to_point_errors.py::test_a_block_that_was_not_ended_is_forgotten",)),
+    Mutation("a block that is begun anew sends what was left", "pg/process_group.cpp", "  forget_coalesced();  // PyTorch's context manager does not end it if its block raises\n", "", ("tests/distributed/test_point_to_point_errors.py::test_a_block_that_was_not_ended_is_forgotten",)),
     Mutation("a block goes on after a call that was refused", "pg/process_group.cpp", "    forget_coalesced();\n    throw;", "    throw;", ("tests/distributed/test_point_to_point_errors.py::test_a_batch_is_sent_as_a_whole_or_not_at_all",)),
     Mutation("a coalesced call is sent before the block ends", "pg/process_group.cpp", "for (Request& request : requests) coalescing_.emplace_back(std::move(request), timeout);", "for (Request& request : requests) coalesced_->add(std::move(request), timeout);", ("tests/distributed/test_point_to_point_errors.py::test_a_batch_is_sent_as_a_whole_or_not_at_all",)),
     Mutation("no stream waits for a work", "pg/work.cpp", "self->wait_on_host(kNoTimeout); }", "(void)self; }", GOES_ON),

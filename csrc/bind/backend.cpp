@@ -26,7 +26,7 @@ bool ending() {
 #endif
 }
 
-/// Ctrl-C reaches Python's main thread only when it asks for it.
+/// Lets Ctrl-C end a wait: Python's main thread notices it only when it asks.
 void install_interrupt_check() {
   pg::set_interrupt_check([main = std::this_thread::get_id()] {
     if (std::this_thread::get_id() != main) return;
@@ -35,16 +35,17 @@ void install_interrupt_check() {
   });
 }
 
-/// Before 3.14 Python ends threads that ask for the GIL once the interpreter has begun to end, and unwinding
-/// them through C++ ends the process with SIGABRT. Such a thread stays here, and ends with the process.
+/// Keeps threads from asking for the GIL once the interpreter has begun to end: before 3.14 Python ends such
+/// threads, and unwinding them through C++ ends the process with SIGABRT. They stay here until the process
+/// ends.
 void install_return_check() {
-  // relaxed: Python's atexit functions and threads that return from a wait have no other business
+  // relaxed: no other data depends on it
   static std::atomic<bool> exiting{false};
   py::module_::import("atexit").attr("register")(
       py::cpp_function([] { exiting.store(true, std::memory_order_relaxed); }));
   pg::set_return_check([main = std::this_thread::get_id()] {
     if (!exiting.load(std::memory_order_relaxed) || std::this_thread::get_id() == main) return;
-    // Functions of atexit that are still to come may wait for this thread, so not for ever.
+    // Not forever, because later atexit functions may wait for this thread.
     for (int ms = 0; ms < 200 && !ending(); ++ms) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     while (ending()) std::this_thread::sleep_for(std::chrono::hours(1));
   });
@@ -53,17 +54,17 @@ void install_return_check() {
 void bind_options(
     py::class_<pg::ProcessGroupOCCL, c10::intrusive_ptr<pg::ProcessGroupOCCL>, c10d::Backend>& group) {
   using pg::Options;
-  // A view that cannot be written into: options.tuning["x"] = 1 would be lost.
+  // A read-only view, because a write such as options.tuning["x"] = 1 would be lost.
   const auto view = py::module_::import("types").attr("MappingProxyType");
   py::class_<Options, c10::intrusive_ptr<Options>, c10d::Backend::Options>(
       group, "Options",
-      "Options of one group. A group copies them when it is made: one object may serve many groups.\n\n"
+      "Options of one group. A group copies them when it is made, so one object can serve many groups.\n\n"
       "``tuning``: thresholds by name, as in OCCL_TUNING, which they override; those of rank 0 hold for the "
       "group.\n"
       "``staging_bytes``: shared memory through which a rank stages tensors that peers cannot map; 0: the "
       "default.\n"
-      "``_timeout``: of operations that name none; PyTorch's own functions put their ``timeout=`` in its "
-      "place.")
+      "``_timeout``: for operations without a timeout of their own; PyTorch's own functions replace it by "
+      "their ``timeout=``.")
       .def(py::init([](std::chrono::milliseconds timeout, NamedNumbers tuning, std::uint64_t staging_bytes) {
              auto options = c10::make_intrusive<Options>(timeout);
              options->set_numbers(std::move(tuning));
@@ -81,8 +82,8 @@ void bind_options(
       .def("__deepcopy__", [](const Options& self, const py::dict&) { return self.copy(); });
 }
 
-/// PyTorch's translator makes every c10::ValueError a ValueError. This one is asked first, by functions that
-/// PyTorch binds as well, and looks for our own class only.
+/// PyTorch's translator turns every c10::ValueError into a ValueError. This one is asked before it, even for
+/// functions that PyTorch binds, and translates our own class only.
 void add_argument_error(py::module_& module) {
   static PyObject* type = nullptr;  // lives as long as the process
   const py::tuple bases = py::make_tuple(py::reinterpret_borrow<py::object>(PyExc_ValueError),
@@ -119,7 +120,8 @@ void bind_backend(py::module_& module) {
   const auto make =
       [](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, const pg::Options& options,
          const std::optional<c10::intrusive_ptr<ProcessGroupOCCL>>& parent, std::vector<int> ranks) {
-        // Peers must not take this process's end for a death. (An import would run the package's __init__.)
+        // From now on a clean exit of this process is announced, so that peers do not report a death. (An
+        // import would run the package's __init__.)
         py::module_::import("sys").attr("modules")["torch_occl._ending"].attr("watch")();
         const py::gil_scoped_release no_gil;
         return c10::make_intrusive<ProcessGroupOCCL>(
@@ -142,8 +144,8 @@ void bind_backend(py::module_& module) {
         return c10::static_intrusive_pointer_cast<pg::Options>(self.getBackendOptions());
       },
       "A copy of the options this group was made with.");
-  // PyTorch calls it on ranks that are not members of a group made where splitting is supported; NCCL needs
-  // them.
+  // PyTorch calls it on ranks outside of a new group if the backend supports splitting, because NCCL needs
+  // these ranks too.
   group.def(
       "perform_nocolor_split", [](ProcessGroupOCCL&, const py::object&) {}, py::arg("device"),
       "Does nothing: ranks outside of a new group have no part in making it.");
@@ -160,7 +162,7 @@ void bind_backend(py::module_& module) {
           "A new group of the ranks that meet at `store`, whatever groups they come from.")
       .def("_register_on_completion_hook",
            [](ProcessGroupOCCL& self, py::object hook) {
-             // The last copy may be dropped by any thread.
+             // Any thread can drop the last copy.
              std::shared_ptr<py::object> held(new py::object(std::move(hook)), [](py::object* last) {
                py::gil_scoped_acquire gil;
                delete last;

@@ -1,4 +1,4 @@
-// The Python module, one function for each layer that has something to show.
+// What the Python module `_C` consists of: one function for each part fills it.
 #pragma once
 
 #include <torch/extension.h>

@@ -19,7 +19,7 @@ namespace dev = occl::device;
 
 namespace {
 
-/// Values that are not tensors (sizes, None) go in and come out as they are.
+/// dev::run_compiled for Python. Values that are not tensors (sizes, None) go in and come out as they are.
 py::list run_compiled(const py::function& code, py::list inputs, int index) {
   const auto is_tensor = [](py::handle value) { return THPVariable_Check(value.ptr()); };
   const auto tensors_of = [&](const py::sequence& values) {
@@ -45,7 +45,7 @@ py::list run_compiled(const py::function& code, py::list inputs, int index) {
         py::list list = with_tensors(inputs, arguments);
         arguments.clear();
         inputs.attr("clear")();
-        results = code(list);  // it empties the list, so that memory can go as early as the code lets it
+        results = code(list);  // it empties the list, to free each input as early as possible
         return tensors_of(results);
       },
       tensors_of(inputs), dev::resolve(index));

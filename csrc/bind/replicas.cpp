@@ -1,4 +1,4 @@
-// The reduction kernels for tensors that all lie in this process: what torch_occl.replicas is made of.
+// The reduction kernels on tensors of one process, for torch_occl.replicas.
 #include <ATen/Parallel.h>
 
 #include <algorithm>
@@ -15,11 +15,12 @@ namespace occl::bind {
 namespace {
 
 constexpr const char* kCall = "replicas";
-/// Threads share the work in ranges of so many bytes of each tensor: small enough to stay in a core's cache,
-/// large enough that handing one out does not show. A multiple of the cache line and of every element.
+/// Threads share the work in ranges of this many bytes of each tensor: small enough to stay in a core's
+/// cache, large enough for handing one out to cost next to nothing. A multiple of the cache line and of every
+/// element.
 constexpr std::size_t kRangeBytes = 128 << 10;
 
-/// The memory of tensors that must be alike in everything but the device.
+/// The memory of the tensors. Throws ValueError unless dtype, shape and strides are the reference's.
 std::vector<std::byte*> memory_of(const pg::Tensors& tensors, const at::Tensor& reference) {
   std::vector<std::byte*> memory;
   memory.reserve(tensors.size());
@@ -58,7 +59,8 @@ void reduce(const pg::Tensors& outputs, const pg::Tensors& inputs, ReduceOp op,
     for (std::byte* p : dsts) to.push_back(p + lo * size);
     kernels::reduce(dtype, op, to, from, hi - lo, store, factors);
   });
-  // As every operation in place does: autograd finds out if it had kept the old values for its backward pass.
+  // As every operation in place does, so that autograd notices if it has kept the old values for a backward
+  // pass.
   for (const at::Tensor& t : outputs)
     if (!t.is_inference()) t.unsafeGetTensorImpl()->bump_version();
 }

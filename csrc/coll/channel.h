@@ -26,17 +26,17 @@ class Channel {
   Channel(Mesh& mesh, Transfers& transfers, int peer)
       : mesh_(mesh), transfers_(transfers), peer_(peer), pipe_(mesh, peer) {}
 
-  /// Queues a send; `advance` starts it.
+  /// Queues a send. `advance` starts it.
   void send(Operation& op) { queue_.push(op); }
   /// Gives a receive the first message with its tag that has arrived already. False if there is none.
   bool receive_arrived(Operation& op, OperationList& done);
 
   /// Moves what can be moved now; operations that end go to `done`. True if there was anything. Throws
-  /// Error(protocol) for nonsense, and Error(mismatch) if a send that has ended does not fit its receive:
-  /// then the group must end, because no operation is left that could fail.
+  /// Error(protocol) if the peer breaks the protocol, and Error(mismatch) if a send that has ended does not
+  /// fit its receive. Then the group must end, because no operation is left that could fail.
   bool advance(OperationList& done);
 
-  /// Acknowledgements and the like that wait for room in the ring.
+  /// How many acknowledgements and other answers wait for room in the ring.
   std::size_t notes() const { return notes_.size(); }
   /// "; 2 message(s) from it wait here, the first with tag 3", or nothing.
   std::string unexpected() const;

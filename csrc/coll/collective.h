@@ -1,4 +1,4 @@
-// A collective operation, in numbers and pointers. Its meaning is one rule and a table of five columns.
+// A collective operation, in numbers and pointers. One rule and a table of five columns define its meaning.
 //
 // Every rank has input blocks and output blocks. The rule, for output block b of rank d:
 //
@@ -30,7 +30,7 @@ enum class Kind : std::uint8_t {
 };
 inline constexpr int kKinds = static_cast<int>(Kind::all_to_all) + 1;
 
-/// The call that a collective is a part of, where that consists of several collectives.
+/// The call that a collective is a part of, if that call consists of several collectives.
 enum class Composite : std::uint8_t { none, all_reduce_sparse };
 
 struct Traits {
@@ -62,7 +62,7 @@ struct Block {
 struct Blocks {
   std::byte* base = nullptr;
   std::size_t count = 0;  // elements of each block
-  std::uint32_t n = 0;    // how many; 0: this rank has none
+  std::uint32_t n = 0;    // number of blocks; 0: this rank has none
   const Block* list = nullptr;
 
   Block at(std::uint32_t block, std::size_t element_size) const {

@@ -1,5 +1,5 @@
-// What a group says about operations and ranks in its errors. Everything here is only text: peers may go on
-// while it is written.
+// The texts of a group's errors: what they say about operations and ranks. Peers go on while a text is
+// written, so it can be out of date, and nothing else is decided by it.
 #pragma once
 
 #include <string>
@@ -26,8 +26,8 @@ class Diagnosis {
   Error timed_out(const Operation& op, const Operation& current, const std::vector<int>& missing) const;
   /// A message's deadline has passed.
   Error timed_out(const Operation& message) const;
-  /// A rank died or left, which `needed_by` needs (null: none of this rank's operations). A rank that left
-  /// may have done so because another one exited, so those are named too.
+  /// A rank died or left. `needed_by` is an operation of this rank that needs it, or null. Names ranks that
+  /// exited as well, because they may be the reason why this one left.
   Error gone(int rank, bool died, const Operation* needed_by) const;
 
   /// What a process has called in this group that this rank has not: "" or "; it has called ...".

@@ -136,9 +136,9 @@ void Engine::poll(Group& group) {
   group.drive(false);
 }
 
-/// Where other programs take the cores, spinning keeps the late rank from its core. The sign of that:
-/// spinning was in vain, and the wake-up came at once when the thread slept. Then spin less, but try again
-/// now and then.
+/// If other programs use the cores, a spinning thread keeps the late rank off its core. The sign of that:
+/// spinning was in vain, and the sleep after it was short. Then threads spin less, but try the long spin
+/// again now and then.
 Engine::Spin::Spin() : turns_(kLongSpin) {}
 int Engine::Spin::turns() {
   const unsigned wait = waits_.fetch_add(1, std::memory_order_relaxed);  // a hint, as is the next
@@ -233,7 +233,7 @@ void Engine::start_background() {
   // Every thread that is not inside a callback is parked, or checks under this lock before it parks.
   if (background_.size() == absent_.load(std::memory_order_seq_cst))  // pairs with Callback
     background_.push_back(
-        start_thread<Thread>("that drives operations nobody waits for", [this] { run_background(); }));
+        start_thread<Thread>("that drives operations in the background", [this] { run_background(); }));
   background_work_.notify_one();
 }
 

@@ -41,7 +41,7 @@ class Engine {
   /// Lets an operation begin that was submitted on hold.
   void release(Group& group, Operation& op);
 
-  /// One attempt to get on, by a thread that does not wait. It leaves the rest as `submit` does.
+  /// Drives the group once, on a thread that does not wait. Leaves the rest as `submit` does.
   void poll(Group& group);
 
   /// Drives until `op` has ended (true) or `deadline` has passed (false). `interrupted` is called now and
@@ -88,9 +88,11 @@ class Engine {
   class Spin {
    public:
     Spin();
+    /// Turns of the loop for the next wait.
     int turns();
-    /// Something came while a thread spun; or nothing did, and its sleep then lasted that long.
+    /// Something came while a thread spun.
     void succeeded();
+    /// Nothing came while a thread spun, and its sleep after that lasted `slept`.
     void failed(std::chrono::nanoseconds slept);
 
    private:
@@ -117,8 +119,8 @@ class Engine {
   // One background thread that drives is enough. There are more only while others are inside a Callback.
   Atomic<int> drivers_ = 0;         // background threads that drive
   Atomic<std::size_t> absent_ = 0;  // background threads inside a Callback
-  Atomic<int> dozing_ = 0;          // background threads that wake up by themselves now and then
-  Atomic<unsigned> asked_ = 0;      // how often one of those was wanted: a hint, relaxed
+  Atomic<int> dozing_ = 0;          // background threads that look for work now and then
+  Atomic<unsigned> asked_ = 0;      // how often one of these was wanted: a hint, relaxed
   Mutex background_mutex_;
   Condition background_work_;
   bool stop_ = false;  // under background_mutex_, as is the next

@@ -85,8 +85,8 @@ bool Executor::all_reached(std::uint64_t tick) {
     // seq_cst: pairs with publish_tick
     const std::uint64_t reached = mesh_.member(cursor_).block.tick().load(std::memory_order_seq_cst);
     if (reached < tick) return false;
-    // No rank can pass a synchronisation before this rank has ticked. A false claim would let this rank run
-    // through the steps of an operation without a look at the clock.
+    // No rank can pass a synchronisation before this rank has ticked. Trusting a false claim, this rank would
+    // run through the steps of an operation without checking its deadline.
     if (reached > tick + 1)
       fail(Errc::protocol, mesh_.describe(cursor_), " of group ", mesh_.name(), " claims synchronisation ",
            reached, " where this rank is at ", tick);
@@ -157,7 +157,7 @@ void Executor::make(const Move& move, std::size_t lo, std::size_t hi) {
   }
 }
 
-/// Where element `lo` of each rank of a side is. Returns how many there are.
+/// Stores the address of element `lo` for each rank of a side into `out`. Returns their number.
 std::size_t Executor::collect_addresses(const Side& side, const Move& move, std::size_t lo,
                                         std::byte** out) const {
   std::size_t n = 0;
@@ -166,7 +166,7 @@ std::size_t Executor::collect_addresses(const Side& side, const Move& move, std:
   return n;
 }
 
-/// Where element `lo` of a side's block is, for one of its ranks.
+/// The address of element `lo` of a side's block, for one of its ranks.
 std::byte* Executor::address(const Side& side, int rank, const Move& move, std::size_t lo) const {
   const Collective& c = meeting_.collective();
   const std::size_t size = meeting_.shape().element_size;

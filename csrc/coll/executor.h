@@ -33,7 +33,7 @@ class Executor {
   /// lives until the next one starts or the group ends.
   void start(const Collective& collective, std::uint64_t number, Deadline deadline);
 
-  /// Gets on without waiting. After an exception no operation may start: the group must end.
+  /// Makes progress without waiting. After an exception no operation may start: the group must end.
   Outcome advance();
 
   /// After Outcome::mismatch: an error that names both sides.

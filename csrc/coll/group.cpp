@@ -139,7 +139,7 @@ bool Group::advance_collectives(OperationList& done) {
 /// Tells the listener of a collective that it has succeeded; true if another one follows.
 bool Group::goes_on(Operation& op) try { return op.listener().succeeded(op); } catch (const Error& error) {
   if (error.code() != Errc::mismatch) throw;
-  op.set_error(error);  // which the listeners of all ranks find
+  op.set_error(error);  // the listeners of all ranks throw it
   return false;
 }
 
@@ -198,8 +198,8 @@ void Group::finish(OperationList& done) {
 
 // ---- trouble
 
-/// Nothing moves: looks for a reason. In the order of causes: after a death ranks abort, and after an abort
-/// they leave.
+/// Called if nothing moves: looks for a reason, in the order of causes. After a death ranks abort, and after
+/// an abort they leave.
 void Group::check(OperationList& done) {
   messenger_.show_receives();
   check_gone(true, done);

@@ -1,7 +1,6 @@
 // What a rank shares with the other ranks of its group, in its control region: a header and a block. The rank
-// writes all of it, and the others only read it: nothing has two writers. The header's memory never becomes
-// anything but a header, of one group after the other. Block and header are used again when all ranks have
-// left.
+// writes all of it, and the others only read it: nothing has two writers. Block and header are used again
+// when all ranks have left; the memory of a header is used for nothing but headers.
 //
 //     GroupHeader      which group this is, whether the rank has left or given up, and why
 //
@@ -43,8 +42,8 @@ struct alignas(kLine) GroupHeader {
   Atomic<std::uint64_t> incarnation = 0;  // random: invitations name it
   std::uint32_t magic = shm::kMagic;
   Atomic<std::uint32_t> presence = 0;    // bits; with kAborted, `reason` was written before
-  Atomic<std::uint32_t> joined = 0;      // 1: it has mapped the others; seq_cst: pairs with Group::open
-  Atomic<std::uint32_t> connecting = 0;  // 1 + the rank that it connects to. Relaxed: for a text
+  Atomic<std::uint32_t> joined = 0;      // 1: it has mapped the others; seq_cst: pairs with Member::joined
+  Atomic<std::uint32_t> connecting = 0;  // 1 + the rank that it connects to. Relaxed: only for a text
   std::array<char, 8 * kLine - 28> reason{};
 
   /// Begins another group. All ranks of the previous one have left it. One of them may still ask whether this

@@ -87,7 +87,7 @@ std::uint64_t Meeting::own_ref(const Blocks& blocks) const {
   return mapped ? 0 : kUnmapped;
 }
 
-/// Shows sizes that must be the same on all ranks, for the error of a rank that has others.
+/// Shows sizes that must be the same on all ranks, for the error of a rank with other sizes.
 void Meeting::list_sizes() const {
   const Blocks& known = traits(c_->kind).in_per_rank ? c_->in : c_->out;
   for (std::uint32_t i = 0; known.list && i < known.n; ++i)
@@ -178,7 +178,7 @@ void Meeting::agree() {
       factors_[i] = i == mesh_.rank() ? c_->factor : mesh_.member(i).block.post(q_).factor;
 }
 
-/// Finds out whose tensors are mapped, and the largest block where ranks may know different ones.
+/// Finds out whether tensors are mapped, and the largest block if ranks may know different ones.
 Meeting::Mapped Meeting::learn_from_posts() {
   Mapped mapped{mapped_, mapped_};
   for (int i = 0; i < mesh_.size(); ++i) {
@@ -194,7 +194,7 @@ Meeting::Mapped Meeting::learn_from_posts() {
     const std::uint64_t largest = even ? *even : post.largest;
     if (largest > kMaxBlockBytes / shape_.element_size)
       fail(Errc::protocol, mesh_.describe(i), " of group ", mesh_.name(), " announced a block of ", largest,
-           " elements");
+           " elements, more than a process can address");
     shape_.largest = std::max<std::size_t>(shape_.largest, largest);
   }
   return mapped;
@@ -256,7 +256,7 @@ void Meeting::locate_tensors() {
   }
 }
 
-/// Null if there are no bytes.
+/// Mesh::reach, but null if there are no bytes.
 std::byte* Meeting::reach(int rank, shm::Ref ref, std::size_t bytes) const {
   return bytes ? mesh_.reach(rank, ref, bytes, deadline_) : nullptr;
 }

@@ -1,6 +1,6 @@
 // How the ranks meet at the start of a collective, which is its first synchronisation: each rank posts what
-// it called, waits for the posts of the others, compares, and chooses the plan. All ranks know the same then,
-// so all choose the same plan.
+// it called, waits for the posts of the others, compares, and chooses the plan. By then all ranks know the
+// same, so all choose the same plan.
 //
 //     begin ─▶ [the executor stages the first step] ─▶ post ─▶ all_posted ─▶ agree ─▶ [locate_slots]
 //
@@ -41,18 +41,18 @@ class Meeting {
 
   /// Whether every rank has posted this collective. Throws Error(protocol) if a rank posted a later one.
   bool all_posted();
-  /// Requires all_posted. Whether some rank's call does not fit this rank's. Each rank finds a mismatch then,
+  /// Requires all_posted. Whether a rank's call does not fit this rank's. Every rank then finds a mismatch,
   /// so the next operation may begin.
   bool mismatched() const { return odd_rank_ >= 0; }
   /// Requires mismatched: an error that names both sides.
   Error mismatch() const;
   /// Requires all_posted and not mismatched. Chooses the plan, and finds the tensors and slots that it needs.
   /// Throws Error(mismatch) for a pair of ranks with different sizes: other ranks cannot see that, so the
-  /// group must end. Throws Error(protocol) for nonsense, and what Mesh::reach throws.
+  /// group must end. Throws Error(protocol) for impossible sizes, and what Mesh::reach throws.
   void agree();
 
-  /// After `agree`: whether nothing is left to find out. If not, all ranks make the first step and
-  /// synchronise.
+  /// After `agree`: whether everything is known. If not, all ranks make the first step and synchronise, and
+  /// `locate_slots` follows.
   bool complete() const { return complete_; }
   /// Requires that all ranks have made the first step and synchronised. Completes the meeting.
   void locate_slots();

@@ -29,9 +29,11 @@ struct Member {
     return header.presence.load(std::memory_order_seq_cst) & kLeft ||
            header.incarnation.load(std::memory_order_seq_cst) != incarnation;
   }
-  /// It has mapped all ranks, so it needs nothing more from them to be in the group.
+  /// It has mapped all ranks, so it needs nothing more from them to be in the group. seq_cst: pairs with
+  /// Mesh::join, and with sleepers.
   bool joined() const { return block.header().joined.load(std::memory_order_seq_cst) != 0; }
-  /// It ended the group, and `reason` can be read. seq_cst: pairs with Mesh::give_up, and with sleepers.
+  /// It ended the group, and its header's `reason` can be read. seq_cst: pairs with Mesh::give_up, and with
+  /// sleepers.
   bool aborted() const { return block.header().presence.load(std::memory_order_seq_cst) & kAborted; }
   /// Its process ended without a clean exit while it took part. Any waiting rank may depend on it.
   bool died() const { return peer->died() && !left(); }
@@ -43,7 +45,7 @@ class Mesh {
  public:
   /// Makes this rank's block. Throws Error(out_of_memory).
   Mesh(std::shared_ptr<shm::Endpoint> endpoint, std::string name, int rank, int size, const Tuning& tuning);
-  /// Leaves. The block is used again once no peer can be reading it.
+  /// Leaves the group. The block is used again once no peer can be reading it.
   ~Mesh();
   Mesh(const Mesh&) = delete;
   Mesh& operator=(const Mesh&) = delete;
@@ -72,7 +74,7 @@ class Mesh {
   /// Tells the others that this rank has left the group. Idempotent.
   void leave();
 
-  /// Wakes the other ranks, to be called after something was published for them.
+  /// Wakes the other ranks. Call it after publishing something for them.
   void ring_all() const {
     for (int i = 0; i < size_; ++i)
       if (i != rank_) members_[i].peer->bell().ring();
@@ -89,8 +91,8 @@ class Mesh {
   std::size_t block_bytes() const;
   std::size_t staging_bytes() const { return staging_.bytes; }
 
-  /// An address in that rank's memory, which is mapped at first use. Throws what Peer::resolve throws, with
-  /// the rank in the text.
+  /// The address of `bytes` bytes of that rank's memory, which is mapped at first use. Throws what
+  /// Peer::resolve throws, with the rank in the text.
   std::byte* reach(int rank, shm::Ref ref, std::size_t bytes, Deadline deadline) const;
 
   /// "rank 3 (pid 4711, host a)".

@@ -39,7 +39,7 @@ class Messenger {
   /// Moves what can be moved now. True if there was anything. Throws what Channel::advance throws.
   bool advance(OperationList& done);
 
-  /// Whether a peer still has to be told something, even if no operation is in flight.
+  /// Whether answers to peers wait for room in a ring, which is possible with no operation in flight.
   bool has_notes() const { return notes_ > 0; }
 
   /// Ends every operation that needs `rank` (all for kAnyRank) with `error`.

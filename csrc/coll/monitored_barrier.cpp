@@ -18,7 +18,7 @@ std::string why(const Mesh& mesh, int rank) {
                                                            : " had not called it");
 }
 
-/// How PyTorch begins the error of a rank other than 0 that came.
+/// PyTorch's words at the beginning of the error on a rank other than 0.
 std::string reached_words(const Mesh& mesh) {
   return concat("Rank ", mesh.rank(),
                 " successfully reached monitoredBarrier, but received errors while waiting for send/recv "

@@ -1,5 +1,5 @@
-// A barrier that names the ranks that did not come, and after which the group goes on: for finding a rank
-// that hangs.
+// A barrier for finding a rank that hangs: its error names the ranks that did not come, and the group goes on
+// after it.
 #pragma once
 
 #include <chrono>
@@ -11,8 +11,8 @@ namespace occl::coll {
 
 /// Returns when all ranks of the group have called this as often as this rank has. It is independent of the
 /// order of the group's operations. Rank 0 decides, so that all ranks return or all throw. Throws
-/// Error(timeout) naming the first rank that is missing, or with `all_ranks` all of them; also for a rank
-/// that is gone and so cannot come.
+/// Error(timeout) naming the first missing rank, or with `all_ranks` all of them. It does not wait for a
+/// missing rank that is gone.
 void monitored_barrier(Group& group, std::chrono::milliseconds timeout, bool all_ranks,
                        const std::function<void()>& interrupted);
 

@@ -1,7 +1,7 @@
 // What a rank shows to the other ranks of a group while it makes another group with some of them.
 //
-// A board has one writer, which overwrites its offer, and many readers. A reader may read at any time and
-// never takes half of an offer for one:
+// A board has one writer, which overwrites its offer, and many readers. A reader may read at any time, and
+// never takes parts of two offers for one:
 //
 //     writer   number = 2n           reader   before = number       (odd: it is whole)
 //              words                          words
@@ -49,7 +49,7 @@ struct Offer {
   std::uint64_t agreed = 0;  // a hash of the offers of those ranks that it has seen; 0: not all of them yet
   /// Why this rank's last failed attempt failed.
   struct Failure {
-    std::uint32_t number = 0;  // counts attempts that it could not take part in: others need not wait
+    std::uint32_t number = 0;  // counts attempts in which it could not take part: others need not wait
     RankList ranks;
     std::array<char, 256> reason{};
 

@@ -33,13 +33,13 @@ using Task = std::variant<Collective, Transfer>;
 
 class Operation;
 
-/// Is told how an operation goes, by the thread that drives it.
+/// Gets the events of an operation, from the thread that drives it.
 ///
 ///     beginning ─▶ (the bytes move) ─▶ succeeded ─▶ ending ─▶ completed ─▶ released
 ///
-/// `beginning` and `succeeded` run under the group's lock and are left out when the operation fails before
-/// them. If they throw, a message fails alone, and a collective ends the group. But an Error(mismatch) that
-/// `succeeded` throws on all ranks fails the collective alone.
+/// `beginning` and `succeeded` run under the group's lock and are left out if the operation fails before
+/// them. If they throw, a message fails alone, and a collective ends the group. The exception is an
+/// Error(mismatch) that `succeeded` throws on all ranks: it fails the collective alone.
 class Listener {
  public:
   /// A collective: the ones before it have ended, and the ones after it have not begun.

@@ -101,7 +101,7 @@ class Attempt {
                               [&](const auto& it) { return it->offer.agreed == seen; });
   }
 
-  /// Those that the ranks agreed on.
+  /// The invitations that the ranks agreed on, in the new group's order.
   std::vector<Invitation> invitations() const {
     std::vector<Invitation> all;
     for (const auto& it : found_) all.push_back(it->offer.invitation);
@@ -195,7 +195,7 @@ class Attempt {
     const Subgroup other{{ranks.begin(), ranks.end()}, "?", wanted_.purpose};
     disputed_ = concat(mesh_.describe(rank), " wants to ", goal(mesh_, other), " where rank ", mesh_.rank(),
                        " wants to ", goal(mesh_, wanted_),
-                       ": all ranks must make their common groups in one order and with the same ranks");
+                       ": all ranks must make their common groups in the same order and with the same ranks");
     disputing_ = rank;
     dispute_ = Deadline::after(kDispute);
   }

@@ -23,8 +23,8 @@ struct Subgroup {
 };
 
 /// All of `wanted.ranks` must call it; the other ranks of the parent take no part. The parent stays as it is.
-/// In one process, calls for one parent follow each other. Ranks must make their common groups in the same
-/// order.
+/// Calls for one parent in one process run one after the other. Ranks must make their common groups in the
+/// same order.
 ///
 /// `tuning` is called first: if it throws, the other ranks are told why this one cannot take part.
 ///

@@ -19,7 +19,7 @@ class Transfers {
   /// Counts one that has ended and appends it to `done`.
   void end(Operation& op, OperationList& done, std::unique_ptr<Error> error = nullptr);
 
-  /// Keeps a receive until a message fits it.
+  /// Keeps a receive until a message for it arrives.
   void wait(Operation& receive) { receives_.push(receive); }
   /// The first receive that waits for a message from `rank` with `tag`, taken out; or null.
   Operation* take(int rank, std::uint32_t tag);

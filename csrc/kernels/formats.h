@@ -1,4 +1,4 @@
-// Between memory and registers: what a Raw vector of elements becomes while it is being combined.
+// The formats between memory and registers: what a Raw vector of elements becomes while it is combined.
 //
 // A format decodes one Raw into kParts accumulator vectors, and encodes them back. Every lane is treated
 // alike, so the result for an element never depends on where in a vector it sits. A narrow element is taken
@@ -137,7 +137,7 @@ struct SmallFloatFormat<Isa, SmallFloat<Bits, kExponentBits, kBias, kSpecials, k
   static constexpr int kRebias = (127 - kBias) * kOne;
   static constexpr int kLargestExponent = (1 << kExponentBits) - 1;
   static constexpr int kInfinity = 0x7f800000;
-  // The code of every value that is too large.
+  // What every value that is too large becomes.
   static constexpr int kLimit = kSpecials == Specials::ieee ? kLargestExponent << kMantissaBits
                                 : kSpecials == Specials::fn ? static_cast<int>(kNan) - 1
                                                             : static_cast<int>(kNan);

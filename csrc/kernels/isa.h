@@ -9,7 +9,7 @@
 
 namespace occl::kernels {
 
-/// One call of a kernel, in bytes: the kernel knows its element.
+/// One call of a kernel. Sizes are in bytes, because the kernel knows its element.
 struct Call {
   void* const* dsts;
   std::size_t dst_count;
@@ -32,7 +32,7 @@ extern const Kernels baseline;  // what every CPU of the architecture has
 extern const Kernels avx2;      // x86-64 only: AVX2 and F16C
 extern const Kernels avx512;    // x86-64 only: AVX-512 F, BW, DQ and VL
 
-/// Those that run on this machine, slowest first.
+/// The kernels that run on this machine, slowest first.
 std::span<const Kernels* const> available();
 
 /// The last of `available()`, or the lower one that OCCL_ISA names.

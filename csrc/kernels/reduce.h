@@ -1,4 +1,4 @@
-// The loop that every kernel is, and the table of all kernels of one instruction set.
+// The loop that all kernels share, and the table of the kernels of one instruction set.
 #pragma once
 
 #include "kernels/formats.h"
@@ -102,7 +102,7 @@ class Loop {
     }
   }
 
-  /// At most one vector. Not inlined: it is rare where time matters, and it would double the code.
+  /// At most one vector. Not inlined: it is rare in large calls, and it would double the code.
   [[gnu::flatten, gnu::noinline]] void some(std::size_t at, std::size_t n) const {
     Acc acc;
     first(acc, Format::decode(Isa::load_some(src(0, at), n)));

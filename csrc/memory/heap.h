@@ -36,10 +36,10 @@ class Heap {
   /// Memory for `bytes` > 0. Throws Error(out_of_memory), and the heap stays as it was.
   void* allocate(std::size_t bytes);
 
-  /// Gives a block back, or returns false if streams still use it (see `hold`).
+  /// Gives a block back. Returns false if streams still use it (see `hold`): then `release` gives it back.
   bool free(void* p);
 
-  /// Streams use this block: `free` must not recycle it until `release`, which the last stream calls.
+  /// Streams use this block: `free` returns false, and the last stream calls `release` after that.
   void hold(void* p);
   void release(void* p);
 
@@ -47,8 +47,8 @@ class Heap {
   void empty_cache();
 
   HeapStats stats() const;
-  /// Counts an error that the user sees, as not every failed `allocate` is: the caller may free memory and
-  /// retry.
+  /// Counts an out-of-memory error that reaches the user. A failed `allocate` is not counted by itself,
+  /// because the caller may free memory and retry.
   void count_out_of_memory();
   void reset_peaks();
   void reset_accumulated();

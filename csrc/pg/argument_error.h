@@ -1,11 +1,11 @@
-// The error for wrong arguments, which Python knows as two kinds of error at once.
+// The error for wrong arguments, which is two kinds of error at once in Python.
 #pragma once
 
 #include <c10/util/Exception.h>
 
 namespace occl::pg {
 
-/// In Python `torch_occl.ArgumentError`: a ValueError, as NCCL's, and a RuntimeError, as Gloo's.
+/// `torch_occl.ArgumentError` in Python: a ValueError, as NCCL raises, and a RuntimeError, as Gloo raises.
 class ArgumentError : public c10::ValueError {
  public:
   using ValueError::ValueError;

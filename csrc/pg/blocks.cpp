@@ -14,7 +14,7 @@ namespace occl::pg {
 
 namespace {
 
-/// By c10's number.
+/// By at::ScalarType.
 constexpr DType kDTypeOf[] = {
     DType::u8,          DType::i8,
     DType::i16,         DType::i32,
@@ -58,7 +58,7 @@ DType dtype_of(const at::Tensor& tensor) {
 
 std::size_t count_of(const at::Tensor& t) {
   const auto elements = static_cast<std::size_t>(t.numel());
-  // Of these two, several elements share a byte, which nbytes() does not know.
+  // In these two types several elements share a byte, for which nbytes() does not allow.
   if (t.scalar_type() == at::kQUInt4x2) return (elements + 1) / 2;
   if (t.scalar_type() == at::kQUInt2x4) return (elements + 3) / 4;
   return is_opaque(dtype_of(t)) ? t.nbytes() : elements;

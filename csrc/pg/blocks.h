@@ -12,15 +12,17 @@
 
 namespace occl::pg {
 
+/// DType::bytes for a type that base/dtype.h does not list.
 DType dtype_of(const at::Tensor& tensor);
-/// Elements of dtype_of.
+/// The number of elements of type dtype_of: bytes if that is opaque.
 std::size_t count_of(const at::Tensor& tensor);
-/// A dense tensor's memory.
+/// The memory of a dense tensor.
 coll::Block block_of(const at::Tensor& tensor);
-/// A dense tensor as the only block.
+/// A dense tensor as one block.
 coll::Blocks whole(const at::Tensor& tensor);
-/// Lists of tensors as blocks, one for each rank, kept in the request. (WorkOCCL sets Blocks::list when the
-/// request has its final place.)
+/// A list of `expected` tensors, one for each rank, as blocks that the request keeps. Throws ValueError
+/// unless they have the reference's dtype and device. (WorkOCCL sets Blocks::list when the request has its
+/// final address.)
 coll::Blocks input_list(const char* call, Request& request, const Tensors& tensors,
                         const at::Tensor& reference, std::size_t expected);
 coll::Blocks output_list(const char* call, Request& request, const Tensors& tensors,
@@ -29,13 +31,15 @@ coll::Blocks output_list(const char* call, Request& request, const Tensors& tens
 /// Sets the reduction. Throws ValueError if it has no meaning for the dtype.
 void set_reduction(const char* call, coll::Collective& collective, const c10d::ReduceOp& op);
 
-/// All blocks are equal: the ranks must agree on their size.
+// set_even, set_dense and set_listed say what the ranks must agree on (`largest` and `volume`).
+
+/// All blocks have `count` elements.
 void set_even(coll::Collective& collective, std::size_t count);
-/// The same, and on the order of the tensor's dimensions: bytes travel as they lie.
+/// The tensor's size and the order of its dimensions, because bytes travel as they lie.
 void set_dense(coll::Collective& collective, const at::Tensor& tensor);
-/// A mark of the order of a dense tensor's dimensions in memory; 0 for the usual one.
+/// A hash of the order of a dense tensor's dimensions in memory; 0 if it is contiguous.
 std::uint32_t order_of(const at::Tensor& tensor);
-/// Sizes that every rank knows: one number if they are equal, else a mark of all of them.
+/// The sizes of all blocks, which every rank knows: one number if they are equal, else a hash of all.
 void set_listed(coll::Collective& collective, const std::vector<coll::Block>& blocks);
 
 }  // namespace occl::pg

@@ -1,8 +1,8 @@
-// What a backend says of itself when PyTorch asks what it can do.
+// The optional capabilities that the backend reports to PyTorch.
 //
-// Up to 2.13 PyTorch asks by one virtual method for each capability. Later versions have one for all of them,
-// capabilities(), and the old names are no longer virtual. (Their other new names, such as all_gather_single,
-// forward to those that are overridden in process_group.h.)
+// Up to 2.13 PyTorch has one virtual method for each capability. Later versions have one for all of them,
+// capabilities(), and the old ones are no longer virtual. (The operations that later versions rename, such as
+// all_gather_single, forward to those that process_group.h overrides.)
 #pragma once
 
 #include <torch/headeronly/version.h>

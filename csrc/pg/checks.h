@@ -19,20 +19,22 @@ template <class... Parts>
   raise(Error(Errc::invalid_argument, concat(call, ": ", parts...)));
 }
 
-/// One tensor on its own: defined, strided, on a device that occl moves, not lazily conjugated.
+/// Requires a tensor that is defined, strided, on a device that occl moves, and not lazily conjugated.
 void check_tensor(const char* call, const at::Tensor& tensor);
-/// Type and device are the reference's.
+/// Requires the reference's dtype and device. `index`, its place in a list, is for the text.
 void check_alike(const char* call, const at::Tensor& tensor, const at::Tensor& reference, std::size_t index);
-/// Tensors that stand for one: of one type, size and device.
+/// Requires one or more tensors of one dtype, shape and device, each of which passes check_tensor.
 void check_same(const char* call, const Tensors& tensors);
 
-/// The one tensor, or the one list, that lists of PyTorch's interface hold.
+/// The only tensor, or the only list, in a list that PyTorch passes. `what` names the argument.
 const at::Tensor& only(const char* call, const Tensors& tensors, const char* what);
 const Tensors& only(const char* call, const std::vector<Tensors>& lists, const char* what);
 
+/// Returns `root`, a rank of the group. Requires that `root_tensor` is below `tensors`.
 int root_of(const char* call, ThisRank self, int64_t root, int64_t root_tensor = 0, std::size_t tensors = 1);
 
-/// Inputs and outputs share memory only where it is the same element for the same purpose (`allowed`).
+/// Requires that inputs and outputs share no memory, unless the operation works in place: then the smaller
+/// block, or both, lie at `allowed`, where the larger one has the same elements. Null: not in place.
 void check_overlap(const char* call, const coll::Block& in, const coll::Block& out, std::size_t element_size,
                    const std::byte* allowed);
 void check_overlap(const char* call, std::span<const coll::Block> ins, std::span<const coll::Block> outs,

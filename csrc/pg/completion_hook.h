@@ -1,4 +1,4 @@
-// What somebody wants to hear about works that end: PyTorch's completion hook.
+// Runs PyTorch's completion hook for each work that ends.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -16,10 +16,11 @@ class CompletionHook {
   using Hook = std::function<void(std::shared_ptr<c10d::WorkInfo>)>;
   explicit CompletionHook(Hook hook) : hook_(std::move(hook)) {}
 
+  /// Counts a work, for which `ended` will be called once.
   void launched();
-  /// Calls the hook; what that throws is a warning.
+  /// Calls the hook. An exception of the hook becomes a warning.
   void ended(std::shared_ptr<c10d::WorkInfo> info) noexcept;
-  /// Until the hook has returned for everything that was launched; false after `slice`.
+  /// Waits until the hook has returned for every launched work. False if `slice` has passed first.
   bool wait(std::chrono::milliseconds slice);
 
  private:

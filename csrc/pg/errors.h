@@ -1,4 +1,4 @@
-// Where the core's errors become PyTorch's.
+// Translates the core's errors into PyTorch's.
 #pragma once
 
 #include <exception>
@@ -8,13 +8,13 @@
 
 namespace occl::pg {
 
-/// Throws what Python users expect: ValueError, NotImplementedError, torch.OutOfMemoryError, and
-/// torch.distributed.DistBackendError for everything that has to do with other ranks.
+/// Throws what Python users expect: ArgumentError (a ValueError), NotImplementedError,
+/// torch.OutOfMemoryError, and torch.distributed.DistBackendError for every other code.
 [[noreturn]] void raise(const Error& error);
 
 std::exception_ptr as_exception(const Error& error);
 
-/// Runs `f`, translating what the core throws.
+/// Runs `f`, and raises the errors that the core throws.
 template <class F>
 auto translated(F&& f) {
   try {

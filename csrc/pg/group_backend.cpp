@@ -37,7 +37,7 @@ GroupBackend::GroupBackend(const c10::intrusive_ptr<c10d::Store>& store, int ran
     auto met = rendezvous(
         *store, name_of(options), rank, size, [&] { return options.tuning(); }, options.timeout);
     group_ = std::move(met.group);
-    // Only the default group ends with the store that PyTorch made for it.
+    // Only the default group waits for the server: PyTorch made the store for it, and both end together.
     if (options.global_ranks_in_group.empty() && met.store_host && *met.store_host != rank)
       store_server_.emplace(*store, *met.store_host);
   });
@@ -53,7 +53,8 @@ GroupBackend::GroupBackend(std::shared_ptr<coll::Group> group, const Options& op
 
 GroupBackend::~GroupBackend() {
   close();
-  // In a forked child the group is the parent's: not even its destructor may run, it would leave the group.
+  // In a forked child the group belongs to the parent process. Its destructor must not run: it would leave
+  // the group on the parent's behalf.
   if (is_forked_from(*group_)) new std::shared_ptr<coll::Group>(std::move(group_));
 }
 
@@ -103,7 +104,7 @@ GroupBackend::Parent GroupBackend::as_parent(std::vector<int> ranks) const {
                   concat("group ", group_->mesh().name(), " of ", getSize(), " ranks has no rank ", rank)));
   if (std::find(ranks.begin(), ranks.end(), getRank()) == ranks.end())
     raise(Error(Errc::invalid_argument, concat("rank ", getRank(), " of group ", group_->mesh().name(),
-                                               " is not among the new one's")));
+                                               " is not among the new group's ranks")));
   return {group_, std::move(ranks)};
 }
 

@@ -15,7 +15,7 @@
 namespace occl::pg {
 namespace {
 
-/// Starts a request about `t`: kind, type, names.
+/// A request with its names, its kind and the dtype of `t`.
 Request make(c10d::OpType type, const char* title, coll::Kind kind, const at::Tensor& t) {
   Request r;
   r.type = type;

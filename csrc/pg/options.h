@@ -1,4 +1,4 @@
-// What the user sets for one group: ProcessGroupOCCL.Options.
+// The options of one group: ProcessGroupOCCL.Options in Python.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -11,7 +11,7 @@ class Options final : public c10d::Backend::Options {
  public:
   explicit Options(std::chrono::milliseconds timeout = kBackendDefaultTimeout)
       : c10d::Backend::Options("occl", timeout) {}
-  /// Those of another class bring their timeout, names and ranks.
+  /// A copy of `given`. Options of another class give their timeout, names and ranks.
   static Options of(const c10d::Backend::Options& given);
 
   c10::intrusive_ptr<Options> copy() const { return c10::make_intrusive<Options>(*this); }
@@ -24,7 +24,8 @@ class Options final : public c10d::Backend::Options {
   std::uint64_t staging_bytes() const { return staging_bytes_; }
   void set_staging_bytes(std::uint64_t bytes) { staging_bytes_ = bytes; }
 
-  /// Defaults, changed by OCCL_TUNING, changed by these options. Throws Error(invalid_argument).
+  /// The defaults, overridden by OCCL_TUNING, overridden by these options. Throws Error(invalid_argument) for
+  /// a bad OCCL_TUNING.
   Tuning tuning() const;
 
  private:

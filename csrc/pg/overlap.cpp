@@ -19,7 +19,7 @@ struct Term {
 
 std::int64_t floor_div(std::int64_t a, std::int64_t b) { return a / b - (a % b < 0); }  // b > 0
 
-/// Whether some sum of the terms, of which the strides fall, lies within [low, high].
+/// Whether some sum of the terms, sorted by falling stride, lies within [low, high].
 bool reaches(std::span<const Term> terms, std::int64_t low, std::int64_t high) {
   std::int64_t least = 0, most = 0, step = 0;
   for (const Term& t : terms) {
@@ -31,7 +31,7 @@ bool reaches(std::span<const Term> terms, std::int64_t low, std::int64_t high) {
   high = std::min(high, most);
   if (low > high) return false;
   if (terms.empty()) return true;
-  if (floor_div(high, step) * step < low) return false;  // sums are multiples of this
+  if (floor_div(high, step) * step < low) return false;  // every sum is a multiple of `step`
   if (terms.size() == 1) return true;
   const auto [stride, first, last] = terms.front();
   const auto rest = terms.subspan(1);
@@ -44,7 +44,7 @@ bool reaches(std::span<const Term> terms, std::int64_t low, std::int64_t high) {
   return false;
 }
 
-/// Adds the tensor's dimensions, in bytes.
+/// Adds a term, in bytes, for each dimension of the tensor; joins terms of equal stride.
 void add_terms(std::vector<Term>& terms, const at::Tensor& t, std::int64_t sign) {
   const auto size = static_cast<std::int64_t>(t.element_size());
   for (std::int64_t d = 0; d < t.dim(); ++d) {
@@ -61,12 +61,13 @@ void sort(std::vector<Term>& terms) {
   std::sort(terms.begin(), terms.end(), [](const Term& a, const Term& b) { return a.stride > b.stride; });
 }
 
-/// Two elements of the tensor lie in one place.
+/// Whether two elements of the tensor have the same address.
 bool overlaps_itself(const at::Tensor& t) {
   if (t.is_non_overlapping_and_dense() || t.numel() == 0) return false;
   for (std::int64_t d = 0; d < t.dim(); ++d)
     if (t.stride(d) == 0 && t.size(d) > 1) return true;
-  // The differences of the indices of two elements: the first one that is not 0 is positive, say.
+  // The differences between the indices of two elements. The first one that is not 0 is positive, because
+  // either element can be the first.
   std::vector<Term> all;
   for (std::int64_t d = 0; d < t.dim(); ++d)
     if (t.size(d) > 1) all.push_back({t.stride(d), 1 - t.size(d), t.size(d) - 1});
@@ -79,7 +80,7 @@ bool overlaps_itself(const at::Tensor& t) {
   return false;
 }
 
-/// A tensor that an operation reads or writes, and the bytes between its first and its last.
+/// A tensor that an operation reads or writes, from its first byte to behind its last.
 struct Piece {
   const at::Tensor* tensor;
   std::size_t operation;
@@ -100,7 +101,7 @@ void add_piece(std::vector<Piece>& pieces, const at::Tensor& t, std::size_t oper
   pieces.push_back({&t, operation, written, block.data, block.data + bytes});
 }
 
-/// Of two whose bytes lie among each other's.
+/// Whether two tensors share a byte. Requires that their ranges overlap.
 bool share_bytes(const Piece& a, const Piece& b) {
   const at::Tensor &s = *a.tensor, &t = *b.tensor;
   if (s.is_non_overlapping_and_dense() && t.is_non_overlapping_and_dense()) return true;
@@ -147,7 +148,8 @@ void check_joined(const char* call, const std::vector<const Request*>& requests)
   std::vector<Piece> pieces;
   for (std::size_t i = 0; i < requests.size(); ++i) {
     const Request& r = *requests[i];
-    // Also on ranks that do only one of the two, so that all ranks refuse the same.
+    // Both sides of a collective count, even on a rank that only reads or only writes, so that all ranks
+    // refuse the same calls.
     const coll::Transfer* message = r.transfer();
     if (!message || !message->send)
       for (const at::Tensor& t : r.outputs) add_piece(pieces, t, i, true);

@@ -1,4 +1,4 @@
-// Which tensors share memory, to the byte: two columns of a matrix do not.
+// Finds tensors that share memory, exact to the byte: two columns of a matrix share none.
 #pragma once
 
 #include <vector>
@@ -7,13 +7,13 @@
 
 namespace occl::pg {
 
-// Each throws ValueError where what one call writes shares memory.
+// Each throws ValueError, in which `call` is the name of the call.
 
-/// No two elements of the tensor share memory, as those of expanded ones do.
+/// Requires that no two elements of the tensor share memory, as those of an expanded tensor do.
 void check_written(const char* call, const at::Tensor& output);
-/// Tensors that one operation writes.
+/// Requires that the tensors that one operation writes share no memory.
 void check_outputs(const char* call, at::TensorList outputs);
-/// Operations that one call joins: none writes what another one writes or reads.
+/// Requires that no operation that one call joins writes what another one writes or reads.
 void check_joined(const char* call, const std::vector<const Request*>& requests);
 
 }  // namespace occl::pg

@@ -17,7 +17,7 @@
 namespace occl::pg {
 namespace {
 
-/// One request for each of n tensors. All are checked before any is sent.
+/// make(i) for each of n tensors. All requests are checked before the first is sent.
 template <class MakeRequest>
 std::vector<Request> each(const char* call, std::size_t n, MakeRequest&& make) {
   if (n == 0) invalid(call, "requires non-empty tensor list");
@@ -42,7 +42,7 @@ const char* name_of(const Request& request) {
 std::span<Request> as_span(Request& request) { return {&request, 1}; }
 std::span<Request> as_span(std::vector<Request>& requests) { return requests; }
 
-/// The work begins when all of these streams have come to it.
+/// Releases the held work when all of these streams have reached it.
 void release_after(const SideStreams& streams, const c10::intrusive_ptr<WorkOCCL>& work) {
   const auto left = std::make_shared<std::atomic<std::size_t>>(streams.size());
   streams.enqueue([work, left] {
@@ -101,7 +101,7 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::launch(std::span<Request> requests,
   for (const Request& request : requests) streams.add(request);
   if (streams.empty())
     return WorkOCCL::launch(group_, requests, timeout, async ? Mode::background : Mode::blocking, hook_);
-  // It takes its place among the group's operations now, and begins when the streams come to it.
+  // The work takes its place in the group's order now, and begins when the streams reach it.
   const Mode mode = streams.idle() ? Mode::background : Mode::held;
   auto work = WorkOCCL::launch(group_, requests, timeout, mode, hook_);
   if (mode == Mode::held) release_after(streams, work);
@@ -111,7 +111,7 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::launch(std::span<Request> requests,
 
 void ProcessGroupOCCL::startCoalescing() {
   check_not_forked(*group_);
-  forget_coalesced();  // PyTorch does not end it where the block of its context manager raises
+  forget_coalesced();  // PyTorch's context manager does not end it if its block raises
   coalesced_ = c10::make_intrusive<WorkOCCL>(group_, c10d::OpType::COALESCED, "occl:coalesced",
                                              at::TensorList(), hook_);
 }

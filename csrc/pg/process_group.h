@@ -1,4 +1,5 @@
-// The backend: every operation makes a Request of its arguments (normalize.h) and launches it (work.h).
+// The backend: each operation turns its arguments into a Request (normalize.h) and launches it as a Work
+// (work.h).
 #pragma once
 
 #include <span>
@@ -11,12 +12,15 @@ namespace occl::pg {
 
 class ProcessGroupOCCL final : public GroupBackend {
  public:
-  /// Connects to the other ranks: a collective call. They meet through the parent, or else through the store.
-  /// The options are copied. Throws DistBackendError that names the ranks which did not come within the
-  /// timeout, have exited, or share no memory.
+  /// A collective call of all ranks: connects to the others, through the parent or else through the store.
+  /// Copies the options. Throws DistBackendError, which names the ranks that did not come within the timeout,
+  /// have exited, or share no memory.
   ProcessGroupOCCL(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, const Options& options,
                    const Parent& parent = {});
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+  /// The operations; normalize.h says which tensors each takes. Wrong arguments raise ValueError before
+  /// anything is sent. If opts.asyncOp is false, the call waits for the Work (WorkOCCL::wait) and returns it.
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
   WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) override;
@@ -43,40 +47,43 @@ class ProcessGroupOCCL final : public GroupBackend {
   WorkPtr send(Tensors& tensors, int peer, int tag) override;
   WorkPtr recv(Tensors& tensors, int peer, int tag) override;
   WorkPtr recvAnysource(Tensors& tensors, int tag) override;
-  /// Sparse COO tensors; the same as allreduce of one. (pg/sparse.h)
+  /// All-reduce of sparse COO tensors (sparse.h). `allreduce` calls it for such tensors.
   WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
-  /// Names the ranks that do not come within the timeout; the group goes on.
+  /// A barrier whose error names the rank, or with `wait_all_ranks` all ranks, that did not come within the
+  /// timeout. The group stays usable after it.
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
 
-  /// Between these two, operations join one Work. Only one thread may coalesce at a time. They are sent at
-  /// the end; none is if one is refused, or if the next start comes before the end.
+  /// Operations called between these two join one Work, and are submitted by endCoalescing. If one of them is
+  /// refused, or startCoalescing is called again first, none is. Only one thread may coalesce at a time.
   void startCoalescing() override;
   WorkPtr endCoalescing() override;
 
-  /// A new group of some of this group's ranks, which meet through this group; null on the others.
+  /// A new group of `ranks` of this group, which meet through this group, not the store. Null if this rank is
+  /// not one of them.
   c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store>& store,
                                           const std::vector<int>& ranks,
                                           const c10::intrusive_ptr<c10d::Backend::Options>& opts) override;
 
-  /// A new group of the ranks that meet at `store`, whatever groups they come from.
+  /// A new group of `size` ranks that meet at `store`, from any groups; this one becomes `rank`.
   c10::intrusive_ptr<c10d::Backend> merge(const c10::intrusive_ptr<c10d::Store>& store,
                                           const c10::intrusive_ptr<c10d::Backend::Options>& opts,
                                           const int& rank, const int& size) override;
-  /// A new group of all ranks but these, which need not be alive; needs no store (coll/subgroup.h). With the
-  /// flag SHRINK_ABORT what is in flight ends first.
+  /// A new group of all ranks except `ranks_to_exclude`, which need not be alive; needs no store
+  /// (coll/subgroup.h). The flag SHRINK_ABORT aborts this group first.
   c10::intrusive_ptr<c10d::Backend> shrink(const std::vector<int64_t>& ranks_to_exclude, int shrink_flags,
                                            const c10::intrusive_ptr<c10d::Backend::Options>& opts) override;
 
-  /// Between these two, operations are not carried out: their durations are added up (time_estimate.h), in
-  /// microseconds.
+  /// Operations called between these two are not carried out. endTimeEstimate returns the sum of their
+  /// estimated durations in microseconds (time_estimate.h).
   void startTimeEstimate();
   float endTimeEstimate() { return estimate_.end(); }
 
  private:
-  /// Launches the request, or requests, that `make` makes of the arguments. Where it throws, ranks that wait
-  /// for this one are told why.
+  /// Launches the request or requests that `make` returns. If it throws, ranks that wait for this one are
+  /// told why.
   template <class Opts, class Make>
   WorkPtr call(const Opts& opts, Make&& make);
+  /// Returns make(). If that throws: calls `refuse` with the text, forgets coalesced operations, rethrows.
   template <class Make>
   decltype(auto) checked(Make&& make);
   template <class Make, class Refuse>
@@ -89,7 +96,7 @@ class ProcessGroupOCCL final : public GroupBackend {
                                                const Options& options) const;
   void forget_coalesced();
 
-  // Between startCoalescing and endCoalescing: the work, and what it will consist of.
+  // Between startCoalescing and endCoalescing: the Work, and the requests that it will consist of.
   c10::intrusive_ptr<WorkOCCL> coalesced_;
   std::vector<std::pair<Request, std::chrono::milliseconds>> coalescing_;
   TimeEstimate estimate_;

@@ -12,8 +12,8 @@
 namespace occl::pg {
 namespace {
 
-// PyTorch hands dense tensors to a process group, but has no entry for quantized ones, which are moved like
-// any other bytes. (A group of another backend decides for itself.)
+// The c10d operators that only move bytes. PyTorch registers them for dense tensors; quantized ones are moved
+// in the same way. (Groups of other backends then get quantized tensors too, and decide for themselves.)
 constexpr const char* kMoves[] = {
     "broadcast_", "allgather_", "_allgather_base_", "allgather_coalesced_",
     "gather_",    "scatter_",   "alltoall_",        "alltoall_base_",
@@ -24,7 +24,7 @@ void as_dense(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   op.redispatchBoxed(c10::DispatchKeySet(dense), stack);
 }
 
-/// Lives as long as the process: PyTorch has no order in which libraries and groups end.
+/// Never destroyed, because PyTorch does not define whether libraries or groups end first.
 torch::Library& c10d_for(c10::DispatchKey key) {
   return *new torch::Library(torch::Library::IMPL, "c10d", key, __FILE__, __LINE__);
 }
@@ -36,7 +36,7 @@ void move_quantized(c10::DispatchKey quantized) {
     c10d.impl(name, torch::CppFunction::makeFromBoxedFunction<&as_dense<dense>>());
 }
 
-/// Work on `dev` runs on the calling thread, so the clock tells.
+/// Computation on `dev` runs on the calling thread, so the host's clock measures it.
 class DevTimer final : public c10d::Timer {
  public:
   explicit DevTimer(c10::Device) {}
@@ -48,8 +48,8 @@ class DevTimer final : public c10d::Timer {
   }
 };
 
-/// With the least priority: PyTorch ends a process in which two of one priority are registered for a device,
-/// and another package's may be registered by loading it.
+/// With the lowest priority: PyTorch ends a process in which two timers of one priority are registered for a
+/// device, and loading another package can register one.
 void register_timer() {
   auto& registry = *c10d::TimerRegistry();
   if (registry.Has(c10::kPrivateUse1)) return;

@@ -3,11 +3,11 @@
 
 namespace occl::pg {
 
-/// Before the first group: quantized CPU tensors reach their backend. Idempotent.
+/// Called before the first group is made: lets groups take quantized CPU tensors. Idempotent.
 void register_for_groups();
 
-/// When `dev` is this process's PrivateUse1 device: its quantized and sparse tensors reach their backend, and
-/// DistributedDataParallel has a timer for it. Idempotent.
+/// Called when `dev` becomes this process's PrivateUse1 device: lets groups take its quantized and sparse
+/// tensors, and gives DistributedDataParallel a timer for it. Idempotent.
 void register_for_device();
 
 }  // namespace occl::pg

@@ -13,8 +13,8 @@
 namespace occl::pg {
 namespace {
 
-// Polling interval. Not Store::wait, which hears of no interrupt, and in which two clients of a TCPStore
-// whose waits time out at the same moment may both hang for seconds.
+// Polling interval. Store::wait is of no use: it notices no interrupt, and two clients of a TCPStore whose
+// waits time out at the same moment can both hang for seconds.
 constexpr std::chrono::microseconds kFirstNap{100}, kLongestNap{50'000};
 
 std::string key_of(int size, int64_t round, int rank) { return concat("occl/", size, "/", round, "/", rank); }
@@ -33,7 +33,7 @@ bool wait_for(c10d::Store& store, const std::vector<std::string>& keys, std::chr
   return true;
 }
 
-/// In the place of an invitation: why there is none.
+/// Begins the reason that a rank stores in place of an invitation that it could not make.
 constexpr std::string_view kFailed = "failed: ";
 
 std::vector<uint8_t> to_bytes(const coll::Invitation& invitation) {
@@ -57,7 +57,7 @@ coll::Invitation from_bytes(const std::vector<uint8_t>& bytes, int rank, const s
 }
 static_assert(std::is_trivially_copyable_v<coll::Invitation>);
 
-/// What the other ranks put into the store, in rank order.
+/// The invitations of all ranks, in rank order.
 std::vector<coll::Invitation> read_all(c10d::Store& store, const std::string& name, int64_t round, int rank,
                                        int size, std::chrono::milliseconds timeout) {
   std::vector<std::string> keys;
@@ -91,8 +91,8 @@ Met rendezvous(c10d::Store& store, const std::string& name, int rank, int size,
     mesh = make_mesh();
     mesh->join({mesh->invitation()}, Deadline::after(timeout));
   } else {
-    // The same store may be used for the same name again and again (init, destroy, init; fewer ranks after a
-    // shrink, when PyTorch begins to count names anew): each round of `size` ranks has keys of its own.
+    // One store can serve one name several times (init, destroy, init; or fewer ranks after a shrink, when
+    // PyTorch counts names from the start again), so each round of `size` ranks has keys of its own.
     const int64_t round = (store.add(concat("occl/", size, "/joined"), 1) - 1) / size;
     const std::string key = key_of(size, round, rank);
     try {
@@ -110,7 +110,7 @@ Met rendezvous(c10d::Store& store, const std::string& name, int rank, int size,
       if (it.hosts_store) store_host = it.rank;
     mesh->join(invitations, Deadline::after(timeout));
   }
-  // A rank that dies from here on is seen by the group itself.
+  // From here on the group itself notices a rank that dies.
   return {coll::Group::open(engine(), std::move(mesh), Deadline::after(timeout), interrupt_check()),
           store_host};
 }

@@ -18,9 +18,8 @@ struct Met {
   std::optional<int> store_host;  // the rank whose process runs the store's server, if one of them does
 };
 
-/// `tuning` is asked first: if it throws, the other ranks are told why this one cannot take part. Looks for
-/// interrupts while it waits. Throws Error(timeout) naming the ranks that did not come, and what Mesh::join
-/// throws.
+/// If `tuning` throws, the other ranks are told why this one cannot take part. Checks for interrupts while it
+/// waits. Throws Error(timeout) naming the ranks that did not come, and what Mesh::join throws.
 Met rendezvous(c10d::Store& store, const std::string& name, int rank, int size,
                const std::function<Tuning()>& tuning, std::chrono::milliseconds timeout);
 

@@ -15,7 +15,7 @@
 namespace occl::pg {
 
 using Tensors = std::vector<at::Tensor>;
-/// Most calls have one tensor; that one needs no memory from the heap.
+/// Most calls have one tensor, which this stores without an allocation.
 using FewTensors = c10::SmallVector<at::Tensor, 1>;
 
 /// This rank and the group's size.
@@ -28,20 +28,20 @@ struct Request {
   c10d::OpType type = c10d::OpType::UNKNOWN;
   const char* title = nullptr;  // for the profiler: "occl:all_reduce"
   coll::Task task;
-  std::vector<coll::Block> in, out;  // what the task's Blocks::list points to, where blocks are listed
+  std::vector<coll::Block> in, out;  // what Blocks::list points to, if the task lists blocks
   FewTensors inputs, outputs;        // kept alive; outputs are the result
 
-  /// Copies on this rank, in the group's order: to `first` from `second`. `before`: into what the operation
+  /// Copies on this rank, to `first` from `second`, in the group's order. `before`: into what the operation
   /// reads. `after`: out of what it has written.
   using Copies = std::vector<std::pair<at::Tensor, at::Tensor>>;
   Copies before, after;
-  /// After `before`: these are combined into `combination`, which is what the operation reads.
+  /// If there are any: reduced into `combination`, which the operation reads, after the copies `before`.
   Tensors combined;
   at::Tensor combination;
 
-  /// Where one call consists of operations that follow each other: called when one has succeeded. Makes its
-  /// argument the next one and returns true, or ends the call and returns false. An Error(mismatch) that it
-  /// throws on all ranks fails the call; any other ends the group.
+  /// Set if the call consists of several operations, one after the other: called when one has succeeded.
+  /// Writes the next one into its argument and returns true, or ends the call and returns false. If it throws
+  /// Error(mismatch) on every rank, only the call fails; any other exception ends the group.
   std::function<bool(Request&)> then;
 
   coll::Collective& collective() { return std::get<coll::Collective>(task); }

@@ -16,7 +16,7 @@
 namespace occl::pg {
 namespace {
 
-// The progress engine is one of the two deliberate globals of the project (the other is the device registry).
+// The progress engine of the process is a deliberate global, as is its region table (shm/process.h).
 std::atomic<coll::Engine*> the_engine = nullptr;
 std::mutex engine_mutex;
 std::function<void()> the_interrupt_check = [] {};
@@ -27,7 +27,7 @@ void forget_parent() {
   new (&engine_mutex) std::mutex;                        // another thread of the parent may have held it
 }
 
-/// Any text names a node; "" is the usual one.
+/// A hash of OCCL_NODE, which can be any text; 0 if it is not set.
 std::uint32_t node_from_environment() {
   std::uint32_t hash = 0;
   for (const char c : environment::get(environment::kNode))

@@ -9,32 +9,34 @@
 
 namespace occl::pg {
 
-/// Made at first use and never destroyed: its threads may run until the process ends. A forked child has
-/// none of the threads, so it makes its own.
+/// Made at first use and never destroyed, because its threads may run until the process ends. A forked child
+/// has none of these threads, so it makes an engine of its own.
 coll::Engine& engine();
 
-/// Ends the background thread, if there is one. (At the interpreter's exit: it may drop the last reference to
-/// a tensor, and so to a Python object.)
+/// Ends the background threads, if there are any. Called at the interpreter's exit, because such a thread can
+/// drop the last reference to a tensor, and so to a Python object.
 void stop_background();
-/// Tells peers that this process ends in good order, and does not die.
+/// Tells peers that this process is about to exit cleanly, so that they do not report a death.
 void announce_end();
 
-/// Was this process forked since the group was made? Then it belongs to the parent: whoever drove it here
-/// would do so in the parent's place.
+/// Whether this process was forked after the group was made. Such a group belongs to the parent process:
+/// driving it here would act on the parent's behalf.
 bool is_forked_from(const coll::Group& group);
-/// Raises Error(closed) if so.
+/// Raises DistBackendError, from Error(closed), if is_forked_from.
 void check_not_forked(const coll::Group& group);
 
-/// Called now and then by a waiting thread; what it throws ends the wait. The Python module sets it to look
-/// for Ctrl-C.
+/// Called now and then by a waiting thread; an exception that it throws ends the wait. The Python module sets
+/// it to check for Ctrl-C.
 void set_interrupt_check(std::function<void()> check);
 const std::function<void()>& interrupt_check();
 
-/// What a thread does when it is about to return from Work.wait, whether that succeeded or not.
+/// Called by a thread that is about to return from Work.wait, with or without an error; null: nothing is
+/// called. The Python module sets it to hold threads back once the interpreter ends.
 void set_return_check(std::function<void()> check);
 const std::function<void()>& return_check();
 
-/// Defaults, changed by OCCL_TUNING. Throws Error(invalid_argument) for a name or number it does not know.
+/// The defaults, overridden by OCCL_TUNING. Throws Error(invalid_argument) for an unknown name, or what is no
+/// number.
 Tuning tuning_from_environment();
 
 }  // namespace occl::pg

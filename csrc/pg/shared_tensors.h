@@ -1,4 +1,4 @@
-// Tensors in memory that peers map: what lies there is moved without a detour.
+// Tensors in memory that peers can map, so that collectives move them without staging.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,15 +7,17 @@
 
 namespace occl::pg {
 
-/// Whether this process can make any: not where it has no device of torch_occl.
+/// Whether this process can make them: it needs `dev` as its PrivateUse1 device.
 bool has_shared_tensors();
 
-// The others throw NotImplementedError where it cannot.
+// The others throw NotImplementedError if it cannot.
 
-/// On the CPU, uninitialized.
+/// A CPU tensor, uninitialized.
 at::Tensor empty_shared(at::IntArrayRef size, at::ScalarType type);
-/// One dimension, on the device of the options: the CPU or `dev`. Raises ValueError for others.
+/// A tensor of `size` elements in one dimension, uninitialized, on the options' device: the CPU or `dev`.
+/// Raises ValueError for others.
 at::Tensor allocate_shared(long size, const at::TensorOptions& options);
+/// The allocator of `dev`.
 std::shared_ptr<c10::Allocator> shared_allocator();
 
 }  // namespace occl::pg

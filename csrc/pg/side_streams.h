@@ -1,4 +1,5 @@
-// The streams that an operation on tensors of `dev` waits for and is waited for by.
+// The side streams of `dev` that an operation takes part in: it begins after what is queued there, and they
+// can wait for its end.
 #pragma once
 
 #include <c10/core/Stream.h>
@@ -10,17 +11,18 @@
 
 namespace occl::pg {
 
-/// The current streams of the devices of some requests, each once. A default stream is none: there the host
-/// waits.
+/// The side streams that are current on the devices of some requests, each once. Default streams are left
+/// out: there the host waits.
 class SideStreams {
  public:
-  /// False if the request's device has no side stream that is current.
+  /// Adds the current stream of the request's device. False if that is a default stream, or the tensors are
+  /// on the CPU.
   bool add(const Request& request);
 
   bool empty() const { return streams_.empty(); }
-  /// None of them has work to do.
+  /// Whether all tasks queued on them have finished.
   bool idle() const;
-  /// Runs the task in each of them when the stream has come to it.
+  /// Queues the task on each of them.
   void enqueue(const std::function<void()>& task) const;
   std::size_t size() const { return streams_.size(); }
 

@@ -15,10 +15,10 @@ namespace occl::pg {
 namespace {
 
 constexpr const char* kCall = "all_reduce_sparse";
-constexpr int64_t kMaxDims = 24;  // far more than anybody uses
+constexpr int64_t kMaxDims = 24;  // far more than programs use
 constexpr int64_t kFacts = 5 + kMaxDims;
 
-/// What must be the same on all ranks, and how many elements there are.
+/// int64[kFacts]: the number of elements, and behind it what must be the same on all ranks.
 at::Tensor facts_of(const at::Tensor& t, c10d::ReduceOp::RedOpType op) {
   at::Tensor facts = at::zeros({kFacts}, at::kLong);
   auto* fact = facts.data_ptr<int64_t>();
@@ -47,7 +47,7 @@ bool is_sparse(const Tensors& tensors) {
 
 namespace {
 
-/// What the tensors of the call add up to on this rank, checked.
+/// Checks the arguments and returns the sum of this rank's tensors.
 at::Tensor sum_here(const Tensors& tensors, const c10d::AllreduceOptions& opts) {
   if (tensors.empty()) invalid(kCall, "requires non-empty tensor list: the argument has no tensor");
   const at::Tensor& t = tensors.front();
@@ -65,7 +65,7 @@ at::Tensor sum_here(const Tensors& tensors, const c10d::AllreduceOptions& opts) 
       if (other.is_same(tensors[j])) invalid(kCall, "tensors that are written overlap in memory");
   }
   if (t.dim() > kMaxDims)
-    invalid(kCall, "sparse tensors have at most ", kMaxDims, " dimensions, got ", t.dim());
+    invalid(kCall, "sparse tensors must have at most ", kMaxDims, " dimensions, got ", t.dim());
   if (opts.reduceOp != c10d::ReduceOp::SUM && opts.reduceOp != c10d::ReduceOp::AVG)
     invalid(kCall, "sparse tensors can be reduced with SUM and AVG only");
   if (tensors.size() == 1) return t;
@@ -76,7 +76,7 @@ at::Tensor sum_here(const Tensors& tensors, const c10d::AllreduceOptions& opts) 
   return sum;
 }
 
-/// One call on its way.
+/// The state of one call between its all_gathers.
 class Sum {
  public:
   Sum(ThisRank self, Tensors tensors, const at::Tensor& own, c10d::ReduceOp::RedOpType op)
@@ -86,7 +86,7 @@ class Sum {
 
   Request gather_facts(const at::Tensor& mine) { return gather(facts_, mine); }
 
-  /// What follows the operation that has succeeded.
+  /// Request::then: makes the next all_gather; after the last one, stores the result and returns false.
   bool next(Request& request) {
     if (indices_.empty()) {
       compare_facts();
@@ -104,7 +104,7 @@ class Sum {
   }
 
  private:
-  /// Keeps what this rank puts in, for the request names the call's tensors as its inputs.
+  /// Keeps `mine` alive, because the request's inputs are the tensors of the call.
   Request gather(const Tensors& outputs, at::Tensor mine) {
     Tensors inputs{kept_.emplace_back(std::move(mine))};
     std::vector<Tensors> lists{outputs};
@@ -113,9 +113,9 @@ class Sum {
     return r;
   }
 
-  /// All ranks find a difference if there is one.
+  /// Throws Error(mismatch) if ranks differ. Then every rank throws, since all see the same facts.
   void compare_facts() const {
-    const auto shape = [](const at::Tensor& t) { return t.slice(0, 1); };  // all but the number of elements
+    const auto shape = [](const at::Tensor& t) { return t.slice(0, 1); };  // without the number of elements
     for (int i = 0; i < self_.size; ++i)
       if (!shape(facts_[i]).equal(shape(facts_[self_.rank])))
         throw Error(Errc::mismatch, concat("rank ", i, " called ", describe(facts_[i]), " where rank ",

@@ -14,7 +14,7 @@ bool is_dense(const at::Tensor& t, Density density) {
 
 at::Tensor dense_like(const char* call, const at::Tensor& t, Density density) {
   if (t.scalar_type() == at::kQUInt4x2 || t.scalar_type() == at::kQUInt2x4)
-    check_dense(call, t, density);  // elements share bytes: there is nothing that could copy every other one
+    check_dense(call, t, density);  // elements share bytes, so none can be copied alone
   return at::empty_like(
       t, {}, density == Density::contiguous ? at::MemoryFormat::Contiguous : at::MemoryFormat::Preserve);
 }

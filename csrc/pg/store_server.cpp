@@ -20,10 +20,9 @@
 namespace occl::pg {
 namespace {
 
-// The host is about to leave, too: programs destroy a group on all ranks. One that does not keeps nobody
-// longer.
+// Until the host leaves the group. It usually does soon, because programs destroy a group on all ranks.
 constexpr std::chrono::seconds kUntilItLeaves{5};
-// From its leaving to the end of the server; where that does not come, the program keeps the store.
+// From its leaving to the end of the server. If that takes longer, the host's program keeps the store.
 constexpr std::chrono::seconds kUntilItEnds{1};
 constexpr std::chrono::microseconds kFirstNap{100},
     kLongestNap{10'000};  // nothing tells when a socket closes
@@ -34,14 +33,14 @@ c10::intrusive_ptr<c10d::Store> without_prefixes(c10d::Store& store) {
   return inner;
 }
 
-/// 0 if the store is none that has a server.
+/// 0 if the store is not a TCPStore.
 int port_of(const c10d::Store& store) {
   const auto* tcp = dynamic_cast<const c10d::TCPStore*>(&store);
   return tcp ? tcp->getPort() : 0;
 }
 
-/// Inodes of the sockets in this network namespace that listen on a port. (Ranks that share memory are in
-/// one: they found each other by abstract sockets.)
+/// Inodes of the sockets in this network namespace that listen on a port. (Ranks that share memory share the
+/// namespace, because they find each other by abstract sockets.)
 std::vector<std::uint64_t> listeners(int port) {
   constexpr const char* kListening = "0A";
   std::vector<std::uint64_t> inodes;

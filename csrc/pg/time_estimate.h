@@ -1,4 +1,5 @@
-// How long collectives would take, from a model of this machine (coll/cost.h), without carrying them out.
+// Estimates how long operations would take, without carrying them out, by a model of this machine
+// (coll/cost.h).
 #pragma once
 
 #include <optional>
@@ -11,11 +12,13 @@ namespace occl::pg {
 
 class TimeEstimate {
  public:
-  /// Raises ValueError if it runs already.
+  /// Begins an estimate. Raises ValueError if one runs already.
   void start();
-  /// The durations of what was added since then, in microseconds. Raises ValueError if it does not run.
+  /// Ends it. Returns the sum of the durations added since `start`, in microseconds. Raises ValueError if
+  /// none runs.
   float end();
   bool runs() const { return seconds_.has_value(); }
+  /// Adds the duration of a request. Requires runs().
   void add(const Request& request, const coll::Mesh& mesh);
 
  private:

@@ -18,15 +18,15 @@
 namespace occl::pg {
 namespace {
 
-/// The request has its final place: so have its lists of blocks.
+/// Points the task at the request's lists of blocks. The request must have its final address.
 Request& point_to_lists(Request& request) {
   if (!request.in.empty()) request.collective().in.list = request.in.data();
   if (!request.out.empty()) request.collective().out.list = request.out.data();
   return request;
 }
 
-/// What PyTorch does for an operation, on any thread: without waiting for the thread's own streams, and with
-/// tensors that were made in inference mode.
+/// While one lives, the driving thread can call PyTorch on behalf of an operation: computation does not wait
+/// for this thread's current stream, and takes tensors that were made in inference mode.
 class AsDriver {
  public:
   explicit AsDriver(const at::Tensor& tensor) {
@@ -41,7 +41,7 @@ class AsDriver {
 void copy_all(const Request::Copies& copies) {
   for (const auto& [to, from] : copies) {
     const AsDriver driver(to);
-    // As bytes: types that nobody can compute with have no copy either, and that of bools changes them.
+    // As bytes, because copy_ lacks some types that are only moved, and changes the bytes of bools.
     if (to.element_size() == 1 && !to.is_quantized())
       to.view(at::kByte).copy_(from.view(at::kByte));
     else
@@ -49,8 +49,8 @@ void copy_all(const Request::Copies& copies) {
   }
 }
 
-/// What a future of an all_gather into a list carries: one tensor, a row for each rank, as NCCL's. (Hooks of
-/// DistributedDataParallel look for that.) Where the outputs differ in size it is the list, as in all others.
+/// The value of a work's future: its outputs. For an all_gather into a list of equal sizes it is one tensor
+/// with a row for each rank, as NCCL's is, because hooks of DistributedDataParallel expect that.
 Tensors for_future(c10d::OpType type, Tensors outputs) {
   const auto alike = [&](const at::Tensor& t) { return t.sizes() == outputs.front().sizes(); };
   if (type != c10d::OpType::ALLGATHER || !std::all_of(outputs.begin(), outputs.end(), alike)) return outputs;
@@ -97,7 +97,7 @@ void WorkOCCL::Part::completed(coll::Operation&) noexcept {
 
 void WorkOCCL::Part::released(coll::Operation&) noexcept { c10::raw::intrusive_ptr::decref(&work); }
 
-// The title and the inputs make Work's constructor allocate, so only a profiler gets them.
+// The title and the inputs make Work's constructor allocate, so they are passed only if a profiler runs.
 WorkOCCL::WorkOCCL(std::shared_ptr<coll::Group> group, c10d::OpType type, const char* title,
                    at::TensorList inputs, std::shared_ptr<CompletionHook> hook)
     : Work(group->mesh().rank(), type, at::hasCallbacks() ? title : nullptr,
@@ -143,7 +143,7 @@ void WorkOCCL::seal() {
   if (one_less()) tell();
 }
 
-/// True if the work has ended with this.
+/// Counts a part, or the seal, as ended. True if the work has ended with it.
 bool WorkOCCL::one_less() noexcept {
   if (open_.fetch_sub(1, std::memory_order_acq_rel) != 2) return false;  // the last sees what the others did
   end_ = std::chrono::steady_clock::now();
@@ -151,7 +151,7 @@ bool WorkOCCL::one_less() noexcept {
   return true;
 }
 
-/// Futures and the completion hook hear that this has ended.
+/// After the end: settles the futures and calls the completion hook.
 void WorkOCCL::tell() noexcept {
   if (recordFunctionEndCallback_) recordFunctionEndCallback_();
   FuturePtr future, result;
@@ -162,7 +162,7 @@ void WorkOCCL::tell() noexcept {
     result = future_result_;
   }
   if (!future && !result && !hook_) return;
-  // Outside of the lock: callbacks may do anything, even launch collectives and wait for them.
+  // Without the lock: callbacks may do anything, even launch collectives and wait for them.
   const coll::Engine::Callback callback(engine());
   if (future) settle(future);
   if (result) settle_result(result);
@@ -209,7 +209,7 @@ c10::intrusive_ptr<c10::ivalue::Future> WorkOCCL::getFuture() {
   if (future_) return future_;
   std::vector<c10::Device> devices;
   for (const auto& tensor : outputs())
-    if (!tensor.device().is_cpu()) devices.push_back(tensor.device());  // the future sorts them, each once
+    if (!tensor.device().is_cpu()) devices.push_back(tensor.device());  // the future drops repeats
   future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()), devices);
   const bool late = told_;
   lock.unlock();
@@ -278,8 +278,8 @@ bool WorkOCCL::wait(std::chrono::milliseconds timeout) {
   return true;
 }
 
-/// Makes the current streams of the tensors' devices wait. False if one is a default stream, where the host
-/// does.
+/// Makes the current side streams of the tensors' devices wait. False if a request has none: the host must
+/// wait for it.
 bool WorkOCCL::streams_wait() {
   SideStreams streams;
   for (const Part& part : parts_)
@@ -289,8 +289,8 @@ bool WorkOCCL::streams_wait() {
   return !streams.empty();
 }
 
-/// Under allow_inflight_collective_as_graph_input_ctx c10d registers works for graphs that may wait for their
-/// tensors, and keeps both until a wait.
+/// Takes this work out of c10d's registry. Under allow_inflight_collective_as_graph_input_ctx c10d keeps
+/// works and their tensors there until a wait, because graphs may wait for the tensors.
 void WorkOCCL::unregister() {
   if (c10::raw::intrusive_ptr::use_count(this) < 2) return;  // only the caller holds it
   if (c10d::get_work_registry_size() == 0) return;

@@ -16,31 +16,33 @@
 
 namespace occl::pg {
 
-/// How a work gets on.
+/// What drives the operations of a work.
 enum class Mode : std::uint8_t {
-  background,  // by itself
-  blocking,    // the caller drives it to its end, so no other thread needs to
-  held,        // by itself; it keeps its place in the order, and begins after release()
+  background,  // threads that wait, or the background thread
+  blocking,    // the caller, which waits at once: no other thread is needed
+  held,        // as background; they take their place in the order now, and begin after release()
 };
 
 class WorkOCCL final : public c10d::Work {
  public:
-  /// No operation yet: `add` them, then `seal`. The hook may be null. `inputs` are for the profiler.
+  /// A work without operations: `add` them, then `seal`. The hook may be null. `title` and `inputs` are for
+  /// the profiler.
   WorkOCCL(std::shared_ptr<coll::Group> group, c10d::OpType type, const char* title, at::TensorList inputs,
            std::shared_ptr<CompletionHook> hook = nullptr);
 
-  /// Queues the requests, of which there is at least one, and moves from them. Mode::blocking: returns when
-  /// they have ended, and throws the first error.
+  /// Makes a work of the requests, of which there is at least one, and moves from them. Mode::blocking:
+  /// returns when they have ended, and throws the first error.
   static c10::intrusive_ptr<WorkOCCL> launch(std::shared_ptr<coll::Group> group, std::span<Request> requests,
                                              std::chrono::milliseconds timeout, Mode mode,
                                              std::shared_ptr<CompletionHook> hook = nullptr);
 
-  /// Queues one more operation.
+  /// Submits one more operation. Call it before `seal`.
   void add(Request&& request, std::chrono::milliseconds timeout, Mode mode);
+  /// Lets operations that were added with Mode::held begin.
   void release();
-  /// There will be no more: the work ends with the last of its operations, or now if there is none.
+  /// No more operations follow. The work ends with the last of them, or now if there is none.
   void seal();
-  /// Instead of the outputs of the operations.
+  /// Replaces the outputs of the operations. Call it before `seal`.
   void set_result(Tensors result) { result_ = std::move(result); }
 
   bool isCompleted() override;
@@ -49,15 +51,18 @@ class WorkOCCL final : public c10d::Work {
   int sourceRank() const override;
   Tensors result() override;
   void synchronize() override;
-  /// The same: streams of `dev` wait by themselves, and CPU tensors have none.
+  /// The same as wait(), which already lets a side stream wait in place of the host.
   void blockCurrentStream() override;
-  /// Under a side stream of the tensors' device that stream waits, and the host goes on (unless it asks for a
-  /// timeout). What went wrong is raised by the next synchronisation with the stream.
+  /// If side streams are current on the devices of all requests, and no timeout is given: these streams wait,
+  /// the host goes on, and the next synchronisation with a stream raises the work's error. Otherwise the host
+  /// waits; it raises the work's error, or DistBackendError if the timeout passes first; the work goes on.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   void abort() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
+  /// Milliseconds from launch to end. Raises RuntimeError before the end.
   float getDuration() const override;
+  /// The number of the first operation in its group; 0 without operations.
   uint64_t getSequencenumber() const override;
 
  private:
@@ -72,7 +77,7 @@ class WorkOCCL final : public c10d::Work {
     WorkOCCL& work;
     Request request;
     coll::Operation operation;
-    bool last = false;  // the work ended with it; only of the thread that drives
+    bool last = false;  // the work ended with it; used only by the driving thread
   };
   using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 
@@ -91,11 +96,11 @@ class WorkOCCL final : public c10d::Work {
   const std::shared_ptr<CompletionHook> hook_;
   Tensors result_;                     // set before seal(), if at all
   std::list<Part> parts_;              // grows only before seal(), on the thread that adds
-  std::atomic<std::size_t> open_ = 2;  // parts that have not ended, one for the seal, one until end_ is set
+  std::atomic<std::size_t> open_ = 2;  // parts that have not ended, + 1 until seal(), + 1 until end_ is set
   const std::chrono::steady_clock::time_point begin_;
   std::chrono::steady_clock::time_point end_;
   // Guarded by Work::mutex_:
-  bool told_ = false;        // the end has been told to the futures of that moment
+  bool told_ = false;        // tell() has run: a future made later settles itself
   FuturePtr future_;         // carries the outputs
   FuturePtr future_result_;  // carries a WorkResult
 };

@@ -1,4 +1,4 @@
-// A process's doorbell: the one word that all its threads sleep on, and that every peer may ring.
+// A process's doorbell: the one word that all its threads sleep on, and that every peer can ring.
 //
 // The forbidden interleaving, and why it cannot happen:
 //
@@ -10,7 +10,7 @@
 //
 // Both sides write before they read, all of it sequentially consistent: either the publisher sees the
 // sleeper and changes `bell` (then futex_wait returns immediately, or is woken), or the sleeper sees the
-// stamp. "The stamps" are everything that a thread may sleep for: posts, ticks, positions of rings, presence,
+// stamp. "The stamps" are everything that a thread can sleep for: posts, ticks, positions of rings, presence,
 // ended operations, deaths.
 #pragma once
 

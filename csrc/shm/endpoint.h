@@ -36,7 +36,7 @@ class Endpoint {
   Arena& staging();
   /// Bytes of it that cost memory; 0 before its first use.
   std::size_t staging_bytes() const;
-  /// Frees, in both arenas, the retired blocks that no peer reads any more. Until then exited peers that may
+  /// Frees the retired blocks of both arenas that no peer reads any more. Until then, exited peers that may
   /// have read them stay mapped.
   void collect();
   std::uint64_t staging_ref(std::uint64_t offset) const { return Ref{staging_number_, offset}.pack(); }

@@ -10,7 +10,7 @@ std::uint16_t RegionTable::add(std::shared_ptr<Region> region) {
   std::unique_lock lock(mutex_);
   if (regions_.size() == kMaxRegions)
     fail(Errc::out_of_memory, "this process already shares ", kMaxRegions,
-         " memory regions, the most there can be");
+         " memory regions, which is the limit");
   regions_.push_back(std::move(region));
   return static_cast<std::uint16_t>(regions_.size() - 1);
 }

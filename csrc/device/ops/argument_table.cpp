@@ -30,7 +30,7 @@ std::optional<Kind> kind_of(const c10::Type& type) {
   }
 }
 
-/// The schema of a list says of its elements that they are written.
+/// Whether the operator writes the argument. For a list, the schema says so of its elements.
 bool is_written(const c10::AliasInfo* info) {
   if (!info) return false;
   if (info->isWrite()) return true;
@@ -39,8 +39,8 @@ bool is_written(const c10::AliasInfo* info) {
   return false;
 }
 
-/// Indices, the scalars of foreach operations, the lengths of CTC, and the tensor that empty_quantized takes
-/// its scales from may be on the CPU for any device.
+/// Whether the argument may be on the CPU for any device: indices, the scalars of foreach operations, the
+/// lengths of CTC, and the tensor from which empty_quantized takes its scales.
 bool is_cpu_allowed(const c10::FunctionSchema& schema, const c10::Argument& argument, Kind kind) {
   return kind == Kind::optional_tensor_list || argument.name() == "scalars" ||
          schema.name() == "aten::_ctc_loss" || schema.name() == "aten::_ctc_loss_backward" ||

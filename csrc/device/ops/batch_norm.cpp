@@ -57,7 +57,7 @@ std::tuple<Tensor, Tensor> gather_stats_with_counts(const Tensor& input, const T
   const Tensor weights = counts.to(mean.scalar_type()).reshape({-1, 1});
   const Tensor n = weights.sum();
   const Tensor total_mean = (mean * weights).sum(0) / n;
-  // Within the groups, and between them.
+  // The variance within the groups, and between them.
   const Tensor within = invstd.pow(-2) - eps;
   const Tensor squares = ((within + (mean - total_mean).square_()) * weights).sum(0);
   if (given(running_mean)) {
@@ -92,7 +92,7 @@ Tensor& elemt_out(const Tensor& input, const Maybe& weight, const Maybe& bias, c
   return out.copy_(elemt(input, weight, bias, mean, invstd, eps));
 }
 
-/// PyTorch's own calls the CPU's function past the dispatcher.
+/// PyTorch's own implementation calls the CPU's function directly, without the dispatcher.
 std::tuple<Tensor, Tensor, Tensor, Tensor> no_update(const Tensor& input, const Maybe& weight,
                                                      const Maybe& bias, const Maybe& running_mean,
                                                      const Maybe& running_var, double momentum, double eps) {

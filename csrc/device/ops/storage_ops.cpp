@@ -44,8 +44,8 @@ constexpr c10::DispatchKeySet kKeys{c10::DispatchKey::PrivateUse1};
 
 c10::DeviceIndex check_options(optional<at::Layout> layout, optional<at::Device> where,
                                optional<bool> pinned) {
-  TORCH_CHECK(!layout || *layout == at::kStrided, "dev tensors are strided; the layout ", *layout,
-              " is made from its parts (for example with torch.sparse_coo_tensor)");
+  TORCH_CHECK(!layout || *layout == at::kStrided, "dev tensors are strided; make one of layout ", *layout,
+              " from its parts (for example with torch.sparse_coo_tensor)");
   TORCH_CHECK(!pinned.value_or(false), "Only dense CPU tensors can be pinned");
   TORCH_CHECK(!where || where->type() == kType, "expected a dev device, got ", *where);
   check_fork();

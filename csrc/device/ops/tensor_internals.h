@@ -34,7 +34,7 @@ inline at::SparseCsrTensorImpl* as_compressed(const at::Tensor& t) {
   return compressed ? static_cast<at::SparseCsrTensorImpl*>(t.unsafeGetTensorImpl()) : nullptr;
 }
 
-/// Replaces each tensor that a sparse tensor consists of by `f` of it.
+/// Replaces each tensor of which a sparse tensor consists by what `f` makes of it.
 template <class F>
 void replace_parts(const at::Tensor& sparse, F f) {
   if (at::SparseTensorImpl* coo = as_coo(sparse)) {

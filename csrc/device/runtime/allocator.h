@@ -10,7 +10,7 @@ namespace occl::device {
 
 using memory::Heap;
 
-/// Whether PrivateUse1 is `dev` in this process. False without a device, and beside another package's.
+/// Whether PrivateUse1 is `dev` in this process. False without a device, or if another package has it.
 bool owns_privateuse1();
 
 c10::DeviceAllocator* allocator();

@@ -35,9 +35,9 @@ void check_fork();
 /// devices, and backward passes that this thread starts run in it
 /// (torch.autograd.set_multithreading_enabled(False)). Throws as `check_fork` does.
 ///
-/// A call is a use if its namesake initializes torch.cuda. That includes making a device current, which
-/// PyTorch then takes as the caller's choice (init_device_mesh, fake tensors). The guard does not count,
-/// because autograd's threads use the guards of all device types.
+/// A call is a use if the same call of torch.cuda initializes that. This includes making a device current,
+/// which PyTorch then takes as the caller's choice (init_device_mesh, fake tensors). The guard does not
+/// count, because autograd's threads use the guards of all device types.
 void mark_used();
 bool used();
 

@@ -81,7 +81,7 @@ void check_stream(const c10::Stream& stream) {
               stream.device());
   TORCH_CHECK(stream.id() >= 0 && stream.id() <= 2 * kStreamsPerPriority, "dev has no stream with the id ",
               stream.id());
-  TORCH_CHECK(stream.device_index() >= 0, "the stream names no device");
+  TORCH_CHECK(stream.device_index() >= 0, "the stream has no device index");
   resolve(stream.device_index());
 }
 

@@ -45,9 +45,10 @@ void synchronize_device(c10::DeviceIndex index);
 /// variable if that is the default stream.
 void wait_for_queued(c10::DeviceIndex index);
 
-/// Sets the function that runs the waits of the host. It is called with a slice of the wait, which it calls
-/// until that returns true. It releases a lock that a task may need (Python's) meanwhile, and checks for
-/// interrupts between slices; an exception that it throws ends the wait. The default only repeats the slice.
+/// Sets the function through which the host waits. Its argument waits for a moment and returns whether the
+/// wait is over; the function calls it until that is so. Meanwhile it releases the lock that tasks can need
+/// (Python's), and between calls it checks for interrupts; an exception that it throws ends the wait. The
+/// default only repeats the calls.
 void set_wait_wrapper(void (*wrapper)(const std::function<bool()>& slice));
 
 /// Waits until all streams of all devices have finished their tasks; at most `seconds`, then returns false.
