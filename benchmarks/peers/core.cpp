@@ -19,9 +19,8 @@ namespace shm = occl::shm;
 /// An operation that its caller waits for.
 class Blocking : public coll::Listener {
  public:
-  template <class What>
-  Blocking(coll::Engine& engine, coll::Group& group, const What& what)
-      : operation_(*this, what, Deadline::after(kPatience)) {
+  Blocking(coll::Engine& engine, coll::Group& group, const coll::Task& task)
+      : operation_(*this, task, Deadline::after(kPatience)) {
     group.submit(operation_);
     if (!engine.wait(group, operation_, Deadline::never(), {}))
       throw std::runtime_error("the operation did not end");
