@@ -128,8 +128,8 @@ namespace {
 coll::Blocks list_blocks(const char* call, Request& request, const Tensors& tensors,
                          const at::Tensor& reference, std::size_t expected, bool written) {
   if (tensors.size() != expected)
-    invalid(call, "invalid output tensor list: expected one tensor for each of the ", expected,
-            " ranks, got ", tensors.size());
+    invalid(call, "invalid ", written ? "output" : "input",
+            " tensor list: expected one tensor for each of the ", expected, " ranks, got ", tensors.size());
   auto& blocks = written ? request.out : request.in;
   blocks.reserve(expected);
   coll::Blocks out{nullptr, 0, static_cast<std::uint32_t>(expected), nullptr};

@@ -155,7 +155,8 @@ def bad_list(calls, operation):
     call, name, good = getattr(calls, operation), LISTS[operation], calls.tensors
     wrong_number = f"expected one tensor for each of the {calls.n} ranks, got {calls.n - 1}"
     refused(call, wrong_number, calls.zeros(4), **{name: good()[1:]})
-    refused(call, "invalid output tensor list", calls.zeros(4), **{name: [*good(), calls.zeros(4)]})
+    which = f"invalid {LISTS[operation].removesuffix('s')} tensor list"
+    refused(call, which, calls.zeros(4), **{name: [*good(), calls.zeros(4)]})
     wrong = {
         "invalid tensor type": calls.zeros(4, dtype=torch.int32),
         "unsupported layout": torch.zeros(4, 4).to_sparse_csr(),
