@@ -5,7 +5,7 @@
 namespace occl::coll {
 
 std::string Operation::describe() const {
-  if (!is_transfer()) return Signature::of(collective()).describe();
+  if (!is_transfer()) return Signature::of(std::get<Collective>(task_)).describe();
   const Transfer& t = transfer();
   return concat(
       t.send ? "send(" : "recv(", name_of(t.dtype), "[", t.buffer.count, "], ",

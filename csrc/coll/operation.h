@@ -44,7 +44,7 @@ class Listener {
  public:
   /// A collective: the ones before it have ended, and the ones after it have not begun.
   virtual void beginning(Operation&) {}
-  /// Whether the operation goes on with another collective. Its task is that collective now, and it begins.
+  /// Whether the operation goes on with another collective, for which it has called Operation::go_on_with.
   virtual bool succeeded(Operation&) { return false; }
   /// The operation has ended, and no other thread can see that yet. Must not block.
   virtual void ending(Operation&) noexcept {}
@@ -61,9 +61,9 @@ class Listener {
 
 class Operation {
  public:
-  /// The task lives as long as the operation. Only Listener::succeeded may change it.
+  /// The task lives as long as the operation and does not change.
   Operation(Listener& listener, const Task& task, Deadline deadline)
-      : task_(task), deadline_(deadline), listener_(listener) {}
+      : task_(task), collective_(std::get_if<Collective>(&task)), deadline_(deadline), listener_(listener) {}
   Operation(Listener& listener, Task&& task, Deadline deadline) = delete;
   Operation(const Operation&) = delete;
   Operation& operator=(const Operation&) = delete;
@@ -71,7 +71,6 @@ class Operation {
   // ---- for the caller
 
   bool is_transfer() const { return std::holds_alternative<Transfer>(task_); }
-  const Collective& collective() const { return *std::get_if<Collective>(&task_); }
   const Transfer& transfer() const { return *std::get_if<Transfer>(&task_); }
   Deadline deadline() const { return deadline_; }
 
@@ -93,6 +92,10 @@ class Operation {
   /// The number among the collectives (or the messages) of its group on this rank, from 1.
   std::uint64_t sequence() const { return sequence_; }
   void set_sequence(std::uint64_t sequence) { sequence_ = sequence; }
+
+  /// The collective that the operation is at: its task's, and then those that follow.
+  const Collective& collective() const { return *collective_; }
+  void go_on_with(const Collective& next) { collective_ = &next; }
 
   /// Ends the hold. Any thread.
   void make_ready() { ready_.store(true, std::memory_order_seq_cst); }   // pairs with ready
@@ -117,6 +120,7 @@ class Operation {
   friend class OperationList;  // whose links lie in the operations
 
   const Task& task_;
+  const Collective* collective_;
   const Deadline deadline_;
   Listener& listener_;
   Operation* next_ = nullptr;

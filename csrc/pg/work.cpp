@@ -66,26 +66,24 @@ WorkOCCL::Part::Part(WorkOCCL& work, Request&& request, Deadline deadline)
       operation(*this, std::as_const(point_to_lists(this->request).task), deadline) {}
 
 void WorkOCCL::Part::beginning(coll::Operation&) {
-  copy_all(request.before);
-  if (request.combined.empty()) return;
+  const Request& now = current();
+  copy_all(now.before);
+  if (now.combined.empty()) return;
   std::vector<const void*> from;
-  for (const at::Tensor& t : request.combined) from.push_back(t.const_data_ptr());
-  void* const to[] = {request.combination.data_ptr()};
-  const coll::Collective& c = request.collective();
+  for (const at::Tensor& t : now.combined) from.push_back(t.const_data_ptr());
+  void* const to[] = {now.combination.data_ptr()};
+  const coll::Collective& c = now.collective();
   kernels::reduce(c.dtype, c.op, to, from, c.in.count, kernels::Store::cached, {});
 }
 
 bool WorkOCCL::Part::succeeded(coll::Operation&) {
-  copy_all(request.after);
+  copy_all(current().after);
   if (!request.then) return false;
   const AsDriver driver(request.inputs.front());
-  Request next;
-  if (!request.then(next)) return false;
-  next.inputs = request.inputs;
-  next.outputs = request.outputs;
-  next.then = std::move(request.then);
-  request = std::move(next);
-  point_to_lists(request);
+  auto next = std::make_unique<Request>();
+  if (!request.then(*next)) return false;
+  following = std::move(next);
+  operation.go_on_with(point_to_lists(*following).collective());
   return true;
 }
 

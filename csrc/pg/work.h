@@ -74,8 +74,12 @@ class WorkOCCL final : public c10d::Work {
     void beginning(coll::Operation&) override;
     bool succeeded(coll::Operation&) override;
 
+    /// The request whose operation is carried out now. Only for the driving thread.
+    const Request& current() const { return following ? *following : request; }
+
     WorkOCCL& work;
-    Request request;
+    Request request;                     // does not change once the part exists: every thread reads it
+    std::unique_ptr<Request> following;  // made by Request::then
     coll::Operation operation;
     bool last = false;  // the work ended with it; used only by the driving thread
   };
