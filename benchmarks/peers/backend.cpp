@@ -27,8 +27,7 @@ class Backend : public Library {
       device_ = at::Device(at::DeviceType::PrivateUse1, 0);
     }
     auto store = c10::make_intrusive<c10d::FileStore>(address + ".store", size);
-    group_ =
-        c10::make_intrusive<ProcessGroupOCCL>(store, rank, size, ProcessGroupOCCL::Options(kPatience));
+    group_ = c10::make_intrusive<ProcessGroupOCCL>(store, rank, size, ProcessGroupOCCL::Options(kPatience));
   }
 
   std::string version() override { return "torch " TORCH_VERSION; }
