@@ -36,7 +36,7 @@ Mesh::Mesh(std::shared_ptr<shm::Endpoint> endpoint, std::string name, int rank, 
   const shm::Token token = shm::random_token();
   std::memcpy(&incarnation_, token.data(), sizeof(incarnation_));
   auto& arena = endpoint_->arena();
-  header_ = arena.keep_again(sizeof(GroupHeader));
+  header_ = arena.keep(sizeof(GroupHeader));
   const auto block = allocate(SharedBlock::bytes(size));
   own_ = SharedBlock(reinterpret_cast<GroupHeader*>(arena.at(header_)), arena.at(block.offset), size);
   own_.construct(incarnation_);

@@ -39,25 +39,18 @@ Arena::Block Arena::allocate(std::size_t bytes) {
 }
 
 std::uint64_t Arena::keep(std::size_t bytes) {
-  bytes = (bytes + kLine - 1) / kLine * kLine;
   std::lock_guard lock(mutex_);
+  collect_locked();
+  if (const auto it = free_.find(bytes); it != free_.end()) {  // blocks of whole pages never have that size
+    const std::uint64_t offset = it->second;
+    free_.erase(it);
+    free_bytes_ -= bytes;
+    return offset;
+  }
+  bytes = (bytes + kLine - 1) / kLine * kLine;
   if (kept_.bytes < bytes) kept_ = allocate_locked(round_up_to_pages(bytes));
   kept_.bytes -= bytes;
   return std::exchange(kept_.offset, kept_.offset + bytes);
-}
-
-std::uint64_t Arena::keep_again(std::size_t bytes) {
-  {
-    std::lock_guard lock(mutex_);
-    collect_locked();
-    if (const auto it = free_.find(bytes); it != free_.end()) {  // blocks of whole pages never have that size
-      const std::uint64_t offset = it->second;
-      free_.erase(it);
-      free_bytes_ -= bytes;
-      return offset;
-    }
-  }
-  return keep(bytes);
 }
 
 Arena::Block Arena::allocate_locked(std::size_t bytes) {

@@ -29,11 +29,9 @@ class Arena {
   /// Zeroed memory, whole pages. Throws Error(out_of_memory).
   Block allocate(std::size_t bytes);
 
-  /// A few zeroed bytes on cache lines of their own. They are never used for anything else, so peers may read
-  /// them at any time.
+  /// A few bytes on cache lines of their own: zeroed, or uncleared where they are retired ones of this size.
+  /// They are never used for anything else, so peers may read them at any time.
   std::uint64_t keep(std::size_t bytes);
-  /// Like keep(), but may return retired bytes, uncleared.
-  std::uint64_t keep_again(std::size_t bytes);
 
   /// Takes back blocks that peers may still be reading. They are handed out again only once `unread` has
   /// returned true; later allocations call it.
