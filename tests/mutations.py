@@ -179,14 +179,14 @@ MUTATIONS = [
     Mutation("a synchronous call is not waited for by its stream", "pg/process_group.cpp", "if (!async) work->wait();", "", GOES_ON),
     Mutation("a block that is begun anew sends what was left", "pg/process_group.cpp", "  forget_coalesced();  // PyTorch's context manager does not end it if its block raises\n", "", ("tests/distributed/test_point_to_point_errors.py::test_a_block_that_was_not_ended_is_forgotten",)),
     Mutation("a block goes on after a call that was refused", "pg/process_group.cpp", "    forget_coalesced();\n    throw;", "    throw;", ("tests/distributed/test_point_to_point_errors.py::test_a_batch_is_sent_as_a_whole_or_not_at_all",)),
-    Mutation("a coalesced call is sent before the block ends", "pg/process_group.cpp", "for (Request& request : requests) coalescing_.emplace_back(std::move(request), timeout);", "for (Request& request : requests) coalesced_->add(std::move(request), timeout);", ("tests/distributed/test_point_to_point_errors.py::test_a_batch_is_sent_as_a_whole_or_not_at_all",)),
+    Mutation("a coalesced call is sent before the block ends", "pg/process_group.cpp", "for (Request& request : requests) coalescing_.push_back(std::move(request));", "for (Request& request : requests) coalesced_->add(std::move(request), Mode::background);", ("tests/distributed/test_point_to_point_errors.py::test_a_batch_is_sent_as_a_whole_or_not_at_all",)),
     Mutation("no stream waits for a work", "pg/work.cpp", "self->wait_on_host(kNoTimeout); }", "(void)self; }", GOES_ON),
     Mutation("the host waits for a work on a stream", "pg/work.cpp", "if (timeout == kNoTimeout && streams_wait())", "if (false)", GOES_ON),
     Mutation("a stream waits where the host gave a timeout", "pg/work.cpp", "if (timeout == kNoTimeout && streams_wait())", "if (streams_wait())", (STREAMS + "test_a_wait_with_a_timeout_holds_up_the_host",)),
     Mutation("one device's stream waits for all", "pg/work.cpp", "if (!streams.add(part.request)) return false;", "if (!streams.add(part.request) && &part == &parts_.front()) return false;", TWO_DEVICES),
     # Parts of a work: in the group's order, and all of them.
     Mutation("only the first part is released", "pg/work.cpp", "  for (Part& part : parts_) engine().release(*group_, part.operation);", "  engine().release(*group_, parts_.front().operation);", (STREAMS + "test_a_collective_begins_when_its_stream_comes_to_it[coalesced-10-False]",)),
-    Mutation("copies before are made when it is issued", "pg/work.cpp", "operation(*this, std::as_const(point_to_lists(this->request).task), deadline) {}", "operation(*this, std::as_const(point_to_lists(this->request).task), deadline) { copy_all(this->request.before), this->request.before.clear(); }", (WORKS + "[copies_keep_their_place-2-cpu]",)),
+    Mutation("copies before are made when it is issued", "pg/work.cpp", "operation(*this, point_to_lists(this->request).task, Deadline::after(this->request.timeout)) {}", "operation(*this, point_to_lists(this->request).task, Deadline::after(this->request.timeout)) { copy_all(this->request.before), this->request.before.clear(); }", (WORKS + "[copies_keep_their_place-2-cpu]",)),
     Mutation("copies after are made again when others have begun", "pg/work.cpp", "noexcept { last = work.one_less(); }", "noexcept { copy_all(request.after), last = work.one_less(); }", (WORKS + "[copies_keep_their_place-2-cpu]",)),
     Mutation("a call of several collectives ends with its first", "coll/group.cpp", "return op.listener().succeeded(op);", "return op.listener().succeeded(op) && false;", ("tests/distributed/test_capabilities.py::test_sparse_sums_are_asynchronous[cpu]",)),
     Mutation("a copy waits for the stream it is driven from", "pg/work.cpp", "if (tensor.is_privateuseone()) stream_.reset_stream(device::default_stream(tensor.device().index()));", "", LISTS),
@@ -379,17 +379,17 @@ def caught_by(mutation: Mutation, root: Path, times: int = 1) -> list[str | None
             extension.build(root, mutation.path)
         if times > 1 and all(mode_of(test) == PYTEST for test in mutation.tests):
             return caught_in_one_process(mutation.tests, root, times)
-        first = first_failure(mutation, root)
+        first = first_failure(mutation.tests, root)
         with ThreadPoolExecutor(SIDE_BY_SIDE) as runs:  # side by side, for one that hangs takes long
-            return [first, *runs.map(lambda _: first_failure(mutation, root), range(times - 1))]
+            return [first, *runs.map(lambda _: first_failure(mutation.tests, root), range(times - 1))]
     finally:
         (root / mutation.path).write_text(before)
         if extended:
             extension.put_back(root)
 
 
-def first_failure(mutation: Mutation, root: Path) -> str | None:
-    return next((test for test in mutation.tests if failure(test, root)), None)
+def first_failure(tests: tuple[str, ...], root: Path) -> str | None:
+    return next((test for test in tests if failure(test, root)), None)
 
 
 def caught_in_one_process(tests: tuple[str, ...], root: Path, times: int) -> list[str | None]:
@@ -404,8 +404,7 @@ def caught_in_one_process(tests: tuple[str, ...], root: Path, times: int) -> lis
     failed = Counter(re.findall(r"^(?:FAILED|ERROR) (\S+)", text, re.MULTILINE)).most_common(1)
     if text and not failed:
         with ThreadPoolExecutor(SIDE_BY_SIDE) as runs:
-            one = Mutation("", "", "", "", tests)
-            return list(runs.map(lambda _: first_failure(one, root), range(times)))
+            return list(runs.map(lambda _: first_failure(tests, root), range(times)))
     test, count = failed[0] if failed else (None, 0)
     return [test] * count + [None] * (times - count)
 

@@ -143,11 +143,11 @@ void check_outputs(const char* call, at::TensorList outputs) {
   check_apart(call, pieces);
 }
 
-void check_joined(const char* call, const std::vector<const Request*>& requests) {
+void check_joined(const char* call, std::span<const Request> requests) {
   if (requests.size() < 2) return;
   std::vector<Piece> pieces;
   for (std::size_t i = 0; i < requests.size(); ++i) {
-    const Request& r = *requests[i];
+    const Request& r = requests[i];
     // Both sides of a collective count, even on a rank that only reads or only writes, so that all ranks
     // refuse the same calls.
     const coll::Transfer* message = r.transfer();

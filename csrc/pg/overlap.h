@@ -1,7 +1,7 @@
 // Finds tensors that share memory, exact to the byte: two columns of a matrix share none.
 #pragma once
 
-#include <vector>
+#include <span>
 
 #include "pg/request.h"
 
@@ -14,6 +14,6 @@ void check_written(const char* call, const at::Tensor& output);
 /// Requires that the tensors that one operation writes share no memory.
 void check_outputs(const char* call, at::TensorList outputs);
 /// Requires that no operation that one call joins writes what another one writes or reads.
-void check_joined(const char* call, const std::vector<const Request*>& requests);
+void check_joined(const char* call, std::span<const Request> requests);
 
 }  // namespace occl::pg

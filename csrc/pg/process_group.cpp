@@ -22,10 +22,8 @@ template <class MakeRequest>
 std::vector<Request> each(const char* call, std::size_t n, MakeRequest&& make) {
   if (n == 0) invalid(call, "requires non-empty tensor list");
   std::vector<Request> requests;
-  std::vector<const Request*> joined;
   for (std::size_t i = 0; i < n; ++i) requests.push_back(make(i));
-  for (const Request& request : requests) joined.push_back(&request);
-  check_joined(call, joined);
+  check_joined(call, requests);
   return requests;
 }
 
@@ -92,18 +90,18 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::launch(std::span<Request> requests,
                                                    std::chrono::milliseconds timeout, bool async) {
   check_not_forked(*group_);
   if (estimate_.runs()) return estimate(requests);
-  timeout = or_default(timeout);
+  for (Request& request : requests) request.timeout = or_default(timeout);
   if (coalesced_) {
-    for (Request& request : requests) coalescing_.emplace_back(std::move(request), timeout);
+    for (Request& request : requests) coalescing_.push_back(std::move(request));
     return coalesced_;
   }
   SideStreams streams;
   for (const Request& request : requests) streams.add(request);
   if (streams.empty())
-    return WorkOCCL::launch(group_, requests, timeout, async ? Mode::background : Mode::blocking, hook_);
+    return WorkOCCL::launch(group_, requests, async ? Mode::background : Mode::blocking, hook_);
   // The work takes its place in the group's order now, and begins when the streams reach it.
   const Mode mode = streams.idle() ? Mode::background : Mode::held;
-  auto work = WorkOCCL::launch(group_, requests, timeout, mode, hook_);
+  auto work = WorkOCCL::launch(group_, requests, mode, hook_);
   if (mode == Mode::held) release_after(streams, work);
   if (!async) work->wait();
   return work;
@@ -120,20 +118,19 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::endCoalescing() {
   if (!coalesced_) raise(Error(Errc::invalid_argument, "endCoalescing: startCoalescing was not called"));
   checked(
       [&] {
-        std::vector<const Request*> joined;
-        for (const auto& [request, timeout] : coalescing_) joined.push_back(&request);
-        if (!joined.empty()) check_joined(concat(name_of(*joined.front()), " (coalesced)").c_str(), joined);
+        if (!coalescing_.empty())
+          check_joined(concat(name_of(coalescing_.front()), " (coalesced)").c_str(), coalescing_);
       },
       [&](const char* why) {
-        if (const coll::Transfer* message = coalescing_.front().first.transfer())
+        if (const coll::Transfer* message = coalescing_.front().transfer())
           group_->refuse_message(message->peer, message->send, why);
         else
           group_->refuse(why);
       });
   SideStreams streams;
-  for (const auto& [request, timeout] : coalescing_) streams.add(request);
+  for (const Request& request : coalescing_) streams.add(request);
   const Mode mode = streams.idle() ? Mode::background : Mode::held;
-  for (auto& [request, timeout] : coalescing_) coalesced_->add(std::move(request), timeout, mode);
+  for (Request& request : coalescing_) coalesced_->add(std::move(request), mode);
   auto work = coalesced_;
   forget_coalesced();
   if (mode == Mode::held) release_after(streams, work);

@@ -98,7 +98,7 @@ class ProcessGroupOCCL final : public GroupBackend {
 
   // Between startCoalescing and endCoalescing: the Work, and the requests that it will consist of.
   c10::intrusive_ptr<WorkOCCL> coalesced_;
-  std::vector<std::pair<Request, std::chrono::milliseconds>> coalescing_;
+  std::vector<Request> coalescing_;
   TimeEstimate estimate_;
 };
 

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/SmallVector.h>
 
+#include <chrono>
 #include <functional>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -28,8 +29,9 @@ struct Request {
   c10d::OpType type = c10d::OpType::UNKNOWN;
   const char* title = nullptr;  // for the profiler: "occl:all_reduce"
   coll::Task task;
-  std::vector<coll::Block> in, out;  // what Blocks::list points to, if the task lists blocks
-  FewTensors inputs, outputs;        // kept alive; outputs are the result
+  std::chrono::milliseconds timeout{};  // set when the request is launched
+  std::vector<coll::Block> in, out;     // what Blocks::list points to, if the task lists blocks
+  FewTensors inputs, outputs;           // kept alive; outputs are the result
 
   /// Copies on this rank, to `first` from `second`, in the group's order. `before`: into what the operation
   /// reads. `after`: out of what it has written.

@@ -88,25 +88,26 @@ class Sum {
 
   /// Request::then: makes the next all_gather; after the last one, stores the result and returns false.
   bool next(Request& request) {
-    if (indices_.empty()) {
-      compare_facts();
-      allocate();
-      request = gather(indices_, own_._indices().t().contiguous());
-    } else if (!values_gathered_) {
-      values_gathered_ = true;
-      request = gather(values_, own_._values().contiguous());
-    } else {
-      const at::Tensor result = combined();
-      for (const at::Tensor& tensor : tensors_) tensor.copy_(result);
-      return false;
+    switch (gathered_.size()) {
+      case 1:
+        compare_facts();
+        allocate();
+        request = gather(indices_, own_._indices().t().contiguous());
+        return true;
+      case 2:
+        request = gather(values_, own_._values().contiguous());
+        return true;
+      default:
+        const at::Tensor result = combined();
+        for (const at::Tensor& tensor : tensors_) tensor.copy_(result);
+        return false;
     }
-    return true;
   }
 
  private:
   /// Keeps `mine` alive, because the request's inputs are the tensors of the call.
   Request gather(const Tensors& outputs, at::Tensor mine) {
-    Tensors inputs{kept_.emplace_back(std::move(mine))};
+    Tensors inputs{gathered_.emplace_back(std::move(mine))};
     std::vector<Tensors> lists{outputs};
     Request r = all_gather(self_, lists, inputs);
     r.collective().part_of = coll::Composite::all_reduce_sparse;
@@ -146,8 +147,7 @@ class Sum {
   const at::Tensor own_;
   const bool average_;
   Tensors facts_, indices_, values_;  // of each rank
-  bool values_gathered_ = false;
-  Tensors kept_;
+  Tensors gathered_;                  // of this rank: facts, indices, values
 };
 
 }  // namespace

@@ -6,7 +6,6 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <algorithm>
-#include <utility>
 
 #include "coll/engine.h"
 #include "device/runtime/stream.h"
@@ -60,10 +59,10 @@ Tensors for_future(c10d::OpType type, Tensors outputs) {
 
 }  // namespace
 
-WorkOCCL::Part::Part(WorkOCCL& work, Request&& request, Deadline deadline)
+WorkOCCL::Part::Part(WorkOCCL& work, Request&& request)
     : work(work),
       request(std::move(request)),
-      operation(*this, std::as_const(point_to_lists(this->request).task), deadline) {}
+      operation(*this, point_to_lists(this->request).task, Deadline::after(this->request.timeout)) {}
 
 void WorkOCCL::Part::beginning(coll::Operation&) {
   const Request& now = current();
@@ -107,8 +106,7 @@ WorkOCCL::WorkOCCL(std::shared_ptr<coll::Group> group, c10d::OpType type, const 
 }
 
 c10::intrusive_ptr<WorkOCCL> WorkOCCL::launch(std::shared_ptr<coll::Group> group, std::span<Request> requests,
-                                              std::chrono::milliseconds timeout, Mode mode,
-                                              std::shared_ptr<CompletionHook> hook) {
+                                              Mode mode, std::shared_ptr<CompletionHook> hook) {
   const Request& first = requests.front();
   Tensors all;  // what a profiler shows
   if (requests.size() > 1 && at::hasCallbacks())
@@ -116,14 +114,14 @@ c10::intrusive_ptr<WorkOCCL> WorkOCCL::launch(std::shared_ptr<coll::Group> group
   auto work =
       c10::make_intrusive<WorkOCCL>(std::move(group), first.type, first.title,
                                     all.empty() ? at::TensorList(first.inputs) : all, std::move(hook));
-  for (Request& request : requests) work->add(std::move(request), timeout, mode);
+  for (Request& request : requests) work->add(std::move(request), mode);
   work->seal();
   if (mode == Mode::blocking) work->wait();
   return work;
 }
 
-void WorkOCCL::add(Request&& request, std::chrono::milliseconds timeout, Mode mode) {
-  Part& part = parts_.emplace_back(*this, std::move(request), Deadline::after(timeout));
+void WorkOCCL::add(Request&& request, Mode mode) {
+  Part& part = parts_.emplace_back(*this, std::move(request));
   open_.fetch_add(1, std::memory_order_relaxed);  // seal() has not been called
   if (mode == Mode::held) part.operation.hold();
   c10::raw::intrusive_ptr::incref(this);  // until released(): the group holds the operation

@@ -33,11 +33,10 @@ class WorkOCCL final : public c10d::Work {
   /// Makes a work of the requests, of which there is at least one, and moves from them. Mode::blocking:
   /// returns when they have ended, and throws the first error.
   static c10::intrusive_ptr<WorkOCCL> launch(std::shared_ptr<coll::Group> group, std::span<Request> requests,
-                                             std::chrono::milliseconds timeout, Mode mode,
-                                             std::shared_ptr<CompletionHook> hook = nullptr);
+                                             Mode mode, std::shared_ptr<CompletionHook> hook = nullptr);
 
   /// Submits one more operation. Call it before `seal`.
-  void add(Request&& request, std::chrono::milliseconds timeout, Mode mode);
+  void add(Request&& request, Mode mode);
   /// Lets operations that were added with Mode::held begin.
   void release();
   /// No more operations follow. The work ends with the last of them, or now if there is none.
@@ -67,7 +66,7 @@ class WorkOCCL final : public c10d::Work {
 
  private:
   struct Part final : coll::Listener {
-    Part(WorkOCCL& work, Request&& request, Deadline deadline);
+    Part(WorkOCCL& work, Request&& request);
     void ending(coll::Operation&) noexcept override;
     void completed(coll::Operation&) noexcept override;
     void released(coll::Operation&) noexcept override;
