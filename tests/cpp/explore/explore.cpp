@@ -148,10 +148,10 @@ Task& me() { return *run->tasks[self]; }
 
 void hand_to(int next) {
   if (next == self) return;
-  const int mine = self;
-  Run* const here = run;
-  here->tasks[next]->go.release();
-  if (!here->tasks[mine]->finished) here->tasks[mine]->go.acquire();
+  Task& mine = me();
+  const bool finished = mine.finished;
+  run->tasks[next]->go.release();  // from here on the list of tasks belongs to the next thread
+  if (!finished) mine.go.acquire();
 }
 
 std::vector<int> runnable() {
@@ -204,16 +204,17 @@ void append(std::uint32_t id, std::uint64_t word, std::memory_order order, const
   if (h.values.size() > 6) h.values.pop_front(), ++h.first;  // nobody is so far behind
 }
 
-void run_task(int id) {
+/// The task is given beside its number because the list of tasks may grow before it runs.
+void run_task(int id, Task& task) {
   self = id;
-  me().go.acquire();
+  task.go.acquire();
   try {
-    me().body();
+    task.body();
   } catch (const std::exception& error) {
     note_failure(error.what());
   }
-  me().finished = true;
-  wake_blocked(&me(), true);
+  task.finished = true;
+  wake_blocked(&task, true);
   leave();
 }
 
@@ -230,7 +231,7 @@ std::string one_run(const std::function<void()>& body, Choices& choices, long& s
   run = &here;
   here.tasks.push_back(std::make_unique<Task>());
   here.tasks[0]->body = body;
-  here.tasks[0]->thread = std::thread(run_task, 0);
+  here.tasks[0]->thread = std::thread(run_task, 0, std::ref(*here.tasks[0]));
   here.tasks[0]->go.release();
   here.over.acquire();
   for (const auto& task : here.tasks) task->thread.join();
@@ -330,12 +331,11 @@ void write_plain(const void* object) {
 
 int start_thread(std::function<void()> body) {
   if (!managed()) std::abort();
-  auto task = std::make_unique<Task>();
-  task->body = std::move(body);
-  task->view = me().view;
   const int id = static_cast<int>(run->tasks.size());
-  run->tasks.push_back(std::move(task));
-  run->tasks[id]->thread = std::thread(run_task, id);
+  Task& task = *run->tasks.emplace_back(std::make_unique<Task>());
+  task.body = std::move(body);
+  task.view = me().view;
+  task.thread = std::thread(run_task, id, std::ref(task));
   return id;
 }
 
