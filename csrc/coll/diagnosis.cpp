@@ -70,17 +70,7 @@ Error Diagnosis::gone(int rank, bool died, const Operation* needed_by) const {
       left ? Errc::peer_left : Errc::peer_exited,
       concat(mesh.describe(rank), left ? " left the group during " : " exited during ",
              collective ? operation(*needed_by) : concat("a message exchange of group ", mesh.name()),
-             needed_by ? refusals_.of(rank, *needed_by) : "", died ? "" : exited_ranks(rank)));
-}
-
-/// "; rank 3 (pid 4711, host a) has exited": ranks that died without this group having noticed it yet.
-std::string Diagnosis::exited_ranks(int but) const {
-  const Mesh& mesh = group_.mesh();
-  std::string text;
-  for (int i = 0; i < mesh.size(); ++i)
-    if (const Member& member = mesh.member(i); i != but && member.peer->has_exited() && !member.left())
-      text += concat("; ", mesh.describe(i), " has exited");
-  return text;
+             needed_by ? refusals_.of(rank, *needed_by) : "", died ? "" : mesh.exited_ranks(rank)));
 }
 
 /// What a rank that others wait for was seen to do last.

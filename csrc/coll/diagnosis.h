@@ -37,7 +37,6 @@ class Diagnosis {
   std::string operation(const Operation& op) const;
   std::string timeout_of(const Operation& op) const;
   std::string last_seen(int rank) const;
-  std::string exited_ranks(int but) const;
 
   const Group& group_;
   const Messenger& messenger_;

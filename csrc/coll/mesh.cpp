@@ -186,4 +186,12 @@ std::string Mesh::describe(int rank) const {
   return concat("rank ", rank, " (", members_[rank].peer->describe(), ")");
 }
 
+std::string Mesh::exited_ranks(int but) const {
+  std::string text;
+  for (int i = 0; i < size_; ++i)
+    if (i != but && members_[i].peer->has_exited() && !members_[i].left())
+      text += concat("; ", describe(i), " has exited");
+  return text;
+}
+
 }  // namespace occl::coll

@@ -97,6 +97,9 @@ class Mesh {
 
   /// "rank 3 (pid 4711, host a)".
   std::string describe(int rank) const;
+  /// "; rank 3 (pid 4711, host a) has exited": ranks other than `but` that died, whether or not that has been
+  /// noticed yet, and had not left.
+  std::string exited_ranks(int but) const;
 
  private:
   std::vector<std::shared_ptr<shm::Peer>> connect(const std::vector<Invitation>& invitations,

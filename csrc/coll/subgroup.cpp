@@ -158,16 +158,21 @@ class Attempt {
          " tried to ", goal(mesh_, wanted_));
   }
 
-  /// The rank may have left because of a death that this rank does not know of, or because its attempt
-  /// failed.
+  /// The rank may have left because of a death that this rank does not know of, perhaps of a rank that has no
+  /// part in the new group, or because its attempt failed.
   [[noreturn]] void fail_for_the_leaver(int rank, const std::optional<OfferBoard::Shown>& shown) const {
     for (const int other : wanted_.ranks)
       if (mesh_.member(other).peer->has_exited()) fail_for_the_dead();
+    if (const Member& leaver = mesh_.member(rank); leaver.aborted()) {
+      const auto& why = leaver.block.header().reason;
+      fail(Errc::aborted, mesh_.describe(rank), " ended group ", mesh_.name(), " while rank ", mesh_.rank(),
+           " tried to ", goal(mesh_, wanted_), ": ", printable(why.data(), why.size()));
+    }
     const bool told = shown && shown->offer.failure.ranks.is(wanted_.ranks);
     const auto& reason = shown ? shown->offer.failure.reason : Offer::Failure{}.reason;
     fail(Errc::peer_left, mesh_.describe(rank), " left group ", mesh_.name(), " while rank ", mesh_.rank(),
          " tried to ", goal(mesh_, wanted_), told ? ". Its own attempt failed: " : "",
-         told ? printable(reason.data(), reason.size()) : "");
+         told ? printable(reason.data(), reason.size()) : "", mesh_.exited_ranks(rank));
   }
 
   void check(int rank, const Offer& offer) const {

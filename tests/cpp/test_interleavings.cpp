@@ -432,6 +432,24 @@ TEST("operations that are released while another thread waits for them") {
       200);
 }
 
+TEST("one thread waits for what another one carries out, and no third one rings") {
+  check_all(sample(
+                [] {
+                  Cluster cluster(2, small());
+                  std::int64_t values[2] = {1, 1};
+                  Call ours(all_reduce(&values[0], 1), kPatience),
+                      theirs(all_reduce(&values[1], 1), kPatience);
+                  cluster[1].submit(theirs);
+                  cluster[0].group->submit(ours.operation);  // so that no background thread is asked
+                  Thread waits([&] { cluster[0].wait(ours); });
+                  cluster[0].engine->poll(*cluster[0].group);
+                  waits.join();
+                  cluster[1].wait(theirs);
+                },
+                1000 * kFactor, kSeed),
+            1000);
+}
+
 TEST("a monitored barrier, again and again") {
   check_all(sample(
                 [] {

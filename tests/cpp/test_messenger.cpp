@@ -157,13 +157,18 @@ TEST("messages with the same tag arrive in the order in which they were sent") {
   cluster.each([](Rank& rank) {
     std::vector<std::uint8_t> values(500);
     std::vector<std::unique_ptr<Call>> calls;
+    const auto message = [&](std::uint8_t& value, std::uint32_t tag) {
+      return Transfer{
+          rank.rank == 0, 1 - rank.rank, tag, DType::u8, {reinterpret_cast<std::byte*>(&value), 1}};
+    };
+    std::uint8_t last = 0;
+    if (rank.rank == 1) rank.run(message(last, 8));  // sent last: the others have arrived before
     for (std::size_t i = 0; i < values.size(); ++i) {
       values[i] = rank.rank == 0 ? i % 251 : 0;
-      const Transfer t{
-          rank.rank == 0, 1 - rank.rank, 7, DType::u8, {reinterpret_cast<std::byte*>(&values[i]), 1}};
-      calls.push_back(std::make_unique<Call>(t, Deadline::after(kPatience)));
+      calls.push_back(std::make_unique<Call>(message(values[i], 7), Deadline::after(kPatience)));
       rank.submit(*calls.back());
     }
+    if (rank.rank == 0) rank.run(message(last, 8));
     for (auto& call : calls) rank.wait(*call);
     for (std::size_t i = 0; i < values.size(); ++i) CHECK(values[i] == i % 251);
   });

@@ -153,6 +153,24 @@ TEST("a rank that leaves because its attempt failed says why") {
   CHECK(contains(heard, "waiting for rank 0 (pid"), heard.what());
 }
 
+TEST("where a rank leaves, a death elsewhere is told as what may be the reason") {
+  Cluster cluster(3);
+  cluster[0].group->mesh().member(2).peer->set_exited();
+  cluster[1].group->close();
+  const Error heard = error_of([&] { make(cluster[0], {0, 1}, "next"); });
+  CHECK(heard.code() == Errc::peer_left && contains(heard, "rank 1 (pid"), heard.what());
+  CHECK(contains(heard, "; rank 2 (pid") && contains(heard, " has exited"), heard.what());
+}
+
+TEST("where a rank has aborted and left, its reason is told") {
+  Cluster cluster(2);
+  cluster[1].group->abort("enough");
+  cluster[1].group->close();
+  const Error heard = error_of([&] { make(cluster[0], {0, 1}, "next"); });
+  CHECK(heard.code() == Errc::aborted && contains(heard, "rank 1 (pid") && contains(heard, "enough"),
+        heard.what());
+}
+
 TEST("ranks that want different groups of each other are told, others may wait for them") {
   Cluster cluster(4);
   std::atomic<int> done = 0;

@@ -29,7 +29,7 @@ DEADLY = {
 """The signal that ends the victim; an orphan is a forked child of it that lives on."""
 
 KINDS = (*DEADLY, "stop", "pause", "slow", "abort")
-INDIRECT = ("has not arrived", "left the group", "it waits for rank", "ended group")
+INDIRECT = ("has not arrived", "left the group", "left group", "it waits for rank", "ended group")
 """Errors of ranks that wait for a rank which itself waits for a stopped one contain one of these."""
 
 STOPPED = 1.0
@@ -148,7 +148,7 @@ class Trial:
         assert all(others.values()), texts
         if fault.kind == "abort":
             # Who learns it in one group leaves the other, and does not come to a third.
-            words = ("aborted group", "left the group", "waiting for rank(s)")
+            words = ("aborted group", "left the group", "left group", "waiting for rank(s)")
             assert all(any(word in text for word in words) for text in others.values()), texts
             assert any("aborted group" in text for text in texts.values()), texts
             return
