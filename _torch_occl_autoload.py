@@ -30,6 +30,8 @@ def autoload() -> None:
 
             if dist.is_available() and "occl" not in dist.Backend.backend_list:
                 register(create, ["cpu"])
+            if dist.is_available() and os.environ.get("OCCL_SHARE_CPU", "0") != "0":
+                _without_device("_shared").share_as_environment_says()
     except Exception as error:  # noqa: BLE001  (everything: see above)
         warnings.warn(
             f"torch_occl could not be loaded, and is not available: {error}", RuntimeWarning, stacklevel=2
@@ -38,7 +40,7 @@ def autoload() -> None:
 
 def create(opts: Any, options: Any = None) -> C10dBackend:
     """The factory that makes the first group of a process that has not imported torch_occl."""
-    backend: C10dBackend = _without_device().create(opts, options)
+    backend: C10dBackend = _without_device("_backend").create(opts, options)
     return backend
 
 
@@ -63,12 +65,13 @@ def registered() -> bool:
     return plugin is not None and plugin.creator_fn.__module__ in (__name__, "torch_occl._backend")
 
 
-def _without_device() -> ModuleType:
-    """``torch_occl._backend``, loaded without the package's ``__init__``, which makes the device.
+def _without_device(name: str) -> ModuleType:
+    """A module of ``torch_occl``, loaded without the package's ``__init__``, which makes the device.
 
     The package is not left in ``sys.modules``, so that ``import torch_occl`` still makes the device later.
     """
-    if "torch_occl._backend" not in sys.modules:
+    name = f"torch_occl.{name}"
+    if name not in sys.modules:
         spec = importlib.util.find_spec("torch_occl")  # finds, and does not execute
         locations = spec.submodule_search_locations if spec else None
         package = ModuleType("torch_occl")
@@ -76,7 +79,7 @@ def _without_device() -> ModuleType:
         sys.modules["torch_occl"] = package
         try:
             importlib.import_module("torch_occl._versions").check_running()
-            importlib.import_module("torch_occl._backend")
+            importlib.import_module(name)
         finally:
             del sys.modules["torch_occl"]
-    return sys.modules["torch_occl._backend"]
+    return sys.modules[name]

@@ -67,6 +67,8 @@ class ProcessGroupOCCL(c10d.Backend):
 class WorkOCCL(c10d.Work):
     """An operation of the backend: to wait for, or to ask how it ended."""
 
+def _share_cpu_memory(min_bytes: int | None) -> int | None: ...
+def _cpu_memory_stats() -> dict[str, int]: ...
 def _empty_shared(size: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """A CPU tensor in a region that peers map."""
 

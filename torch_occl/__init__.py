@@ -27,7 +27,14 @@ if torch.distributed.is_available():  # some PyTorch is built without it, and ha
 
     from torch_occl._C import ArgumentError, ProcessGroupOCCL, WorkOCCL
     from torch_occl._groups import shrink_group
-    from torch_occl._shared import empty_shared
+    from torch_occl._shared import (
+        empty_shared,
+        memory_stats,
+        share_as_environment_says,
+        share_cpu_memory,
+    )
 
-    __all__ += ["ArgumentError", "ProcessGroupOCCL", "WorkOCCL", "empty_shared", "shrink_group"]
+    share_as_environment_says()
+    __all__ += ["ArgumentError", "ProcessGroupOCCL", "WorkOCCL", "empty_shared", "memory_stats"]
+    __all__ += ["share_cpu_memory", "shrink_group"]
 __version__ = _versions.VERSION

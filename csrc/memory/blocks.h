@@ -26,6 +26,7 @@ struct Block {
   State state = State::used;
   bool held = false;              // streams use it
   bool awaiting_release = false;  // it was freed while streams used it
+  std::uint32_t forks = 0;        // how many children had been forked when it was handed out
 
   std::byte* address() const { return region->base() + offset; }
   static bool is(const Block* b, State state) { return b && b->state == state; }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <utility>
 
 #include "base/error.h"
 #include "memory/memory_limit.h"
@@ -64,7 +65,10 @@ bool Heap::free(void* p) {
     b->awaiting_release = true;
     return false;
   }
-  recycle(b);
+  if (children_.any_since(b->forks))
+    freed_.push_back(b);
+  else
+    recycle(b);
   return true;
 }
 
@@ -157,6 +161,7 @@ void Heap::take(Block* b, std::size_t size, std::size_t requested) {
   if (b->size > size) insert_free(blocks_.split(b, size));
   b->state = State::used;
   b->requested = requested;
+  b->forks = children_.forks();
   const auto bytes = static_cast<std::int64_t>(b->size);
   stats_.blocks.count(b->size, 1);
   stats_.block_bytes.count(b->size, bytes);
@@ -172,10 +177,44 @@ void Heap::recycle(Block* b) {
   insert_free(merge_neighbours(b));
 }
 
+// ---- forked children ----------------------------------------------------------------------------------
+
+void Heap::before_fork() {
+  mutex_.lock();
+  if (!private_) children_.before_fork();
+}
+
+void Heap::after_fork_in_parent() {
+  if (!private_) children_.after_fork_in_parent();
+  mutex_.unlock();
+}
+
+void Heap::after_fork_in_child() {
+  if (!std::exchange(private_, true)) {  // what a child has, its children get as any private memory
+    children_.after_fork_in_child();
+    for (const HeapRegion* region : regions_) region->region->make_private();
+  }
+  mutex_.unlock();
+}
+
+/// Takes back blocks that were freed while a child could read them, and can be handed out now. False if there
+/// are none.
+bool Heap::reclaim_from_children() {
+  if (freed_.empty()) return false;
+  children_.forget_ended();
+  return std::erase_if(freed_, [&](Block* b) {
+           if (children_.any_since(b->forks)) return false;
+           recycle(b);
+           return true;
+         }) > 0;
+}
+
 // ---- memory from the system, and back -----------------------------------------------------------------
 
 /// A free block of at least `size` bytes, made by committing as little as possible.
 Block* Heap::grow(std::size_t size) {
+  if (reclaim_from_children())
+    if (Block* b = free_.find(size)) return b;
   for (bool retried = false;; retried = true) {
     Block* best = nullptr;
     std::size_t best_cost = 0;

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "memory/blocks.h"
+#include "memory/children.h"
 #include "memory/free_lists.h"
 #include "memory/heap_region.h"
 #include "memory/heap_stats.h"
@@ -61,6 +62,14 @@ class Heap {
   };
   std::vector<std::vector<BlockView>> snapshot() const;
 
+  /// The three parts of a fork, for pthread_atfork. From then on the regions of this heap are private in the
+  /// child: it sees what the parent's tensors held, and the parent does not see what it writes. The child may
+  /// neither allocate nor free. What was in use is not handed out again before the child, and the children
+  /// that it forks, have ended or called exec.
+  void before_fork();
+  void after_fork_in_parent();
+  void after_fork_in_child();
+
   int device() const { return device_; }
 
   /// The heap that owns this address, or null.
@@ -74,6 +83,7 @@ class Heap {
   Block* block_at(const void* p) const;
   void take(Block* b, std::size_t size, std::size_t requested);
   void recycle(Block* b);
+  bool reclaim_from_children();
   void insert_free(Block* b);
   void remove_free(Block* b);
   Block* merge_neighbours(Block* b);
@@ -91,6 +101,9 @@ class Heap {
   std::set<Block*, SmallerFirst> holes_;
   std::vector<HeapRegion*> regions_;
   HeapStats stats_;
+  Children children_;
+  std::vector<Block*> freed_;  // children may still read them
+  bool private_ = false;       // this process is a forked child
 };
 
 }  // namespace occl::memory

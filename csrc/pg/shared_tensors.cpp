@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "device/runtime/allocator.h"
+#include "pg/cpu_memory.h"
 #include "pg/errors.h"
 
 namespace occl::pg {
@@ -21,9 +22,13 @@ void require() {
 bool has_shared_tensors() { return device::owns_privateuse1(); }
 
 at::Tensor empty_shared(at::IntArrayRef size, at::ScalarType type) {
-  require();
-  const device::AllocateOn shared(0);
-  return at::empty(size, type);
+  at::Tensor tensor = at::empty({0}, type);
+  const auto elements = static_cast<std::size_t>(c10::multiply_integers(size));
+  const std::size_t bytes = elements * tensor.element_size();
+  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, allocate_for_peers(bytes),
+                       c10::GetAllocator(c10::kCPU),
+                       /*resizable=*/true);
+  return tensor.set_(std::move(storage), 0, size);
 }
 
 at::Tensor allocate_shared(long size, const at::TensorOptions& options) {

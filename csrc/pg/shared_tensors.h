@@ -7,17 +7,15 @@
 
 namespace occl::pg {
 
-/// Whether this process can make them: it needs `dev` as its PrivateUse1 device.
+/// Whether this process has `dev` as its PrivateUse1 device.
 bool has_shared_tensors();
 
-// The others throw NotImplementedError if it cannot.
-
-/// A CPU tensor, uninitialized.
+/// A CPU tensor, uninitialized. Throws c10::OutOfMemoryError.
 at::Tensor empty_shared(at::IntArrayRef size, at::ScalarType type);
 /// A tensor of `size` elements in one dimension, uninitialized, on the options' device: the CPU or `dev`.
-/// Raises ValueError for others.
+/// Raises ValueError for others, and NotImplementedError where there is no `dev`.
 at::Tensor allocate_shared(long size, const at::TensorOptions& options);
-/// The allocator of `dev`.
+/// The allocator of `dev`. Raises NotImplementedError where there is none.
 std::shared_ptr<c10::Allocator> shared_allocator();
 
 }  // namespace occl::pg

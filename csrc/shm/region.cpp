@@ -8,6 +8,10 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #include <utility>
 
 #include "base/errno_hint.h"
@@ -152,6 +156,14 @@ void Region::decommit(std::size_t offset, std::size_t bytes) {
   if (fallocate(fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(first),
                 static_cast<off_t>(last - first)) != 0)
     fail_errno("cannot give back ", last - first, " bytes of shared memory");
+}
+
+void Region::make_private() const {
+  const int flags = MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE;
+  if (mmap(base_, size_, PROT_READ | PROT_WRITE, flags, fd(), 0) != MAP_FAILED) return;
+  std::fprintf(stderr, "torch_occl: forked child %d cannot have private memory: %s\n", getpid(),
+               std::strerror(errno));
+  std::abort();  // its writes would be seen by its parent
 }
 
 }  // namespace occl::shm

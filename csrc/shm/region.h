@@ -63,6 +63,10 @@ class Region {
   /// for peers too. Only for Access::read_write regions.
   void decommit(std::size_t offset, std::size_t bytes);
 
+  /// In a forked child: maps the region once more, at the same address, so that no other process sees what
+  /// this one writes from now on. Ends the process with a message if the system refuses.
+  void make_private() const;
+
  private:
   UniqueFd fd_;
   std::byte* base_ = nullptr;

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import traceback
 from datetime import timedelta
 
 import pytest
@@ -14,6 +13,7 @@ import torch.distributed as dist
 
 from tests.support.checks import assert_works, backend
 from tests.support.devices import DEVICES
+from tests.support.processes import in_forked_child
 from tests.support.worker import join, listen, tell
 
 
@@ -40,18 +40,7 @@ def in_a_child(rank, n, device, *, use):
     The child uses CPU tensors: it can have none on a device that its parent has used.
     """
     assert_works(device)
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.write(write, use("cpu").encode())
-        except BaseException:  # noqa: BLE001 the parent shows it
-            os.write(write, traceback.format_exc().encode())
-        os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as pipe:
-        text = pipe.read()
-    assert os.waitpid(child, 0)[1] == 0
+    text = in_forked_child(lambda: use("cpu"))
     assert_works(device)
     return text
 

@@ -9,6 +9,8 @@ import socket
 import subprocess
 import sys
 import tempfile
+import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
@@ -91,3 +93,19 @@ class Member:
         """By descriptor: it cannot hit another process that has got the same number since."""
         if self.status is None:
             signal.pidfd_send_signal(self.pidfd, number)
+
+
+def in_forked_child(body: Callable[[], object]) -> str:
+    """What ``body`` returns in a forked child of this process, or the traceback of its exception, as text."""
+    read, write = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            os.write(write, str(body()).encode())
+        except BaseException:  # noqa: BLE001 the parent shows it
+            os.write(write, traceback.format_exc().encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        text = pipe.read()
+    assert os.waitpid(child, 0)[1] == 0
+    return text

@@ -2,10 +2,13 @@
 
 import os
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+
+from torch_occl import share_cpu_memory
 
 
 @dataclass(frozen=True)
@@ -17,6 +20,8 @@ class Contender:
     device_type: str
     moves_data: bool = True
     """Without it, results are not checked: such a backend shows what a call costs before any work."""
+    shared: bool = False
+    """Whether the tensors lie in memory that the other ranks can map."""
 
     def device(self, rank: int) -> torch.device:
         """The device of a rank: ranks share devices where there are fewer."""
@@ -25,11 +30,16 @@ class Contender:
         module = torch.get_device_module(self.device_type)
         return torch.device(self.device_type, rank % module.device_count())
 
+    def memory(self) -> AbstractContextManager[None]:
+        """What tensors must be made in."""
+        return share_cpu_memory(1) if self.shared else nullcontext()
+
 
 CONTENDERS = {
     contender.name: contender
     for contender in [
         Contender("occl-dev", "occl", "dev"),
+        Contender("occl-cpu-shared", "occl", "cpu", shared=True),
         Contender("occl-cpu", "occl", "cpu"),
         Contender("gloo", "gloo", "cpu"),
         Contender("floor", "fake", "cpu", moves_data=False),

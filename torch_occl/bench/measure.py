@@ -105,10 +105,11 @@ class Arena:
             "dtype": operation.dtype,
         }
         split = whole // group.size()
-        self._input = torch.empty(calls, split if operation.input_is_part else whole, **like)
-        self._output = self._input
-        if not operation.in_place:
-            self._output = torch.empty(calls, split if operation.output_is_part else whole, **like)
+        with CONTENDERS[contender].memory():
+            self._input = torch.empty(calls, split if operation.input_is_part else whole, **like)
+            self._output = self._input
+            if not operation.in_place:
+                self._output = torch.empty(calls, split if operation.output_is_part else whole, **like)
         self.calls: list[Call] = [
             operation.bind(x, y, group) for x, y in zip(self._input, self._output, strict=True)
         ]

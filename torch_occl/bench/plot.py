@@ -8,6 +8,7 @@ from torch_occl.bench.report import ROOFLINES, Result, cells_of, size_name
 
 STYLES: dict[str, dict[str, Any]] = {
     "occl-dev": {"color": "#0072b2", "marker": "o"},
+    "occl-cpu-shared": {"color": "#0072b2", "marker": "s", "linestyle": "--"},
     "occl-cpu": {"color": "#56b4e9", "marker": "s"},
     "core-dev": {"color": "#0072b2", "marker": "o", "mfc": "white", "linestyle": ":"},
     "core-cpu": {"color": "#56b4e9", "marker": "s", "mfc": "white", "linestyle": ":"},

@@ -15,6 +15,7 @@ ROOFLINES = ["roofline-cached", "roofline-streaming"]
 BEST_PEER = "best-peer"
 RATIOS = [
     ("gloo", "occl-dev"),
+    ("gloo", "occl-cpu-shared"),
     ("gloo", "occl-cpu"),
     ("occl-dev", "floor"),
     ("occl-cpu", "floor"),
@@ -99,7 +100,8 @@ class Table:
         self._contenders = [name for name in contenders if name not in ROOFLINES] + rooflines
         known = {*self._contenders, *([BEST_PEER] if set(PEERS) & set(contenders) else [])}
         self._ratios = [pair for pair in RATIOS if set(pair) <= known]
-        self._width = 16 if len(self._contenders) < 6 else 13
+        least = 16 if len(self._contenders) < 6 else 13
+        self._columns = [max(least, len(f"{name} us")) for name in self._contenders]
         self._operation = ""
 
     def header(self) -> str:
@@ -108,7 +110,8 @@ class Table:
             f"{first}/{second}".replace("occl-", "").replace("best-", "") for first, second in self._ratios
         ]
         self._widths = [max(9, len(ratio)) for ratio in ratios]
-        cells = ["".ljust(22), "size".rjust(8), *(name.rjust(self._width) for name in names)]
+        cells = ["".ljust(22), "size".rjust(8)]
+        cells += [name.rjust(width) for name, width in zip(names, self._columns, strict=True)]
         cells += [ratio.rjust(width) for ratio, width in zip(ratios, self._widths, strict=True)]
         line = "  ".join(cells)
         return f"{line}\n{'-' * len(line)}"
@@ -123,8 +126,8 @@ class Table:
         shown = "" if operation == self._operation else operation
         self._operation = operation
         cells = [shown.ljust(22), (size_name(size) if size else "").rjust(8)]
-        for name in self._contenders:
-            cells.append(self._cell(by_name.get(name)).rjust(self._width))
+        for name, width in zip(self._contenders, self._columns, strict=True):
+            cells.append(self._cell(by_name.get(name)).rjust(width))
         for (first, second), width in zip(self._ratios, self._widths, strict=True):
             both = first in by_name and second in by_name
             ratio = number(by_name[first].median_us / by_name[second].median_us) if both else "-"

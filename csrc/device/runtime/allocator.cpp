@@ -223,5 +223,6 @@ bool owns_privateuse1() { return c10::GetAllocator(kType) == &instance(); }
 
 AllocateOn::AllocateOn(c10::DeviceIndex device) : previous_(t_allocate_on) { t_allocate_on = device; }
 AllocateOn::~AllocateOn() { t_allocate_on = previous_; }
+bool AllocateOn::active() { return t_allocate_on >= 0; }
 
 }  // namespace occl::device

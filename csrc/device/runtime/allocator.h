@@ -31,6 +31,8 @@ class AllocateOn {
   ~AllocateOn();
   AllocateOn(const AllocateOn&) = delete;
   AllocateOn& operator=(const AllocateOn&) = delete;
+  /// Whether one takes memory from a device in this thread.
+  static bool active();
 
  private:
   c10::DeviceIndex previous_;
