@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import torch
+
+from tests import everything
 
 ROOT = Path(__file__).parents[1]
 BACKEND = Path(torch.__file__).parent / "include/torch/csrc/distributed/c10d/Backend.hpp"
@@ -37,10 +38,13 @@ def test_make_test_all_leaves_no_test_out():
         "\ntest-all: setup\n\t@$(VENV_PYTHON) -m tests.everything $(ARGS)\n"
         in (ROOT / "Makefile").read_text()
     )
-    part = r'\[sys\.executable, "-m", "pytest", (.*), \*sys\.argv\[1:\]\]'
-    (listed_options,) = re.findall(part, (ROOT / "tests/everything.py").read_text())
-    options = ast.literal_eval(f"[{listed_options}]")
-    command = [sys.executable, "-m", "pytest", *options, "--collect-only", "-q"]
-    paths = ["tests/distributed/test_reductions.py", "tests/test_mutations.py"]
-    listed = subprocess.run([*command, *paths], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert "tests collected" in listed and "deselected" not in listed, listed[-200:]
+    paths = ["tests/distributed/test_reductions.py", "tests/test_cpp.py"]
+
+    def collected(*options: str) -> set[str]:
+        command = [sys.executable, "-m", "pytest", *options, "--collect-only", "-q", *paths]
+        lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        return {line for line in lines.splitlines() if "::" in line}
+
+    parts = [collected(*everything.PARTS[name][1:]) for name in ("tests", "matrices")]
+    assert parts[0] and parts[1] and not parts[0] & parts[1]
+    assert parts[0] | parts[1] == collected("-m", "")

@@ -16,6 +16,7 @@ import torch.multiprocessing as mp
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "ddp_digits.py"
 KINDS = ["occl:dev", "occl:cpu", "gloo:cpu"]
+OTHER_KINDS = [pytest.param(kind, marks=pytest.mark.full) for kind in KINDS[1:]]
 TIMEOUT = 300
 """Seconds after which a run counts as hanging."""
 
@@ -50,7 +51,7 @@ def reference(tmp_path_factory) -> dict:
     return train("gloo:cpu", 1, tmp_path_factory.mktemp("reference") / "one.json", "--epochs", "2")
 
 
-@pytest.mark.parametrize("kind", [*KINDS[:2], pytest.param(KINDS[2], marks=pytest.mark.full)])
+@pytest.mark.parametrize("kind", [KINDS[0], *OTHER_KINDS])
 def test_two_ranks_reach_97_percent_and_have_the_losses_of_one(kind, reference, tmp_path):
     results = train(kind, 2, tmp_path / "two.json")
     assert results["accuracy"] >= 0.97
@@ -61,12 +62,13 @@ def test_two_ranks_reach_97_percent_and_have_the_losses_of_one(kind, reference, 
     torch.testing.assert_close(results["losses"][:steps], reference["losses"], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [KINDS[0], *OTHER_KINDS])
 def test_one_rank_without_torchrun_has_the_same_losses(kind, reference, tmp_path):
     results = train(kind, 1, tmp_path / "one.json", "--epochs", "1")
     assert results["losses"] == pytest.approx(reference["losses"][:22], rel=1e-3, abs=1e-4)
 
 
+@pytest.mark.full
 def test_two_runs_of_the_same_seed_have_the_same_bits(tmp_path):
     first, second = (
         train("occl:dev", 2, tmp_path / f"{name}.json", "--epochs", "2") for name in ("first", "second")
@@ -80,6 +82,7 @@ def test_gloo_on_the_device_is_refused_with_the_way_out():
         run([str(EXAMPLE), "--backend", "gloo"])
 
 
+@pytest.mark.full
 def test_the_comparison_prints_one_line_for_each_run():
     shown = run([str(ROOT / "examples" / "compare.py"), "--runs", "gloo:cpu", "gloo:cpu", "--epochs", "1"])
     table = shown[shown.index("backend") :].splitlines()

@@ -4,6 +4,8 @@ import re
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.test_example_digits import run
 
 EXAMPLE = str(Path(__file__).parents[1] / "examples" / "elastic_digits.py")
@@ -21,11 +23,13 @@ def test_three_of_four_ranks_shrink_and_reach_the_accuracy_without_a_checkpoint(
     assert accuracy(shown, 3) >= 95
 
 
+@pytest.mark.full
 def test_rank_0_is_nobody_special():
     shown = run([EXAMPLE, "--ranks", "3", "--kill", "0:20", "--steps", "30"])
     assert re.search(r"^lost rank \[0\]; 2 ranks go on with step 2[01]$", shown, re.MULTILINE), shown
 
 
+@pytest.mark.full
 def test_torchrun_starts_all_ranks_again_and_they_continue_from_the_checkpoint(tmp_path):
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
     options = ["--checkpoint", str(tmp_path / "checkpoint.pt"), "--kill", "1:50", "--steps", "200"]

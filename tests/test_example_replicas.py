@@ -45,6 +45,7 @@ def results_of(example: str, file: Path, *options: object) -> dict:
 # ---- replicas in one process ----------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_two_replicas_in_one_process_train_as_one_device_with_the_same_global_batch(tmp_path):
     one, two = (results_of("replicas_digits.py", tmp_path / f"{n}.json", "--devices", n) for n in (1, 2))
     assert two["accuracy"] >= 0.97 and one["accuracy"] >= 0.97
@@ -134,7 +135,8 @@ def test_replicas_in_subprocesses_learn_and_leave_nothing(tmp_path):
     assert "2 replicas are the same after 440 steps" in example.output
 
 
-@pytest.mark.parametrize("whom", ["the whole terminal", pytest.param("the parent", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("whom", ["the whole terminal", "the parent"])
 def test_ctrl_c_ends_the_step_and_then_everything(whom):
     with training(SUBPROCESSES, "--epochs", 100_000, "--replicas", 3, "--batch-size", 48) as example:
         example.read_until("epoch 2: ")
@@ -145,6 +147,7 @@ def test_ctrl_c_ends_the_step_and_then_everything(whom):
     assert "Traceback" not in example.output
 
 
+@pytest.mark.full
 def test_ctrl_c_while_the_children_start_is_not_lost(tmp_path):
     script = tmp_path / "interrupted.py"
     script.write_text(
@@ -168,11 +171,16 @@ def test_ctrl_c_while_the_children_start_is_not_lost(tmp_path):
     ("example", "options"),
     [
         ("replicas_in_subprocesses.py", "--replicas -1"),
-        ("replicas_in_subprocesses.py", "--batch-size 2000"),
-        ("replicas_digits.py", "--batch-size 1"),
-        ("ddp_from_scratch/table.py", "--rounds 0"),
-        ("ddp_from_scratch/table.py", "--batch-size 2000"),
-        ("under_the_hood.py", "--batch-size 2000"),
+        *[
+            pytest.param(*case, marks=pytest.mark.full)
+            for case in (
+                ("replicas_in_subprocesses.py", "--batch-size 2000"),
+                ("replicas_digits.py", "--batch-size 1"),
+                ("ddp_from_scratch/table.py", "--rounds 0"),
+                ("ddp_from_scratch/table.py", "--batch-size 2000"),
+                ("under_the_hood.py", "--batch-size 2000"),
+            )
+        ],
     ],
 )
 def test_options_that_make_no_sense_are_refused(example, options):
@@ -192,7 +200,8 @@ def test_ctrl_c_twice_ends_at_once():
     assert "KeyboardInterrupt" in example.output
 
 
-@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.full), 2])
+@pytest.mark.full
+@pytest.mark.parametrize("victim", [0, 2])
 def test_the_death_of_a_child_is_an_error_that_names_it_and_the_others_stop(victim):
     with training(SUBPROCESSES, "--epochs", 100_000, "--replicas", 3, "--batch-size", 48) as example:
         example.read_until("epoch 1: ")
@@ -204,6 +213,7 @@ def test_the_death_of_a_child_is_an_error_that_names_it_and_the_others_stop(vict
     assert "Traceback" not in example.output
 
 
+@pytest.mark.full
 def test_a_child_that_raises_shows_its_traceback(tmp_path):
     script = tmp_path / "failing.py"
     script.write_text(
@@ -227,6 +237,7 @@ def test_a_child_that_raises_shows_its_traceback(tmp_path):
     assert "replicas [0] have stopped in good order" in example.output
 
 
+@pytest.mark.full
 def test_children_end_when_the_parent_is_killed():
     with training(SUBPROCESSES, "--epochs", 100_000) as example:
         example.read_until("epoch 1: ")
@@ -237,6 +248,7 @@ def test_children_end_when_the_parent_is_killed():
 # ---- the lesson and the walk ----------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_the_table_has_a_row_for_each_version_with_each_backend(tmp_path):
     file = tmp_path / "rows.json"
     shown = run(
@@ -253,6 +265,7 @@ def test_the_table_has_a_row_for_each_version_with_each_backend(tmp_path):
     )
 
 
+@pytest.mark.full
 def test_the_walk_under_the_hood_shows_every_chapter():
     shown = run(EXAMPLES / "under_the_hood.py", "--epochs", 1)
     for expected in [

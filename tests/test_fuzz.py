@@ -1,4 +1,4 @@
-"""Replays the inputs that fuzzing has kept or found, under AddressSanitizer and UBSan."""
+"""Replays the inputs that fuzzing has kept or found; in full runs under AddressSanitizer and UBSan."""
 
 import pytest
 
@@ -9,10 +9,11 @@ CORPUS = cpp_build.ROOT / "tests" / "fuzz" / "corpus"
 TARGETS = cpp_build.fuzz_sources()
 
 
+@pytest.mark.parametrize("mode", ["plain", pytest.param("asan", marks=pytest.mark.full)])
 @pytest.mark.parametrize("source", TARGETS, ids=[source.stem for source in TARGETS])
-def test_no_kept_input_breaks_a_target(source):
+def test_no_kept_input_breaks_a_target(source, mode):
     inputs = CORPUS / f"{source.stem}.txt"
-    output = run(cpp_build.build("asan", source), only=str(inputs))
+    output = run(cpp_build.build(mode, source), only=str(inputs))
     kept = [line for line in inputs.read_text().splitlines() if line and not line.startswith("#")]
     assert len(kept) >= 10
     assert f"{len(kept)} passed, 0 failed" in output

@@ -8,17 +8,22 @@ from tests.support import opinfo
 CASES = [
     (op, dtype) for op in opinfo.operators() for dtype in opinfo.DTYPES if dtype in op.supported_dtypes("cpu")
 ]
-IDS = [f"{op.formatted_name}-{str(dtype)[6:]}" for op, dtype in CASES]
+FIRST = list({op.formatted_name: (op, dtype) for op, dtype in reversed(CASES)}.values())
+"""Each operator with one type."""
 
 
-@pytest.mark.parametrize("op, dtype", CASES, ids=IDS)
+def identifier(op, dtype):
+    return f"{op.formatted_name}-{str(dtype)[6:]}"
+
+
+@pytest.mark.parametrize("op, dtype", FIRST, ids=[identifier(*case) for case in FIRST])
 @pytest.mark.filterwarnings("ignore")
 def test_operator(op, dtype):
     opinfo.check(op, dtype, most_samples=2)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("op, dtype", CASES, ids=IDS)
+@pytest.mark.parametrize("op, dtype", CASES, ids=[identifier(*case) for case in CASES])
 @pytest.mark.filterwarnings("ignore")
 def test_operator_on_every_sample(op, dtype):
     opinfo.check(op, dtype, most_samples=None)

@@ -247,6 +247,46 @@ def test_tensors_that_are_copied_keep_the_order_of_the_stream(pool):
     pool.run(lists_of_columns, 2)
 
 
+def a_poller_copies(rank, n, device):
+    """Rank 0's main thread drives, under a stream that goes on only when it has finished."""
+    stream, part, out = torch.Stream(device="dev"), torch.ones(400, device="dev"), []
+    for _ in range(20):
+        columns = torch.zeros(400, n, device="dev").unbind(1)
+        if rank == 1:
+            dist.recv(torch.zeros(1), 0)
+        work = dist.all_gather(list(columns), part, async_op=True)
+        if rank == 0:
+            with gate(stream), stream:
+                dist.send(torch.zeros(1), 1)
+                while not work.is_completed():
+                    pass
+        work.wait()
+        out += columns
+    assert all((t == 1).all() for t in out)
+
+
+def test_a_thread_that_drives_does_not_copy_on_its_own_stream(pool):
+    pool.run(a_poller_copies, 2, limit=20)
+
+
+def three_end_together(rank, n, device):
+    """The first one waits for its stream. When that goes on, all are carried out before one is told."""
+    stream, y = torch.Stream(device="dev"), torch.zeros(4, 2, device="dev")
+    first, part = torch.ones(1, device="dev"), torch.full((4,), 3.0, device="dev")
+    with gate(stream):
+        with stream:
+            works = [dist.all_reduce(first, async_op=True)]
+        works.append(dist.all_gather([y[:, 0]], part, async_op=True))
+        works.append(dist.all_reduce(y, dist._make_nccl_premul_sum(2.0), async_op=True))
+    for work in works:
+        work.wait()
+    assert (y[:, 0] == 6).all()
+
+
+def test_outputs_are_copied_before_the_next_operation_begins(pool):
+    pool.run(three_end_together, 1)
+
+
 def streams_of_two_devices(rank, n, device, *, gated):
     """The stream of one of the devices waits for rank 1, and a copy on it for that."""
     other = dist.new_group(backend="occl")

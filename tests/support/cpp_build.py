@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -21,11 +22,11 @@ CORE = ("base", "kernels", "shm", "memory", "coll")
 FLAGS = "-std=c++20 -ffp-contract=off -Wall -Wextra -pthread -fPIC -Icsrc -Itests -Itests/cpp"
 MODES = {
     "plain": "-O2",
-    "asan": "-O2 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all",
-    "tsan": "-O2 -g -fno-omit-frame-pointer -fsanitize=thread",
+    "asan": "-O2 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all",
+    "tsan": "-O2 -g1 -fno-omit-frame-pointer -fsanitize=thread",
     "faults": "-O2 -DOCCL_FAULT_POINTS",
     # Atomics, mutexes and threads are those of tests/cpp/explore, whose headers come before csrc's.
-    "explore": "-O1 -g -Itests/cpp/explore",
+    "explore": "-O1 -Itests/cpp/explore",
     # libFuzzer: needs clang.
     "fuzz": "-O1 -g -fno-omit-frame-pointer -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all "
     "-DOCCL_LIBFUZZER",
@@ -33,7 +34,7 @@ MODES = {
 USUAL_MODES = ("plain", "asan", "tsan")
 """The others are for tests that name them."""
 KERNEL_MODES = {
-    "asan": "-O1 -g -fno-omit-frame-pointer -fsanitize=address",
+    "asan": "-O1 -g1 -fno-omit-frame-pointer -fsanitize=address",
     "fuzz": "-O1",
 }
 """Other flags for csrc/kernels, where a mode's own would take minutes: its vectors are most of what there is
@@ -49,11 +50,19 @@ EXTENSION_MODES = {
 }
 """The modes the extension can be built in, and the flags of what includes PyTorch: its headers take long."""
 
+STANDARD = Path("tests", "cpp", "std.h")
+"""Standard headers, precompiled for each mode that g++ compiles."""
+
 RULES = """\
 ninja_required_version = 1.5
 builddir = {out}
+rule copy
+  command = cp $in $out
+rule precompile
+  command = {compiler} $flags -x c++-header -c $in -o $out
+  description = $out
 rule compile
-  command = {compiler} $flags -MMD -MF $out.d -c $in -o $out
+  command = {compiler} $flags $standard -MMD -MF $out.d -c $in -o $out
   depfile = $out.d
   deps = gcc
   description = $out
@@ -100,14 +109,27 @@ def extension_sources(root: Path = ROOT) -> list[Path]:
     return sorted(everything - set(core_sources(root)))
 
 
-def ninja_file(mode: str, core: list[Path], tests: list[Path], out: Path, compiler: str) -> str:
-    """The build of one mode. All paths are relative to the root, so that none needs quoting."""
+def ninja_file(
+    mode: str, core: list[Path], tests: list[Path], out: Path, compiler: str, standard: bool
+) -> str:
+    """The build of one mode. All paths are relative to the root, so that none needs quoting.
+
+    Args:
+        standard: Whether STANDARD is to be precompiled.
+    """
     lines = [RULES.format(out=out, compiler=compiler), f"flags = {MODES[mode]} {FLAGS}", ""]
+    header, precompiled = out / STANDARD.name, f"{out / STANDARD.name}.gch"
+    if standard:
+        lines += [
+            f"build {header}: copy {STANDARD}",
+            f"build {precompiled}: precompile {header}",
+            f"standard = -include {header}",
+        ]
 
     def compile_(source: Path) -> str:
-        lines.append(f"build {out / source}.o: compile {source}")
+        lines.append(f"build {out / source}.o: compile {source}" + f" | {precompiled}" * standard)
         if mode in KERNEL_MODES and source.is_relative_to("csrc/kernels"):
-            lines.append(f"  flags = {KERNEL_MODES[mode]} {FLAGS}")
+            lines.extend([f"  flags = {KERNEL_MODES[mode]} {FLAGS}", "  standard ="])
         return f"{out / source}.o"
 
     archive = out / "core.a"
@@ -127,7 +149,7 @@ def extension_rules(mode: str, out: Path) -> str:
     lines, objects = [], []
     for source in extension_sources():
         objects.append(f"{out / source}.o")
-        lines += [f"build {objects[-1]}: compile {source}", f"  flags = {flags} {includes}"]
+        lines += [f"build {objects[-1]}: compile {source}", f"  flags = {flags} {includes}", "  standard ="]
     lines += [
         f"build {out / EXTENSION}: link {' '.join(objects)} {out / 'core.a'}",
         f"  flags = -shared {flags}",
@@ -159,10 +181,14 @@ def build_extension(mode: str) -> Path:
     return ninja(mode, [EXTENSION], ROOT)
 
 
-def build_all_in_background() -> subprocess.Popen:
-    """Starts to build what tests will ask `build` for, when the machine has nothing else to do."""
+def build_in_background(programs: Iterable[tuple[str, Path]]) -> subprocess.Popen:
+    """Starts to build what tests will ask `build` for, when the machine has nothing else to do.
+
+    Args:
+        programs: A mode and a source file of each.
+    """
     return subprocess.Popen(
-        [sys.executable, __file__],
+        [sys.executable, __file__, *(f"{mode}/{source.stem}" for mode, source in programs)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -182,9 +208,9 @@ def ninja(mode: str, targets: list[str], root: Path) -> Path:
     """Brings targets of a mode up to date; returns the path of the first."""
     out = Path("build", "cpp", mode)
     (root / out).mkdir(parents=True, exist_ok=True)
-    rules = ninja_file(
-        mode, core_sources(root, mode), test_sources(root) + fuzz_sources(root), out, compiler(mode)
-    )
+    programs = test_sources(root) + fuzz_sources(root)
+    standard = mode != "fuzz" and (root / STANDARD).exists()
+    rules = ninja_file(mode, core_sources(root, mode), programs, out, compiler(mode), standard)
     if EXTENSION in targets:
         rules += extension_rules(mode, out)
     command = ninja_command()
@@ -199,6 +225,8 @@ def ninja(mode: str, targets: list[str], root: Path) -> Path:
         result = subprocess.run(
             [command, "-f", file.name, "-j", jobs, *(str(out / target) for target in targets)],
             cwd=root,
+            # Without this ccache takes no file that includes a precompiled header.
+            env={"CCACHE_SLOPPINESS": "pch_defines,time_macros"} | os.environ,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -211,15 +239,14 @@ def ninja(mode: str, targets: list[str], root: Path) -> Path:
 
 
 def main() -> None:
-    """Everything that tests name, as `build_all_in_background` runs it."""
+    """As `build_in_background` runs it: builds each ``mode/program`` of the arguments."""
     with contextlib.suppress(OSError):  # not every kernel has both
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
         # Where processes are scheduled by session, it is the session's priority that counts.
         Path("/proc/self/autogroup").write_text("19")
-    wanted = {source: modes_of((ROOT / source).read_text()) for source in test_sources()}
-    wanted |= {source: ["asan"] for source in fuzz_sources()}
+    wanted = [argument.split("/") for argument in sys.argv[1:]]
     for mode in MODES:
-        if programs := [source.stem for source, modes in wanted.items() if mode in modes]:
+        if programs := [program for its_mode, program in wanted if its_mode == mode]:
             ninja(mode, programs, ROOT)
 
 

@@ -93,14 +93,13 @@ EXCEPTIONS = (
 )
 
 SLOW = {
-    "test_barrier_timeout_group": 4,
-    "test_ddp_apply_optim_in_backward": 4,
-    "test_ddp_has_finalized": 4,
-    "test_ddp_model_diff_shape_across_ranks": 4,
-    "test_ddp_uneven_inputs": 2,
+    "test_barrier_timeout_group",
+    "test_ddp_apply_optim_in_backward",
+    "test_ddp_has_finalized",
+    "test_ddp_model_diff_shape_across_ranks",
+    "test_ddp_uneven_inputs",
 }
-"""By default these run with this number of ranks only. Most wait for timeouts of 5 or 10 seconds; the uneven
-inputs take a minute with four ranks."""
+"""Only full runs have these. Most wait for timeouts of 5 or 10 seconds; the uneven inputs take a minute."""
 
 
 def find(name: str, device: str, world_size: int) -> Excepted | None:

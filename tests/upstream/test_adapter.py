@@ -200,7 +200,7 @@ SPAWNED = [
 
 
 @pytest.mark.parametrize("name", SPAWNED[:1] + [pytest.param(n, marks=pytest.mark.full) for n in SPAWNED[1:]])
-@pytest.mark.parametrize("device", ["cpu", "dev"])
+@pytest.mark.parametrize("device", [pytest.param("cpu", marks=pytest.mark.full), "dev"])
 def test_it_is_the_same_in_spawned_processes(device, name):
     """By PyTorch's own runner: see `spawned.py`."""
     result = subprocess.run(

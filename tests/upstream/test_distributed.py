@@ -4,8 +4,8 @@ A result is: passed on all ranks; skipped on all ranks, because it needs more ra
 `exceptions.py` says. A test that is listed there and passes, or fails with other words or on other ranks, is
 a failure here, so that the list stays true.
 
-By default four ranks run all of it, and two on the CPU and three on ``dev``. Full runs have in addition the
-other way round, what takes long, and on the CPU what asks for an accelerator by name.
+By default four ranks run all of it on ``dev``, but for what takes long. Full runs have the CPU, and two and
+three ranks too.
 """
 
 from __future__ import annotations
@@ -16,17 +16,10 @@ from . import exceptions, rewriting
 
 
 def configurations():
-    for device, fewer in (("cpu", 2), ("dev", 3)):
+    for device in ("cpu", "dev"):
         for world_size in (4, 2, 3):
             for name in rewriting.test_names():
-                elsewhere = device == "cpu" and name.endswith(
-                    ("_cuda", "_gpu", "_nccl")
-                )  # runs on dev by default
-                full = (
-                    elsewhere
-                    or world_size not in (4, fewer)
-                    or exceptions.SLOW.get(name, world_size) != world_size
-                )
+                full = (device, world_size) != ("dev", 4) or name in exceptions.SLOW
                 yield pytest.param(
                     device,
                     world_size,
