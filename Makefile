@@ -5,6 +5,7 @@ PYTHON ?= python3
 # The versions of PyTorch that the package works with: see torch_occl/_versions.py.
 TORCH ?= $(shell sed -n 's/^requires = .*"\(torch[^"]*\)".*/\1/p' pyproject.toml)
 ARGS ?=
+WORKERS ?= 2
 
 VENV_PYTHON := .venv/bin/python
 SOURCES := $(shell find csrc -type d -o -name '*.cpp' -o -name '*.h')
@@ -32,13 +33,14 @@ help:
 	@echo 'make clean       remove what was built;             make distclean removes .venv too'
 	@echo
 	@echo 'PYTHON=python3.12 chooses the interpreter of a new .venv; TORCH=torch==2.13.0 what is installed in it;'
+	@echo 'WORKERS=N runs the tests in N processes (2), each of which starts up to 64 ranks; ARGS="-n0 --pdb" in one.'
 	@echo 'MAX_JOBS=N limits the number of compilers that run at once.'
 
 demo: setup
 	@$(VENV_PYTHON) examples/compare.py $(ARGS)
 
 test: setup
-	@$(VENV_PYTHON) -m pytest $(ARGS)
+	@$(VENV_PYTHON) -m pytest -n $(WORKERS) $(ARGS)
 
 test-all: setup
 	@$(VENV_PYTHON) -m tests.everything $(ARGS)

@@ -11,8 +11,8 @@ import time
 from tests.support import cpp_build
 
 PARTS = {
-    "tests": ["pytest"],
-    "matrices": ["pytest", "-m", "full"],
+    "tests": ["pytest", "-n2"],
+    "matrices": ["pytest", "-n2", "-m", "full"],
     "asan": ["tests.sanitize", "asan"],
     "tsan": ["tests.sanitize", "tsan"],
     "mutations": ["tests.mutations"],

@@ -71,6 +71,7 @@ def test_every_operation_is_measured_with_every_contender(ranks, names, sizes, t
         assert 0 < values[0] <= values[-1] < math.inf
 
 
+@pytest.mark.full
 def test_the_picture_is_drawn(tmp_path):
     pytest.importorskip("matplotlib")
     file = tmp_path / "picture.png"

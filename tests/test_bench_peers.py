@@ -76,7 +76,8 @@ def lazy(lazy_program, tmp_path, monkeypatch):
 
 @needs_compiler
 @needs_objects
-@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("ranks", [2, 3])
 def test_the_core_and_the_roofline_are_measured_in_turns_with_the_others(ranks, tmp_path):
     file, picture = tmp_path / "results.json", tmp_path / "picture.png"
     names = ["core-dev", "core-cpu", "roofline-cached", "roofline-streaming", "occl-dev"]

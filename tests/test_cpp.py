@@ -1,4 +1,4 @@
-"""Runs the C++ tests of the core: plain, with faults, under the explorer; in full runs with the sanitizers.
+"""Runs the C++ tests of the core: plain, under the explorer; in full runs with the sanitizers.
 
 A test is one program, ``tests/cpp/test_*.cpp``. Its last line is ``N passed, M failed``. A line
 ``// modes: plain asan`` in it names the modes it runs in, where not all make sense.
@@ -172,5 +172,5 @@ def test_a_source_that_does_not_compile_shows_the_compiler_s_message(tmp_path):
 def test_modes_are_the_usual_ones_unless_the_source_names_some():
     assert cpp_build.modes_of("int main() {}") == ["plain", "asan", "tsan"]
     assert cpp_build.modes_of("// A test\n// modes: plain asan\n") == ["plain", "asan"]
-    with pytest.raises(ValueError, match="plain, asan, tsan, faults"):
+    with pytest.raises(ValueError, match="plain, asan, tsan, explore"):
         cpp_build.modes_of("// modes: msan")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 from tests import everything
@@ -33,6 +34,7 @@ def test_what_is_not_overridden_has_a_reason():
     assert rows and all(len(reason) > 10 for _, reason in rows), rows
 
 
+@pytest.mark.full
 def test_make_test_all_leaves_no_test_out():
     assert (
         "\ntest-all: setup\n\t@$(VENV_PYTHON) -m tests.everything $(ARGS)\n"

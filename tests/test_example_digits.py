@@ -62,7 +62,8 @@ def test_two_ranks_reach_97_percent_and_have_the_losses_of_one(kind, reference, 
     torch.testing.assert_close(results["losses"][:steps], reference["losses"], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", [KINDS[0], *OTHER_KINDS])
+@pytest.mark.full
+@pytest.mark.parametrize("kind", KINDS)
 def test_one_rank_without_torchrun_has_the_same_losses(kind, reference, tmp_path):
     results = train(kind, 1, tmp_path / "one.json", "--epochs", "1")
     assert results["losses"] == pytest.approx(reference["losses"][:22], rel=1e-3, abs=1e-4)

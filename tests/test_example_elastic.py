@@ -16,6 +16,7 @@ def accuracy(output: str, ranks: int) -> float:
     return float(re.search(rf"^{ranks} ranks, test accuracy ([\d.]+)%$", output, re.MULTILINE)[1])
 
 
+@pytest.mark.full
 def test_three_of_four_ranks_shrink_and_reach_the_accuracy_without_a_checkpoint():
     shown = run([EXAMPLE, "--ranks", "4", "--kill", "2:60", "--steps", "200"])
     # Who has the sum of the gradients of a step when rank 2 dies has made that step.

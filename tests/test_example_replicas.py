@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.processes import in_dev_shm
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 TIMEOUT = 280
 """Seconds after which a run counts as hanging."""
@@ -106,7 +108,7 @@ class Running:
 @contextmanager
 def training(*command: object) -> Iterator[Running]:
     """The example in a session of its own, as in a terminal. It leaves nothing in /dev/shm."""
-    before = sorted(Path("/dev/shm").iterdir())
+    before = in_dev_shm()
     process = subprocess.Popen(
         [sys.executable, *map(str, command)],
         stdout=subprocess.PIPE,
@@ -121,12 +123,13 @@ def training(*command: object) -> Iterator[Running]:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         process.stdout.close()
-    assert sorted(Path("/dev/shm").iterdir()) == before
+    assert in_dev_shm() == before
 
 
 SUBPROCESSES = EXAMPLES / "replicas_in_subprocesses.py"
 
 
+@pytest.mark.full
 def test_replicas_in_subprocesses_learn_and_leave_nothing(tmp_path):
     with training(SUBPROCESSES, "--json", tmp_path / "results.json") as example:
         assert example.finish() == 0, example.output
@@ -189,6 +192,7 @@ def test_options_that_make_no_sense_are_refused(example, options):
     assert refused.returncode == 2 and "error: " in refused.stderr and "Traceback" not in refused.stderr
 
 
+@pytest.mark.full
 def test_ctrl_c_twice_ends_at_once():
     with training(SUBPROCESSES, "--epochs", 100_000) as example:
         example.read_until("epoch 1: ")

@@ -7,6 +7,7 @@ import subprocess
 import sysconfig
 from pathlib import Path
 
+import pytest
 import torch
 from torch.utils.cpp_extension import include_paths
 
@@ -60,6 +61,7 @@ def rewritten(folder: Path) -> None:
         (folder / path).write_text(content)
 
 
+@pytest.mark.full
 def test_the_backend_compiles_where_capabilities_are_asked_for_at_once(tmp_path):
     rewritten(tmp_path)
     program = tmp_path / "program.cpp"

@@ -221,7 +221,7 @@ class RankProcess {
     report_.joined = main_.group != nullptr;
     copy_text(report_.census, trap_.census());
     report_.stage.store(Report::ended, std::memory_order_release);  // pairs with Trial
-    while (!board_.survivors) std::this_thread::sleep_for(std::chrono::microseconds(200));
+    while (!board_.survivors) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     if (!report_.able) return;
     Ranks survivors, members;
     for (int i = 0; i < fault_.size; ++i) {
@@ -237,7 +237,7 @@ class RankProcess {
     close(main_);
     ++board_.closed;
     while (board_.closed < static_cast<int>(survivors.size()))
-      std::this_thread::sleep_for(std::chrono::microseconds(200));
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
     // What others may have been reading when a group was destroyed is given back when the next one is made.
     join(main_, Board::alone, {me_});
     close(main_);
@@ -313,7 +313,7 @@ class RankProcess {
         if ((board_.dead[number] || ended || deadline.passed()) && !there)
           fail(Errc::timeout, "rank ", i, " (pid ", board_.pids[number],
                ") did not come");  // the store's part
-        std::this_thread::sleep_for(std::chrono::microseconds(100));
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
       }
       invitations.push_back(board_.seats[round][number].invitation);
     }

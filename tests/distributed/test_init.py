@@ -14,6 +14,7 @@ import torch.distributed as dist
 from tests.support.checks import assert_works, backend
 from tests.support.devices import DEVICES
 from tests.support.interpreter import run_python
+from tests.support.thinning import first
 from torch_occl._C import ProcessGroupOCCL
 
 
@@ -193,7 +194,7 @@ def test_groups_may_be_made_and_destroyed_again_and_again(fresh, same_store, wor
         team.run(again_and_again, device, file=team.zygote.new_file(), times=5, same_store=same_store)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", first(reversed(DEVICES)))
 def test_torchrun_starts_ranks(device):
     script = Path(__file__).parent / "scripts" / "under_torchrun.py"
     output = run_python(
@@ -210,7 +211,7 @@ def test_torchrun_starts_ranks(device):
     ], output
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", first(reversed(DEVICES)))
 def test_multiprocessing_spawn_starts_ranks(device, tmp_path):
     script = Path(__file__).parent / "scripts" / "spawned.py"
     output = run_python(script, device, tmp_path / "store", OMP_NUM_THREADS="1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.testing._internal.common_distributed import MultiProcessTestCase
@@ -35,6 +36,7 @@ class OcclTest(MultiProcessTestCase):
             dist.barrier()
         dist.destroy_process_group()
 
+    @pytest.mark.full
     def test_messages_arrive(self) -> None:
         self.init()
         for device in DEVICES:

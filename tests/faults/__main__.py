@@ -37,7 +37,7 @@ def main() -> None:
         "OCCL_TEST_SEED": str(arguments.seed),
         "OCCL_TEST_SECONDS": str(seconds),
     }
-    program = cpp_build.build("faults", Path("tests", "cpp", "test_faults.cpp"))
+    program = cpp_build.build("plain", Path("tests", "cpp", "test_faults.cpp"))
     print(test_cpp.run(program, timeout=seconds + test_cpp.TIMEOUT, only="random faults"))
 
 

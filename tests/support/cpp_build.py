@@ -5,7 +5,6 @@ For each mode a static archive of the core and one program for each ``tests/cpp/
 decide what is out of date.
 """
 
-import contextlib
 import fcntl
 import os
 import re
@@ -14,17 +13,15 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 CORE = ("base", "kernels", "shm", "memory", "coll")
 FLAGS = "-std=c++20 -ffp-contract=off -Wall -Wextra -pthread -fPIC -Icsrc -Itests -Itests/cpp"
 MODES = {
-    "plain": "-O2",
+    "plain": "-O2 -DOCCL_FAULT_POINTS",
     "asan": "-O2 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all",
     "tsan": "-O2 -g1 -fno-omit-frame-pointer -fsanitize=thread",
-    "faults": "-O2 -DOCCL_FAULT_POINTS",
     # Atomics, mutexes and threads are those of tests/cpp/explore, whose headers come before csrc's.
     "explore": "-O1 -Itests/cpp/explore",
     # libFuzzer: needs clang.
@@ -35,10 +32,11 @@ USUAL_MODES = ("plain", "asan", "tsan")
 """The others are for tests that name them."""
 KERNEL_MODES = {
     "asan": "-O1 -g1 -fno-omit-frame-pointer -fsanitize=address",
+    "explore": "-O0",
     "fuzz": "-O1",
 }
 """Other flags for csrc/kernels, where a mode's own would take minutes: its vectors are most of what there is
-to compile, and their lanes say little to UBSan and to a fuzzer."""
+to compile, and their lanes say little to UBSan, to the explorer and to a fuzzer."""
 EXTENSION = "_C.so"
 EXTENSION_MODES = {
     mode: f"-O1 -g1 -fno-omit-frame-pointer {sanitizers} -Wno-unused-parameter -fvisibility=hidden "
@@ -181,21 +179,6 @@ def build_extension(mode: str) -> Path:
     return ninja(mode, [EXTENSION], ROOT)
 
 
-def build_in_background(programs: Iterable[tuple[str, Path]]) -> subprocess.Popen:
-    """Starts to build what tests will ask `build` for, when the machine has nothing else to do.
-
-    Args:
-        programs: A mode and a source file of each.
-    """
-    return subprocess.Popen(
-        [sys.executable, __file__, *(f"{mode}/{source.stem}" for mode, source in programs)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-
-
 def ninja_command() -> str:
     """That of this environment, whether or not that is activated."""
     command = shutil.which("ninja", path=f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ['PATH']}")
@@ -236,19 +219,3 @@ def ninja(mode: str, targets: list[str], root: Path) -> Path:
     if result.returncode:
         raise RuntimeError(result.stdout)
     return root / out / targets[0]
-
-
-def main() -> None:
-    """As `build_in_background` runs it: builds each ``mode/program`` of the arguments."""
-    with contextlib.suppress(OSError):  # not every kernel has both
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-        # Where processes are scheduled by session, it is the session's priority that counts.
-        Path("/proc/self/autogroup").write_text("19")
-    wanted = [argument.split("/") for argument in sys.argv[1:]]
-    for mode in MODES:
-        if programs := [program for its_mode, program in wanted if its_mode == mode]:
-            ninja(mode, programs, ROOT)
-
-
-if __name__ == "__main__":
-    main()

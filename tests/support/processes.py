@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 from tests.support import worker
 
@@ -109,3 +110,9 @@ def in_forked_child(body: Callable[[], object]) -> str:
         text = pipe.read()
     assert os.waitpid(child, 0)[1] == 0
     return text
+
+
+def in_dev_shm() -> list[Path]:
+    """What lies in /dev/shm, but for what other libraries put there in tests that run beside this one."""
+    others = ("torch_", "sem.", "vader_", "mpich_", "Intel_MPI", "ccl-", "psm")
+    return sorted(path for path in Path("/dev/shm").iterdir() if not path.name.startswith(others))

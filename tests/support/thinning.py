@@ -3,17 +3,29 @@
 Of a test function with more than `FEW` cases, as many stay as it takes for every two values of two parameters
 to meet that meet in any case (pairwise testing). A function with one parameter keeps all its cases, and so
 does one with two parameters that are combined freely. Which cases stay depends only on the parameters.
+
+Where each case starts an interpreter, which takes seconds, the test names the cases that stay: `first`.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import combinations
 
 import pytest
 
 FEW = 8
+
+
+def first(cases: Iterable[object], stay: int = 1) -> list[object]:
+    """Parameters of which only so many are run by default."""
+    return [
+        case
+        if at < stay
+        else pytest.param(*(case if isinstance(case, tuple) else [case]), marks=pytest.mark.full)
+        for at, case in enumerate(cases)
+    ]
 
 
 def pairs_of(case: Mapping[str, Hashable]) -> set[tuple[Hashable, ...]]:

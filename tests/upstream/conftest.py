@@ -1,31 +1,12 @@
-"""The zygote with PyTorch's tests loaded, and the table of how many of them passed."""
+"""The zygote with PyTorch's tests loaded."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-
 import pytest
 
+from tests.support.tables import tell
+
 from . import survey
-
-ENDINGS = pytest.StashKey[dict]()
-KINDS = ("passed", "excepted", "skipped", "failed")
-
-
-def pytest_configure(config):
-    config.stash[ENDINGS] = defaultdict(Counter)
-
-
-def pytest_terminal_summary(terminalreporter, config):
-    endings = config.stash[ENDINGS]
-    if endings:
-        terminalreporter.section("PyTorch's own distributed tests")
-        terminalreporter.write_line("device  ranks " + "".join(f"{kind:>10}" for kind in ("run", *KINDS)))
-        for (device, world_size), counts in sorted(endings.items()):
-            numbers = [counts.total(), *(counts[kind] for kind in KINDS)]
-            terminalreporter.write_line(
-                f"{device:6} {world_size:6} " + "".join(f"{number:10}" for number in numbers)
-            )
 
 
 @pytest.fixture(scope="session")
@@ -55,6 +36,6 @@ def count(request):
     """Adds to the table at the end of the run: ``count(device, world_size, kind)``."""
 
     def add(device: str, world_size: int, kind: str) -> None:
-        request.config.stash[ENDINGS][device, world_size][kind] += 1
+        tell(request.node, "upstream", device, world_size, kind)
 
     return add

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.devices import DEVICES
+
 from . import exceptions, rewriting, stand_ins
 
 GLOO = Path(__file__).with_name("gloo.txt")
@@ -199,8 +201,9 @@ SPAWNED = [
 ]
 
 
-@pytest.mark.parametrize("name", SPAWNED[:1] + [pytest.param(n, marks=pytest.mark.full) for n in SPAWNED[1:]])
-@pytest.mark.parametrize("device", [pytest.param("cpu", marks=pytest.mark.full), "dev"])
+@pytest.mark.full
+@pytest.mark.parametrize("name", SPAWNED)
+@pytest.mark.parametrize("device", DEVICES)
 def test_it_is_the_same_in_spawned_processes(device, name):
     """By PyTorch's own runner: see `spawned.py`."""
     result = subprocess.run(
