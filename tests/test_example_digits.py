@@ -110,5 +110,6 @@ def compare_different_parameters(rank: int, store: str) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.full
 def test_parameters_that_differ_in_one_bit_are_an_error_on_every_rank(tmp_path):
     mp.spawn(compare_different_parameters, args=(str(tmp_path / "store"),), nprocs=2)

@@ -103,7 +103,8 @@ def test_a_timeout_names_the_ranks_that_have_not_come_and_what_they_did_last(fre
         outcomes = team.finish()
         assert not any(outcome.failed for outcome in outcomes), outcomes
         texts = [outcomes[rank].result[0] for rank in in_time]
-        assert all(outcomes[rank].result[1] >= TIMEOUT for rank in in_time[:1]), outcomes
+        # The first one to give up tells the others, which may have come later.
+        assert max(outcomes[rank].result[1] for rank in in_time) >= TIMEOUT, outcomes
         assert any(
             "Timed out waiting" in text and f"for all_reduce(float32[{count}], SUM)" in text for text in texts
         ), texts

@@ -99,7 +99,8 @@ SLOW = {
     "test_ddp_model_diff_shape_across_ranks",
     "test_ddp_uneven_inputs",
 }
-"""Only full runs have these. Most wait for timeouts of 5 or 10 seconds; the uneven inputs take a minute."""
+"""None of these stands for its family in the default run. Most wait for timeouts of 5 or 10 seconds; the uneven
+inputs take a minute."""
 
 
 def find(name: str, device: str, world_size: int) -> Excepted | None:

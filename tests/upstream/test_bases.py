@@ -79,6 +79,7 @@ class Continuous(MultiProcContinuousTest):
         self.assertEqual((dist.get_rank(), dist.get_world_size()), (self.rank, self.world_size))
 
 
+@pytest.mark.full
 class OfDTensor(DTensorContinuousTestBase):
     """It looks up device and backend."""
 

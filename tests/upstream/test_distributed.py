@@ -4,8 +4,8 @@ A result is: passed on all ranks; skipped on all ranks, because it needs more ra
 `exceptions.py` says. A test that is listed there and passes, or fails with other words or on other ranks, is
 a failure here, so that the list stays true.
 
-By default four ranks run it on ``dev``, without what takes long and without variants of other tests. Full
-runs have all of it, the CPU, and two and three ranks too.
+By default four ranks run one test of each family on ``dev``. Full runs have all of them, the CPU, and two and
+three ranks too.
 """
 
 from __future__ import annotations
@@ -14,25 +14,19 @@ import pytest
 
 from . import exceptions, rewriting
 
-VARIANTS = (
-    *("_group", "_full_group", "_cuda", "_twice", "_complex", "_torch_profiler", "_autograd_profiler"),
-    *("_grad_is_view", "_with_hierarchical_sgd"),
-)
-"""How the name of a test continues the name of the test whose variant it is."""
 
-
-def is_variant(name: str, names: set[str]) -> bool:
-    return any(name.endswith(end) and name.removesuffix(end) in names for end in VARIANTS)
+def families() -> set[str]:
+    """One test of each family: of those whose names begin with the same two words."""
+    names = [name for name in rewriting.test_names() if name not in exceptions.SLOW]
+    return set({"_".join(name.split("_")[1:3]): name for name in reversed(names)}.values())
 
 
 def configurations():
-    names = set(rewriting.test_names())
+    stay = families()
     for device in ("cpu", "dev"):
         for world_size in (4, 2, 3):
             for name in rewriting.test_names():
-                full = (
-                    (device, world_size) != ("dev", 4) or name in exceptions.SLOW or is_variant(name, names)
-                )
+                full = (device, world_size) != ("dev", 4) or name not in stay
                 yield pytest.param(
                     device,
                     world_size,
