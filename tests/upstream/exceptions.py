@@ -99,7 +99,7 @@ SLOW = {
     "test_ddp_model_diff_shape_across_ranks",
     "test_ddp_uneven_inputs",
 }
-"""None of these stands for its family in the default run. Most wait for timeouts of 5 or 10 seconds; the uneven
+"""None of these stands for its family by default. Most wait for timeouts of 5 or 10 seconds; the uneven
 inputs take a minute."""
 
 
