@@ -114,7 +114,7 @@ def test_ranks_that_run_out_of_descriptors_fail_the_self_test_and_the_command():
     found = document(lower=FEW, status=1)
     assert found["works"] is False
     assert found["problems"] == ["self-test: rank 0", "self-test: rank 1"]
-    assert "ulimit -n" in found["sections"]["self-test"]["rank 0"]["text"]
+    assert "(ulimit -n)" in found["sections"]["self-test"]["rank 0"]["remedy"]
 
 
 def test_a_wrong_value_is_a_problem_and_the_remedy_names_the_variable():
@@ -281,6 +281,7 @@ def test_objects_that_were_said_stay_said_when_the_process_fails(tmp_path):
     ("text", "exception"),
     [
         ("Traceback:\n  File\nKeyError: 'a'\n", "KeyError: 'a'"),
+        ("[rank0]:   File\n[rank0]: KeyError: 'a'\n[rank0]: b\n", "KeyError: 'a' b"),
         ("ValueError: x\nDuring handling\na.b.CError: two\nlines\n", "a.b.CError: two lines"),
         ("Fatal Python error\nlast words\n", "last words"),
         ("", ""),
@@ -345,6 +346,24 @@ def test_a_rank_that_hangs_or_fails_is_named():
         ("rank 0", "failed: KeyError: 3"),
         ("rank 1", "failed: KeyError: 4"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("reason", "remedy"),
+    [
+        ("cannot map 5 bytes (ulimit -v may be too low)", "Raise this limit (ulimit -v)"),
+        ('OCCL_TUNING="a=1": there is no', "Correct or unset the environment variable OCCL_TUNING."),
+        ("OCCL_TUNING_X", "Look above"),
+    ],
+)
+def test_the_remedy_for_a_rank_follows_from_its_error(reason, remedy):
+    assert selftest.advice(reason).startswith(remedy)
+
+
+@pytest.mark.parametrize(("cores", "words"), [(1, "sleep at once"), (4, "up to 4 ranks"), (500, "up to 256")])
+def test_how_ranks_wait_follows_from_the_cores(cores, words):
+    (line,) = software.choice_lines({}, "AVX2", cores)
+    assert words in line.text
 
 
 def test_a_time_is_slow_for_the_kind_of_machine():

@@ -32,6 +32,8 @@ PATIENCE = 5.0
 LONGEST = 500
 """Characters of an error that are shown."""
 
+RANK = re.compile(r"^\[rank\d+\]: ", re.MULTILINE)
+"""PyTorch puts it before every line of a traceback once there is a group."""
 ERROR = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b", re.MULTILINE)
 
 
@@ -63,6 +65,7 @@ def signal_name(number: int) -> str:
 
 def exception_in(text: str) -> str:
     """The last exception of a traceback, in one line; or the last line; "" of nothing."""
+    text = RANK.sub("", text)
     starts = [match.start() for match in ERROR.finditer(text)]
     last = text[starts[-1] :] if starts else (text.strip().splitlines() or [""])[-1]
     line = " ".join(last.split())

@@ -73,6 +73,8 @@ def advice(reason: str) -> str:
     """What to do about a rank that failed for this reason."""
     if remedy := wrong_variable(reason):
         return remedy
+    if limit := re.search(r"\bulimit -\w\b", reason):
+        return f"Raise this limit ({limit[0]}), in the shell or for the container."
     return (
         "Look above for what this system refuses; if there is nothing, report this with the output of --json."
     )

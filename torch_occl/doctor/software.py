@@ -155,6 +155,8 @@ def choice_lines(said: dict[str, Any], capability: str, cores: int) -> list[Line
         f"groups of up to {number} ranks spin for a moment, then sleep; larger ones sleep at once, because "
         "they have no core for each rank"
     )
+    if number < 2:
+        text = "ranks sleep at once: there is one core for all of them"
     lines.append(Line("waiting", text, {"ranks_that_spin": number}))
     return lines
 
