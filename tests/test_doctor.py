@@ -267,6 +267,8 @@ def test_a_process_that_does_not_end_is_killed_at_the_deadline_and_what_it_said_
     (tmp_path / "script.py").write_text(f"open({str(fifo)!r})")  # waits for a writer
     ended = children.run([["script.py"]], 0.0, tmp_path)[0]
     assert ended.status is None and ended.reason() == "it did not end in time, and was killed"
+    with pytest.raises(OSError, match=os.strerror(errno.ENXIO)):  # nobody has it open
+        os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
 
 
 def test_objects_that_were_said_stay_said_when_the_process_fails(tmp_path):
@@ -523,11 +525,21 @@ NEAR_2_63 = "9223372036854771712"
                 "proc/self/mountinfo": V2,
                 "proc/self/cgroup": "0::/a.slice/b.service",
                 "sys/fs/cgroup/a.slice/memory.max": "4096",
-                "sys/fs/cgroup/a.slice/b.service/memory.max": "max",
-                "sys/fs/cgroup/a.slice/b.service/cpu.max": "max 100000",
+                "sys/fs/cgroup/a.slice/cpu.max": "50000 100000",
+                "sys/fs/cgroup/a.slice/b.service/memory.max": "8192",
+                "sys/fs/cgroup/a.slice/b.service/cpu.max": "200000 100000",
                 "sys/fs/cgroup/other/memory.max": "1",
             },
-            cgroups.Limits(("v2",), None, 4096),
+            cgroups.Limits(("v2",), 0.5, 4096),
+        ),
+        (
+            {
+                "proc/self/mountinfo": V2,
+                "proc/self/cgroup": "0::/a",
+                "sys/fs/cgroup/a/memory.max": "max",
+                "sys/fs/cgroup/a/cpu.max": "max 100000",
+            },
+            cgroups.Limits(("v2",), None, None),
         ),
         (  # without a namespace of its own, as in Docker with version 1
             {

@@ -100,7 +100,6 @@ def run(jobs: Sequence[Sequence[str]], seconds: float, folder: Path = FOLDER) ->
             running.callback(kill, process)
             processes.append(process)
         statuses = [wait(process, end) for process in processes]
-        running.close()
         return [
             Ended(status, objects_in(out.read_text(errors="replace")), err.read_text(errors="replace"))
             for status, (out, err) in zip(statuses, outputs, strict=True)
