@@ -83,7 +83,13 @@ def test_the_wheel_has_the_package_and_nothing_of_the_repository():
     """Programs of other libraries are built from ``benchmarks/peers`` of a checkout."""
     code = "from setuptools import find_packages; print(*sorted(find_packages(include=['torch_occl*'])))"
     packages = python("-c", code).split()
-    assert packages == ["torch_occl", "torch_occl.bench", "torch_occl.dev", "torch_occl.replicas"]
+    assert packages == [
+        "torch_occl",
+        "torch_occl.bench",
+        "torch_occl.dev",
+        "torch_occl.doctor",
+        "torch_occl.replicas",
+    ]
     sources = (ROOT / "torch_occl").rglob("*.py")
     assert [
         path

@@ -7,34 +7,38 @@ Importing this package registers
 * the ``torch.distributed`` backend ``occl`` for ``dev`` and CPU tensors.
 
 Where the package is installed, ``import torch`` alone registers the backend for CPU tensors.
+
+``python -m torch_occl`` imports it too, and registers nothing: ``doctor`` must run where PyTorch or the
+extension cannot be loaded.
 """
 
-import torch.distributed
-
-from torch_occl import _versions
-
-_versions.check_running()
-
-from torch_occl import _C, _privateuse1  # noqa: E402, F401  (_C may have been loaded before the package)
-
-_name = _privateuse1.register()
+from torch_occl import _command, _versions
 
 __all__ = []
-if torch.distributed.is_available():  # some PyTorch is built without it, and has only the device then
-    from torch_occl import _backend
+if not _command.starting():
+    import torch.distributed
 
-    _backend.register(_name)
+    _versions.check_running()
 
-    from torch_occl._C import ArgumentError, ProcessGroupOCCL, WorkOCCL
-    from torch_occl._groups import shrink_group
-    from torch_occl._shared import (
-        empty_shared,
-        memory_stats,
-        share_as_environment_says,
-        share_cpu_memory,
-    )
+    from torch_occl import _C, _privateuse1  # noqa: F401  (_C may have been loaded before the package)
 
-    share_as_environment_says()
-    __all__ += ["ArgumentError", "ProcessGroupOCCL", "WorkOCCL", "empty_shared", "memory_stats"]
-    __all__ += ["share_cpu_memory", "shrink_group"]
+    _name = _privateuse1.register()
+
+    if torch.distributed.is_available():  # some PyTorch is built without it, and has only the device then
+        from torch_occl import _backend
+
+        _backend.register(_name)
+
+        from torch_occl._C import ArgumentError, ProcessGroupOCCL, WorkOCCL
+        from torch_occl._groups import shrink_group
+        from torch_occl._shared import (
+            empty_shared,
+            memory_stats,
+            share_as_environment_says,
+            share_cpu_memory,
+        )
+
+        share_as_environment_says()
+        __all__ += ["ArgumentError", "ProcessGroupOCCL", "WorkOCCL", "empty_shared", "memory_stats"]
+        __all__ += ["share_cpu_memory", "shrink_group"]
 __version__ = _versions.VERSION

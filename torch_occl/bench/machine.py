@@ -9,16 +9,9 @@ from pathlib import Path
 import torch
 
 from torch_occl.bench.contenders import occl_variables
+from torch_occl.doctor.machine import processor
 
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-
-
-def cpu_model() -> str:
-    """The processor's name, or its architecture where the kernel tells no name."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.machine()
 
 
 def caches() -> str:
@@ -38,7 +31,7 @@ def describe() -> dict[str, str]:
         version = "not installed"
     variables = " ".join(f"{name}={value}" for name, value in occl_variables().items())
     return {
-        "cpu": cpu_model(),
+        "cpu": processor(),
         "cores": f"{len(os.sched_getaffinity(0))} of {os.cpu_count()}",
         "caches": caches(),
         "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.1f} GiB",

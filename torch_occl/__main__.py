@@ -1,0 +1,13 @@
+"""``python -m torch_occl``: its commands. See `torch_occl.doctor.command`."""
+
+import os
+import sys
+
+from torch_occl.doctor.command import main
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the end
+        sys.exit(1)

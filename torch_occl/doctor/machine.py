@@ -1,0 +1,174 @@
+"""The machine and the container: cores, caches, sockets, memory, limits of control groups, huge pages."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from pathlib import Path
+
+from torch_occl.doctor import cgroups
+from torch_occl.doctor.reading import chosen, field, parse_cores, parse_size, read, write_cores, write_size
+from torch_occl.doctor.report import HINT, PROBLEM, WARNING, Line, Section
+
+CPUS = Path("/sys/devices/system/cpu")
+NODES = Path("/sys/devices/system/node")
+THP = Path("/sys/kernel/mm/transparent_hugepage")
+SEEN = Path("/sys/fs/cgroup/memory.max")
+"""The only limit of a control group that occl reads (csrc/shm/available_memory.cpp)."""
+
+OLDEST_KERNEL = (5, 3)
+"""For pidfd_open."""
+FRACTION = 0.95
+"""The default of OCCL_MEMORY_FRACTION."""
+
+
+def processor() -> str:
+    """Its name, or the architecture where the kernel tells no name."""
+    return field(read(Path("/proc/cpuinfo")), "model name") or platform.machine()
+
+
+def caches(core: int) -> list[str]:
+    """Level, kind and size of each cache of a core, and which cores share the last one."""
+    found, sharers = [], ""
+    for index in sorted((CPUS / f"cpu{core}" / "cache").glob("index*")):
+        level, kind = read(index / "level"), read(index / "type")
+        size = parse_size(read(index / "size"))
+        name = f"L{level}{'' if kind == 'Unified' else kind[:1].lower()}"
+        found.append(f"{name} {write_size(size) if size else 'of unknown size'}")
+        sharers = read(index / "shared_cpu_list")
+    if found and sharers:
+        found[-1] += f" shared by cores {sharers}"
+    return found
+
+
+def sockets(cores: set[int]) -> set[str]:
+    """The processor packages in which these cores lie."""
+    return {read(CPUS / f"cpu{core}" / "topology" / "physical_package_id") or "0" for core in cores}
+
+
+def nodes() -> dict[int, set[int]]:
+    """The cores of each NUMA node."""
+    found = {}
+    for folder in NODES.glob("node*"):
+        if match := re.fullmatch(r"node(\d+)", folder.name):
+            found[int(match[1])] = parse_cores(read(folder / "cpulist"))
+    return dict(sorted(found.items()))
+
+
+def kernel_line(release: str) -> Line:
+    version = tuple(int(part) for part in re.findall(r"\d+", release)[:2])
+    if version and version < OLDEST_KERNEL:
+        remedy = "Use Linux {}.{} or newer, which has pidfd_open.".format(*OLDEST_KERNEL)
+        return Line("kernel", release, level=PROBLEM, remedy=remedy)
+    return Line("kernel", release)
+
+
+def cores_line(cores: set[int], number: int) -> Line:
+    text = f"{len(cores)} of {number} (affinity {write_cores(cores)})"
+    if len(cores) < 2:
+        remedy = "Give the ranks a core each (taskset, cpuset): on one core they only take turns."
+        return Line("cores", text, len(cores), HINT, remedy)
+    return Line("cores", text, len(cores))
+
+
+def topology_lines(cores: set[int]) -> list[Line]:
+    packages = sockets(cores)
+    parts = [f"node {node}: cores {write_cores(on)}" for node, on in nodes().items()]
+    lines = [
+        Line("caches", ", ".join(caches(min(cores))) or "unknown"),
+        Line("sockets", f"{len(packages)} with usable cores", len(packages)),
+        Line("NUMA nodes", "; ".join(parts) or "unknown", {str(k): sorted(v) for k, v in nodes().items()}),
+    ]
+    if len(packages) > 1:
+        remedy = "Keep the ranks of a group on one socket (numactl, taskset) if they fit there."
+        lines[1] = Line("sockets", lines[1].text, len(packages), HINT, remedy)
+    return lines
+
+
+def quota_line(found: cgroups.Limits, cores: int) -> Line:
+    name = "cpu quota"
+    if found.cores is None:
+        return Line(name, "none", "none")
+    text = f"{found.cores:g} cores' time"
+    if found.cores < cores:
+        remedy = (
+            f"Raise the quota or allow fewer cores (taskset, cpuset): occl counts {cores} cores and lets "
+            "ranks spin on them, and the quota then stops all ranks for a while."
+        )
+        return Line(name, text, found.cores, WARNING, remedy)
+    return Line(name, text, found.cores)
+
+
+def memory_limit_line(limit: int | None, total: int, seen: int | None, fraction: str) -> Line:
+    """The limit of the control group.
+
+    Args:
+        total: of the machine.
+        seen: the limit that occl reads.
+        fraction: the value of OCCL_MEMORY_FRACTION.
+    """
+    name = "memory limit"
+    if limit is None or limit >= total:
+        return Line(name, "none", "none")
+    text = write_size(limit)
+    counted = min(total, seen if seen is not None else total)
+    used = float(fraction) if re.fullmatch(r"\d*\.?\d+", fraction) else FRACTION
+    if counted * used > limit:
+        remedy = (
+            f"Set OCCL_MEMORY_FRACTION={FRACTION * limit / counted:.3g}: occl does not see this limit (it "
+            f"reads {SEEN}), and the kernel kills a process that exceeds it."
+        )
+        return Line(name, text, limit, WARNING, remedy)
+    return Line(name, text, limit)
+
+
+def shared_huge_pages(top: str, largest: str) -> bool:
+    """Whether shared memory gets huge pages where a program asks for them, as occl does.
+
+    Args:
+        top: the text of .../transparent_hugepage/shmem_enabled.
+        largest: the text of hugepages-2048kB/shmem_enabled, which newer kernels have.
+    """
+    own = chosen(largest)
+    if chosen(top) in ("deny", "force"):
+        return chosen(top) == "force"
+    return (chosen(top) if own in ("", "inherit") else own) in ("always", "within_size", "advise")
+
+
+def huge_pages_line() -> Line:
+    top = read(THP / "shmem_enabled")
+    size = parse_size(read(THP / "hpage_pmd_size")) or 2 << 20
+    largest = read(THP / f"hugepages-{size >> 10}kB" / "shmem_enabled")
+    used = shared_huge_pages(top, largest)
+    text = f"for shared memory: {chosen(top) or 'not offered by this kernel'}"
+    if used or not top:
+        return Line("huge pages", text, used)
+    remedy = (
+        f'For large tensors, let root write "advise" into {THP}/shmem_enabled: occl asks for huge pages, '
+        "and shared memory gets none."
+    )
+    return Line("huge pages", text, used, HINT, remedy)
+
+
+def section() -> Section:
+    cores = os.sched_getaffinity(0)
+    meminfo = read(Path("/proc/meminfo"))
+    total, free = (parse_size(field(meminfo, name)) or 0 for name in ("MemTotal", "MemAvailable"))
+    groups = cgroups.limits()
+    seen = cgroups.parse_memory(read(SEEN))
+    fraction = os.environ.get("OCCL_MEMORY_FRACTION", "")
+    return Section(
+        "machine",
+        [
+            Line("processor", processor()),
+            kernel_line(platform.release()),
+            cores_line(cores, os.cpu_count() or len(cores)),
+            *topology_lines(cores),
+            Line("memory", f"{write_size(total)}, of which {write_size(free)} are available", total),
+            Line("control groups", " and ".join(groups.versions) or "none", list(groups.versions)),
+            quota_line(groups, len(cores)),
+            memory_limit_line(groups.memory, total or 1 << 62, seen, fraction),
+            huge_pages_line(),
+        ],
+    )
