@@ -197,6 +197,8 @@ def groups(rank, n, device, *, store):
     tagged = [distributed_c10d._new_group_with_tag([0, 1, 2], backend="gloo", pg_tag="t") for _ in range(2)]
     assert_occl(tagged[0])
     assert tagged[0] is tagged[1]
+    if rank == 0:  # it exists, so no other rank is needed
+        assert distributed_c10d._new_group_with_tag([0, 1, 2], backend="gloo", pg_tag="t") is tagged[0]
     dist.destroy_process_group(tagged[0])
     dist.destroy_process_group()
 
@@ -254,6 +256,23 @@ def init_again(rank, n, device, *, store):
 
 def test_init_and_destroy_follow_each_other_over_one_store(fresh):
     run(fresh, init_again, n=3)
+
+
+def chooses_twice(rank, n, device, *, store):
+    store = dist.FileStore(store, n)
+    choices = []
+    for place in (f"place {rank}", "one place"):
+        vote = {"cannot": "", "place": place, "version": "1", "kept": []}
+        limit = timedelta(seconds=50)
+        choices.append(_in_place_of._agree(store, dist.PrefixStore("cpu/", store), vote, rank, n, "0", limit))
+        if len(choices) == 1:  # as the group itself would
+            store.set(f"met/{rank}", "")
+            store.wait([f"met/{other}" for other in range(n)])
+    return [choice["occl"] for choice in choices]
+
+
+def test_each_group_over_one_store_has_a_choice_of_its_own(fresh):
+    assert run(fresh, chooses_twice, n=3) == [[False, True]] * 3
 
 
 def foreign_options(rank, n, device, *, store):
@@ -470,7 +489,9 @@ def calls_are_checked(rank, n, device, *, store):
     assert_works()
     with pytest.raises(RuntimeError, match="Detected mismatch between collectives on ranks"):
         dist.all_reduce(torch.ones(rank + 1))
-    assert torch_occl.serves(dist.new_group([0, 1]))
+    assert torch_occl.serves(pair := dist.new_group([0, 1]))
+    assert_works("cpu", pair)
+    dist.barrier()  # no rank leaves while Gloo still connects another one
     dist.destroy_process_group()
 
 
@@ -485,6 +506,8 @@ def made_by_class(rank, n, device, *, store):
     t = torch.ones(3)
     direct.allreduce([t]).wait()
     assert (t == n).all()
+    begin(rank, n, f"{store}-group")
+    dist.barrier()  # no rank ends its connections while another one still reads
 
 
 def test_what_makes_gloo_by_its_class_gets_gloo(fresh):
