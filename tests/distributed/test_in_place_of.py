@@ -66,6 +66,7 @@ def assert_gloo(group=None):
 def says_what_was_asked_for(rank, n, device, *, store):
     begin(rank, n, f"{store}-gloo")
     config, devices = dist.get_backend_config(), {d.type for d in dist.group.WORLD._device_types}
+    dist.barrier()  # no rank leaves while Gloo still connects another one
     dist.destroy_process_group()
     with torch_occl.replace("gloo"):
         begin(rank, n, store)
@@ -489,7 +490,8 @@ def calls_are_checked(rank, n, device, *, store):
     assert_works()
     with pytest.raises(RuntimeError, match="Detected mismatch between collectives on ranks"):
         dist.all_reduce(torch.ones(rank + 1))
-    assert torch_occl.serves(pair := dist.new_group([0, 1]))
+    pair = dist.new_group([0, 1])
+    assert torch_occl.serves(pair)
     assert_works("cpu", pair)
     dist.barrier()  # no rank leaves while Gloo still connects another one
     dist.destroy_process_group()
