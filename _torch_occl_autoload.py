@@ -30,8 +30,10 @@ def autoload() -> None:
 
             if dist.is_available() and "occl" not in dist.Backend.backend_list:
                 register(create, ["cpu"])
-            if dist.is_available() and os.environ.get("OCCL_SHARE_CPU", "0") != "0":
+            if dist.is_available() and (os.environ.get("OCCL_SHARE_CPU") or "0") != "0":
                 _without_device("_shared").share_as_environment_says()
+            if dist.is_available() and os.environ.get("OCCL_IN_PLACE_OF"):
+                _without_device("_in_place_of").replace_as_environment_says()
     except Exception as error:  # noqa: BLE001  (everything: see above)
         warnings.warn(
             f"torch_occl could not be loaded, and is not available: {error}", RuntimeWarning, stacklevel=2

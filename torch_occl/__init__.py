@@ -31,6 +31,7 @@ if not _command.starting():
 
         from torch_occl._C import ArgumentError, ProcessGroupOCCL, WorkOCCL
         from torch_occl._groups import shrink_group
+        from torch_occl._in_place_of import replace, replace_as_environment_says, serves
         from torch_occl._shared import (
             empty_shared,
             memory_stats,
@@ -39,6 +40,7 @@ if not _command.starting():
         )
 
         share_as_environment_says()
+        replace_as_environment_says()
         __all__ += ["ArgumentError", "ProcessGroupOCCL", "WorkOCCL", "empty_shared", "memory_stats"]
-        __all__ += ["share_cpu_memory", "shrink_group"]
+        __all__ += ["replace", "serves", "share_cpu_memory", "shrink_group"]
 __version__ = _versions.VERSION

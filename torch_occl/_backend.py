@@ -14,6 +14,7 @@ import _torch_occl_autoload
 
 # Not through the package, which may not have been imported: see _torch_occl_autoload.
 import torch_occl._ending  # noqa: F401  (the extension calls it)
+from torch_occl import _in_place_of
 from torch_occl._C import ProcessGroupOCCL
 
 if TYPE_CHECKING:
@@ -35,13 +36,16 @@ def create(opts: Any, options: ProcessGroupOCCL.Options | None = None) -> Proces
 
     Args:
         opts: store, group_rank, group_size, timeout, group_id, global_ranks_in_group.
-        options: what the user passed as ``pg_options``, which is copied; None for the defaults.
+        options: what the user passed as ``pg_options``, which is copied; None for the defaults. Those of
+            another backend are ignored for a group in the place of Gloo, which ignores them.
 
     Raises:
         TypeError: ``pg_options`` is not ``ProcessGroupOCCL.Options``.
         torch.distributed.DistBackendError: a rank did not make the group in time, exited, or shares no memory
             with this one.
     """
+    if options is not None and _in_place_of.ignores_options():
+        options = options if isinstance(options, ProcessGroupOCCL.Options) else None
     if options is None:
         options = ProcessGroupOCCL.Options()
     elif not isinstance(options, ProcessGroupOCCL.Options):

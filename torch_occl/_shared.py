@@ -78,7 +78,7 @@ class share_cpu_memory:
 
 def share_as_environment_says() -> None:
     """Switches it on if ``OCCL_SHARE_CPU`` is 1, or a number of bytes."""
-    value = os.environ.get("OCCL_SHARE_CPU", "0")
+    value = os.environ.get("OCCL_SHARE_CPU") or "0"
     if not value.isdecimal():
         raise ValueError(f"OCCL_SHARE_CPU={value!r}: it must be 0, 1, or the least number of bytes to share")
     if int(value):

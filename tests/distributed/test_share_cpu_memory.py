@@ -393,7 +393,8 @@ print(any(low <= address < high for low, high in ranges))
 
 
 @pytest.mark.parametrize(
-    ("value", "shared"), first([("1", True), ("5000000", False), ("100", True), ("0", False)], stay=2)
+    ("value", "shared"),
+    first([("1", True), ("", False), ("5000000", False), ("100", True), ("0", False)], stay=2),
 )
 def test_a_variable_switches_it_on_without_the_device(tmp_path, value, shared):
     path = install(tmp_path / "site")

@@ -25,8 +25,17 @@ def ranks(_upstream_pool):
 def upstream(_upstream_pool):
     """``upstream(name, device, world_size)`` runs one of PyTorch's tests: `survey.Ending`."""
 
-    def run(name: str, device: str, world_size: int, errors: dict[int, str] | None = None) -> survey.Ending:
-        return survey.run(_upstream_pool, name, device, world_size, errors=errors)
+    def run(
+        name: str,
+        device: str,
+        world_size: int,
+        errors: dict[int, str] | None = None,
+        in_place_of: str | None = None,
+    ) -> survey.Ending:
+        backend = in_place_of or "occl"
+        return survey.run(
+            _upstream_pool, name, device, world_size, backend, errors=errors, in_place=bool(in_place_of)
+        )
 
     return run
 

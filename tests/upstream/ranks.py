@@ -18,6 +18,8 @@ import torch.distributed as dist
 from torch.testing._internal import common_utils
 from torch.testing._internal.common_distributed import TEST_SKIPS
 
+import torch_occl
+
 from . import rewriting, stand_ins
 
 
@@ -36,6 +38,11 @@ def warm_up() -> None:
         load(device, "occl", 1)
     os.environ.clear()
     os.environ.update(before)
+
+
+def warm_up_gloo() -> None:
+    """The same for tests with Gloo, or with occl in its place."""
+    code("cpu", "gloo")
 
 
 def load(device: str, backend: str, world_size: int, *, barrier: bool = True) -> types.ModuleType:
@@ -84,14 +91,19 @@ def run(
     directory: str,
     backend: str,
     errors: dict[int, str],
+    in_place: bool = False,
 ) -> str:
     """One test in one rank, as ``TestDistBackend._run`` does it. Returns why it was skipped, or "".
 
     ``errors``: the ranks that must fail, with the words of each. The test goes on in the other ranks.
+    ``in_place``: occl takes the place of the backend, which is "gloo".
     """
     os.environ.update(environment(directory, backend, world_size))
     tempfile.tempdir = directory  # a test writes to one file of all ranks there
     module = load(device, backend, world_size)
+    if in_place:
+        torch_occl.replace(backend)
+        vars(module).update(stand_ins.in_place_of_gloo(module))
     barrier = os.open(Path(directory) / "barrier", os.O_RDWR)
     module.Barrier.place(barrier, rank, world_size)
 
@@ -111,6 +123,7 @@ def run(
         rank=rank,
         timeout=timedelta(seconds=module.CUSTOM_PG_TIMEOUT.get(name, module.default_pg_timeout)),
     )
+    assert torch_occl.serves(device=device) == (in_place or backend == "occl")
     test._barrier()
     common_utils.set_rng_seed()
     skipped = ""

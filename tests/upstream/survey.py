@@ -18,6 +18,9 @@ from tests.support.harness import Pool, RanksFailed
 
 from . import ranks, rewriting
 
+GLOO = Path(__file__).with_name("gloo.txt")
+"""What Gloo makes of the tests."""
+
 LIMIT = 240.0
 """Seconds that a test may take on a busy machine; then its ranks show their stacks and are killed."""
 
@@ -28,6 +31,11 @@ class Ending:
 
     kind: str  # "passed", "skipped", "failed"
     reason: str = ""
+
+
+def with_gloo() -> dict[str, str]:
+    """How each test ends with Gloo, by name."""
+    return dict(line.split()[1::-1] for line in GLOO.read_text().splitlines() if not line.startswith("#"))
 
 
 def start() -> Pool:
@@ -45,8 +53,14 @@ def run(
     backend: str = "occl",
     limit: float = LIMIT,
     errors: dict[int, str] | None = None,
+    in_place: bool = False,
 ) -> Ending:
-    """One test, in processes of its own. It passes if the ranks in ``errors``, and no others, fail so."""
+    """One test, in processes of its own. It passes if the ranks in ``errors``, and no others, fail so.
+
+    ``in_place``: occl takes the place of the backend, which is "gloo".
+    """
+    if backend == "gloo":
+        pool.zygote.ask("warm_up", ranks.__name__, ranks.warm_up_gloo.__name__)
     with tempfile.TemporaryDirectory(prefix="occl-test-") as directory:
         for part in ("test_dir", "init_dir"):
             (Path(directory) / part).mkdir()
@@ -61,6 +75,7 @@ def run(
                     directory=directory,
                     backend=backend,
                     errors=errors or {},
+                    in_place=in_place,
                 )
         except RanksFailed as failure:
             return Ending("failed", str(failure))
@@ -72,6 +87,7 @@ def run(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--backend", default="occl")
+    parser.add_argument("--in-place", action="store_true", help="occl takes the place of --backend gloo")
     parser.add_argument("--device", default="cpu", choices=["cpu", "dev"])
     parser.add_argument("--world-size", type=int, default=4)
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for one test")
@@ -82,7 +98,9 @@ def main() -> None:
     pool = start()
     for name in args.names or rewriting.test_names():
         begin = time.monotonic()
-        ending = run(pool, name, args.device, args.world_size, args.backend, args.limit)
+        ending = run(
+            pool, name, args.device, args.world_size, args.backend, args.limit, in_place=args.in_place
+        )
         seconds = f"{time.monotonic() - begin:6.2f} " if args.times else ""
         reason = ending.reason if args.verbose else summary(ending.reason)
         print(f"{seconds}{ending.kind} {name} {reason}".rstrip(), flush=True)

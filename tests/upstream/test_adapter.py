@@ -14,10 +14,7 @@ import pytest
 
 from tests.support.devices import DEVICES
 
-from . import exceptions, rewriting, stand_ins
-
-GLOO = Path(__file__).with_name("gloo.txt")
-
+from . import exceptions, rewriting, stand_ins, survey
 
 KEPT = {
     "parametrize",
@@ -118,10 +115,11 @@ def test_exceptions_and_long_tests_are_tests_of_pytorch():
 
 def test_occl_passes_what_gloo_passes():
     """By name, with four ranks and CPU tensors."""
-    endings = dict(line.split()[1::-1] for line in GLOO.read_text().splitlines() if not line.startswith("#"))
+    endings = survey.with_gloo()
     assert set(endings) == set(rewriting.test_names())
     passed = {name for name, ending in endings.items() if ending == "passed"}
     assert not {name for name in passed if exceptions.find(name, "cpu", 4)}
+    assert set(exceptions.IN_PLACE_OF_GLOO) <= passed
 
 
 def ranks_meet(rank, world_size, device, *, path):

@@ -5,14 +5,14 @@ A result is: passed on all ranks; skipped on all ranks, because it needs more ra
 a failure here, so that the list stays true.
 
 By default four ranks run one test of each family on ``dev``. Full runs have all of them, the CPU, and two and
-three ranks too.
+three ranks too, and what Gloo passes with occl in its place.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from . import exceptions, rewriting
+from . import exceptions, rewriting, survey
 
 
 def families() -> set[str]:
@@ -45,6 +45,19 @@ def test_of_pytorch(upstream, count, device, world_size, name):
         pytest.skip(ending.reason)
     kind = "excepted" if excepted else "passed"
     count(device, world_size, kind if ending.kind == "passed" else "failed")
+    assert ending.kind == "passed", ending.reason
+    if excepted:
+        pytest.xfail(excepted.reason)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", [name for name, ending in survey.with_gloo().items() if ending == "passed"])
+def test_what_gloo_passes_occl_passes_in_its_place(upstream, count, name):
+    """The tests ask for "gloo", and nothing but `torch_occl.replace` says otherwise."""
+    excepted = exceptions.IN_PLACE_OF_GLOO.get(name)
+    ending = upstream(name, "cpu", 4, excepted.errors("cpu", 4) if excepted else None, in_place_of="gloo")
+    kind = "excepted" if excepted else "passed"
+    count("gloo", 4, kind if ending.kind == "passed" else "failed")
     assert ending.kind == "passed", ending.reason
     if excepted:
         pytest.xfail(excepted.reason)

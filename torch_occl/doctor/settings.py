@@ -16,6 +16,7 @@ from torch_occl.doctor.report import WARNING, Line, Section
 
 VARIABLES = (
     "OCCL_DEVICE",
+    "OCCL_IN_PLACE_OF",
     "OCCL_SHARE_CPU",
     "OCCL_DEVICE_COUNT",
     "OCCL_MEMORY_FRACTION",
