@@ -612,6 +612,7 @@ def test_the_environment_switches_it_on_for_a_program_that_imports_torch_only(in
     assert python(ASK, installed) == [REAL, "privateuseone False"]
 
 
+@pytest.mark.full
 def test_the_environment_holds_for_the_package_too(installed):
     """With the device, by whichever way it is made, and after the package has been imported."""
     with_it = {"OCCL_IN_PLACE_OF": "gloo"}
@@ -634,6 +635,7 @@ print([name for name in sys.modules if name.startswith("torch_occl")])
     assert python(code, installed, OCCL_IN_PLACE_OF="gloo")[0] == "False"
 
 
+@pytest.mark.full
 def test_a_value_that_is_none_is_an_error_that_names_the_variable(installed):
     says = "OCCL_IN_PLACE_OF='nccl': it must be gloo, the only backend that occl replaces, or empty"
     said = python(ASK, installed, OCCL_IN_PLACE_OF="nccl")
