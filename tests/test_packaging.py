@@ -109,7 +109,7 @@ def test_ci_runs_what_make_offers_and_nothing_else():
     assert [command.split()[:2] for command in commands] == [["make", "test"]] * 2 + [["make", "sanitize"]]
     assert commands[0] == "make test" and 'ARGS="-m full ' in commands[1] and "pytest" not in script
     for path in re.findall(r"tests/\S+", commands[1].rstrip('"')):
-        assert (ROOT / path).exists(), path
+        assert list(ROOT.glob(path)), path
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
 
 
