@@ -660,6 +660,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.full
 def test_torchrun_starts_a_program_that_knows_nothing_of_it(installed, tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
     python_arguments = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]

@@ -211,7 +211,8 @@ def test_torchrun_starts_ranks(device):
     ], output
 
 
-@pytest.mark.parametrize("device", first(reversed(DEVICES)))
+@pytest.mark.full
+@pytest.mark.parametrize("device", DEVICES)
 def test_multiprocessing_spawn_starts_ranks(device, tmp_path):
     script = Path(__file__).parent / "scripts" / "spawned.py"
     output = run_python(script, device, tmp_path / "store", OMP_NUM_THREADS="1")

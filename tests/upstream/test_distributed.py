@@ -16,9 +16,14 @@ from . import exceptions, rewriting, survey
 
 
 def families() -> set[str]:
-    """One test of each family: of those whose names begin with the same two words."""
+    """One test of each family: of those whose names begin with the same two words, and of those of DDP."""
+
+    def family(name: str) -> str:
+        words = name.split("_")[1:3]
+        return "ddp" if words[0] in ("ddp", "DistributedDataParallel") else "_".join(words)
+
     names = [name for name in rewriting.test_names() if name not in exceptions.SLOW]
-    return set({"_".join(name.split("_")[1:3]): name for name in reversed(names)}.values())
+    return set({family(name): name for name in reversed(names)}.values())
 
 
 def configurations():
