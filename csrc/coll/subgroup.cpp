@@ -135,7 +135,7 @@ class Attempt {
     if (!shown || shown->offer.ranks.size == 0) {
       if (left) fail_for_the_leaver(rank, shown);
     } else if (shown->offer.ranks.is(wanted_.ranks)) {
-      found_[i] = std::move(shown);
+      found_[i] = shown;
       if (rank == disputing_) disputed_.clear(), dispute_ = Deadline::never();  // it has changed its mind
     } else {
       note_dispute(rank, shown->offer.ranks);
