@@ -627,7 +627,7 @@ def test_loopback_has_its_address():
     assert "127.0.0.1" in settings.interfaces()["lo"]
 
 
-# ---- who has PrivateUse1 -------------------------------------------------------------------------------
+# ---- the owner of PrivateUse1 ----------------------------------------------------------------------------
 
 
 def place(name: str, module: str = "") -> dict:

@@ -19,7 +19,7 @@ FEW = 8
 
 
 def first(cases: Iterable[object], stay: int = 1) -> list[object]:
-    """Parameters of which only so many are run by default."""
+    """Cases for `parametrize`: the first `stay` run by default, the others are marked `full`."""
     return [
         case
         if at < stay

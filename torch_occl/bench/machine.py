@@ -4,23 +4,11 @@ import datetime
 import importlib.metadata
 import os
 import platform
-from pathlib import Path
 
 import torch
 
 from torch_occl.bench.contenders import occl_variables
-from torch_occl.doctor.machine import processor
-
-CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-
-
-def caches() -> str:
-    """Level, kind and size of each cache of the first core."""
-    found = []
-    for index in sorted(CACHES.glob("index*")):
-        level, kind, size = ((index / name).read_text().strip() for name in ("level", "type", "size"))
-        found.append(f"L{level}{'' if kind == 'Unified' else kind[0].lower()} {size}")
-    return ", ".join(found) or "unknown"
+from torch_occl.doctor.machine import caches_of, processor
 
 
 def describe() -> dict[str, str]:
@@ -33,7 +21,7 @@ def describe() -> dict[str, str]:
     return {
         "cpu": processor(),
         "cores": f"{len(os.sched_getaffinity(0))} of {os.cpu_count()}",
-        "caches": caches(),
+        "caches": ", ".join(f"{name} {size}" for name, size, _ in caches_of(0)) or "unknown",
         "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.1f} GiB",
         "kernel": platform.release(),
         "load before": f"{os.getloadavg()[0]:.2f}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from torch_occl.doctor import cgroups
@@ -28,15 +29,20 @@ def processor() -> str:
     return field(read(Path("/proc/cpuinfo")), "model name") or platform.machine()
 
 
+def caches_of(core: int) -> Iterator[tuple[str, str, str]]:
+    """The name ("L1d") of each cache, and its size and the cores that share it as the kernel writes them."""
+    for index in sorted((CPUS / f"cpu{core}" / "cache").glob("index*")):
+        kind = read(index / "type")
+        name = f"L{read(index / 'level')}{'' if kind == 'Unified' else kind[:1].lower()}"
+        yield name, read(index / "size"), read(index / "shared_cpu_list")
+
+
 def caches(core: int) -> list[str]:
     """Level, kind and size of each cache of a core, and which cores share the last one."""
     found, sharers = [], ""
-    for index in sorted((CPUS / f"cpu{core}" / "cache").glob("index*")):
-        level, kind = read(index / "level"), read(index / "type")
-        size = parse_size(read(index / "size"))
-        name = f"L{level}{'' if kind == 'Unified' else kind[:1].lower()}"
+    for name, written, sharers in caches_of(core):  # noqa: B007  (those of the last one)
+        size = parse_size(written)
         found.append(f"{name} {write_size(size) if size else 'of unknown size'}")
-        sharers = read(index / "shared_cpu_list")
     if found and sharers:
         found[-1] += f" shared by cores {sharers}"
     return found
