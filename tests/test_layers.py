@@ -13,9 +13,10 @@ MAY_INCLUDE = {
     "shm": {"shm", "base"},
     "memory": {"memory", "base", "shm"},
     "coll": {"coll", "base", "kernels", "shm"},
+    "hosts": {"hosts", "base", "kernels", "shm", "coll"},
     "device": {"device", "base", "shm", "memory", "torch"},
-    "pg": {"pg", "base", "kernels", "shm", "memory", "coll", "device", "torch"},
-    "bind": {"bind", "base", "kernels", "shm", "memory", "coll", "device", "pg", "torch"},
+    "pg": {"pg", "base", "kernels", "shm", "memory", "coll", "hosts", "device", "torch"},
+    "bind": {"bind", "base", "kernels", "shm", "memory", "coll", "hosts", "device", "pg", "torch"},
 }
 """For each layer the layers whose headers it may include; "torch" stands for PyTorch and all it brings."""
 

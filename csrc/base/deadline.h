@@ -23,6 +23,11 @@ class Deadline {
 
   bool passed() const { return at_ != Clock::time_point::max() && Clock::now() >= at_; }
 
+  /// Whether it lies at least `span` back.
+  bool passed_by(std::chrono::nanoseconds span) const {
+    return at_ != Clock::time_point::max() && Clock::now() - span >= at_;
+  }
+
   /// What is left, never negative and never more than `most`.
   std::chrono::nanoseconds left(std::chrono::nanoseconds most) const {
     if (at_ == Clock::time_point::max()) return most;

@@ -88,22 +88,22 @@ void Engine::stop_background() {
   for (auto& thread : threads) thread.join();
 }
 
-void Engine::add(const std::shared_ptr<Group>& group) {
+void Engine::add(const std::shared_ptr<Communicator>& group) {
   std::lock_guard lock(groups_mutex_);
   std::erase_if(groups_, [](const auto& known) { return known.expired(); });
   groups_.push_back(group);
 }
 
-std::vector<std::shared_ptr<Group>> Engine::busy_groups() {
-  std::vector<std::shared_ptr<Group>> groups;
+std::vector<std::shared_ptr<Communicator>> Engine::busy_groups() {
+  std::vector<std::shared_ptr<Communicator>> groups;
   std::lock_guard lock(groups_mutex_);
   for (const auto& known : groups_)
     if (auto group = known.lock(); group && group->busy()) groups.push_back(std::move(group));
   return groups;
 }
 
-std::string Engine::ahead_elsewhere(const Group& but, const shm::Peer& process) {
-  std::vector<std::shared_ptr<Group>> groups;
+std::string Engine::ahead_elsewhere(const Communicator& but, const shm::Peer& process) {
+  std::vector<std::shared_ptr<Communicator>> groups;
   {
     std::lock_guard lock(groups_mutex_);
     for (const auto& known : groups_) groups.push_back(known.lock());
@@ -120,18 +120,18 @@ bool Engine::drive_all(bool check) {
   return moved;
 }
 
-void Engine::release(Group& group, Operation& op) {
+void Engine::release(Communicator& group, Operation& op) {
   op.make_ready();
   poll(group);
 }
 
-void Engine::submit(Group& group, Operation& op) {
+void Engine::submit(Communicator& group, Operation& op) {
   group.submit(op);
   poll(group);
 }
 
 /// The thread counts as waiting meanwhile, so that the background does not come to drive the same group.
-void Engine::poll(Group& group) {
+void Engine::poll(Communicator& group) {
   const Waiting waiting(*this);
   group.drive(false);
 }
@@ -150,11 +150,11 @@ void Engine::Spin::failed(std::chrono::nanoseconds slept) {
     turns_.store(std::max(kShortSpin, turns_.load(std::memory_order_relaxed) / 2), std::memory_order_relaxed);
 }
 
-bool Engine::wait(Group& group, const Operation& op, Deadline deadline,
+bool Engine::wait(Communicator& group, const Operation& op, Deadline deadline,
                   const std::function<void()>& interrupted) {
   if (op.finished()) return true;
   Waiting waiting(*this);
-  const bool core_for_each = group.mesh().core_for_each();
+  const bool core_for_each = group.core_for_each();
   const auto turns_now = [&] { return core_for_each ? spin_.turns() : kShortSpin; };
   int turns = turns_now(), yields = core_for_each ? 0 : kYields, looked = 0;
   for (;;) {

@@ -17,7 +17,7 @@
 
 #include "base/deadline.h"
 #include "base/sync.h"
-#include "coll/group.h"
+#include "coll/communicator.h"
 #include "shm/endpoint.h"
 
 namespace occl::coll {
@@ -32,22 +32,22 @@ class Engine {
   const std::shared_ptr<shm::Endpoint>& endpoint() const { return endpoint_; }
 
   /// Makes the group known to the engine, which drives it for as long as the group exists.
-  void add(const std::shared_ptr<Group>& group);
+  void add(const std::shared_ptr<Communicator>& group);
 
   /// Submits without waiting: makes a first attempt, and leaves the rest to a thread that waits, or to the
   /// background.
-  void submit(Group& group, Operation& op);
+  void submit(Communicator& group, Operation& op);
 
   /// Lets an operation begin that was submitted on hold.
-  void release(Group& group, Operation& op);
+  void release(Communicator& group, Operation& op);
 
   /// Drives the group once, on a thread that does not wait. Leaves the rest as `submit` does.
-  void poll(Group& group);
+  void poll(Communicator& group);
 
   /// Drives until `op` has ended (true) or `deadline` has passed (false). `interrupted` is called now and
   /// then while there is nothing to do. If it throws, the exception is passed on and the operation stays in
   /// flight.
-  bool wait(Group& group, const Operation& op, Deadline deadline, const std::function<void()>& interrupted);
+  bool wait(Communicator& group, const Operation& op, Deadline deadline, const std::function<void()>& interrupted);
 
   /// The same for any other condition that peers ring for. It sleeps without spinning first.
   bool wait_until(const std::function<bool()>& reached, Deadline deadline,
@@ -70,13 +70,13 @@ class Engine {
   /// Ends the background threads for good: from now on only threads that wait drive.
   void stop_background();
 
-  /// Group::ahead of all groups but this one.
-  std::string ahead_elsewhere(const Group& but, const shm::Peer& process);
+  /// Communicator::ahead of all groups but this one.
+  std::string ahead_elsewhere(const Communicator& but, const shm::Peer& process);
 
-  /// For Group: one more or one fewer reason to drive it, which is an operation in flight or an answer that a
+  /// For Communicator: one more or one fewer reason to drive it, which is an operation in flight or an answer that a
   /// peer waits for.
   void add_pending() { pending_.fetch_add(1, std::memory_order_seq_cst); }   // pairs with run_background
-  void drop_pending() { pending_.fetch_sub(1, std::memory_order_release); }  // as Group::pending
+  void drop_pending() { pending_.fetch_sub(1, std::memory_order_release); }  // as Communicator::pending
 
   /// Wakes every thread of this process that sleeps in `wait`.
   void ring() const { endpoint_->bell().ring(); }
@@ -100,7 +100,7 @@ class Engine {
     Atomic<unsigned> waits_ = 0;
   };
 
-  std::vector<std::shared_ptr<Group>> busy_groups();
+  std::vector<std::shared_ptr<Communicator>> busy_groups();
   bool drive_all(bool check);
   void hand_over() noexcept;
   void start_background();
@@ -114,7 +114,7 @@ class Engine {
   Atomic<std::size_t> pending_ = 0;  // reasons to drive, in all groups
   Atomic<int> waiters_ = 0;          // threads inside wait()
   Mutex groups_mutex_;
-  std::vector<std::weak_ptr<Group>> groups_;
+  std::vector<std::weak_ptr<Communicator>> groups_;
 
   // One background thread that drives is enough. There are more only while others are inside a Callback.
   Atomic<int> drivers_ = 0;         // background threads that drive

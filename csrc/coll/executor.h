@@ -12,18 +12,12 @@
 #include <cstdint>
 #include <vector>
 
+#include "coll/communicator.h"
 #include "coll/meeting.h"
 #include "coll/mesh.h"
 #include "coll/plan.h"
 
 namespace occl::coll {
-
-enum class Outcome : std::uint8_t {
-  blocked,   // a peer must do something first
-  advanced,  // there may be more to do now
-  finished,
-  mismatch,  // ranks called different operations, and each of them knows: the next operation may start
-};
 
 class Executor {
  public:

@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "coll/engine.h"
+#include "coll/group.h"
 
 namespace occl::coll {
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "coll/engine.h"
+#include "coll/group.h"
 
 namespace occl::coll {
 

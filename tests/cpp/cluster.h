@@ -36,12 +36,14 @@ struct Rank {
   std::unique_ptr<coll::Engine> engine;
   coll::Engine* engine_of_another = nullptr;  // where two groups of one process share one
   std::shared_ptr<coll::Group> group;
+  std::shared_ptr<coll::Communicator> wide;  // used in place of the group, if there is one
 
   coll::Engine& any_engine() const { return engine ? *engine : *engine_of_another; }
-  void submit(Call& call) { any_engine().submit(*group, call.operation); }
+  coll::Communicator& communicator() const { return wide ? *wide : *group; }
+  void submit(Call& call) { any_engine().submit(communicator(), call.operation); }
   /// Returns when the call may be destroyed. Throws the operation's error; then it may still be in use.
   void wait(Call& call) {
-    if (!any_engine().wait(*group, call.operation, Deadline::after(std::chrono::seconds(60)), {}))
+    if (!any_engine().wait(communicator(), call.operation, Deadline::after(std::chrono::seconds(60)), {}))
       throw std::runtime_error("the operation did not end: " + call.operation.describe());
     while (!call.completions) std::this_thread::yield();
     if (call.operation.error()) throw *call.operation.error();

@@ -1,0 +1,255 @@
+#include "coll/communicator.h"
+
+#include <utility>
+
+#include "base/fault_point.h"
+#include "coll/engine.h"
+
+namespace occl::coll {
+
+std::optional<Error> Communicator::error() const {
+  std::lock_guard lock(submit_mutex_);
+  return ended_;
+}
+
+// ---- submission
+
+void Communicator::submit(Operation& op) {
+  OCCL_FAULT_POINT("group.submit");
+  {
+    std::lock_guard lock(submit_mutex_);
+    if (!ended_) {
+      op.set_sequence(op.is_transfer()
+                          ? ++messages_
+                          : sequence_.fetch_add(1, std::memory_order_relaxed) + 1);  // under the lock
+      if (op.is_transfer()) forgive(op.transfer());
+      pending_.fetch_add(1, std::memory_order_relaxed);  // the lock shows it with the operation
+      engine_.add_pending();
+      submitted_.push(op);
+      return;
+    }
+    op.set_error(*ended_);
+  }
+  op.listener().ending(op);
+  op.finish();
+  op.listener().completed(op);
+  op.listener().released(op);
+}
+
+void Communicator::refuse(const std::string& text) {
+  std::lock_guard lock(submit_mutex_);
+  if (!ended_) note_refusal(sequence() + 1, text);
+}
+
+void Communicator::refuse_message(int peer, bool send, const std::string& text) {
+  std::lock_guard lock(submit_mutex_);
+  if (!ended_) note_refused_message(peer, send, text);
+}
+
+void Communicator::take_submitted(OperationList& done) {
+  OperationList taken;
+  {
+    std::lock_guard lock(submit_mutex_);
+    taken.take(submitted_);
+  }
+  while (!taken.empty()) {
+    Operation& op = taken.pop();
+    (op.is_transfer() ? messages_held_ : collectives_).push(op);
+  }
+  while (!messages_held_.empty() && messages_held_.front().ready()) {
+    Operation& op = messages_held_.pop();
+    if (tell(op, [&op] { op.listener().beginning(op); }))
+      post(op, done);
+    else
+      done.push(op);
+  }
+}
+
+// ---- driving
+
+bool Communicator::drive(bool checks) {
+  if (!busy()) return false;
+  std::unique_lock driving(drive_mutex_, std::try_to_lock);
+  if (!driving) return false;
+  OperationList done;
+  bool moved = false;
+  try {
+    take_submitted(done);
+    moved = advance_collectives(done);
+    moved |= advance_messages(done);
+    if (!moved && checks) check(done);
+    set_answers_due(owes_answers());
+  } catch (const Error& error) {
+    end_all(error, done);
+  } catch (const std::exception& error) {  // for instance out of ordinary memory
+    end_all(Error(Errc::system, error.what()), done);
+  }
+  moved |= !done.empty();
+  tell_messages_succeeded(done);
+  driving.unlock();
+  finish(done);
+  return moved;
+}
+
+bool Communicator::advance_collectives(OperationList& done) {
+  bool moved = false;
+  while (!collectives_.empty()) {
+    Operation& op = collectives_.front();
+    if (!op.ready()) return moved;
+    if (!started_) {
+      op.listener().beginning(op);
+      start(op);
+      started_ = true;
+    }
+    const Outcome outcome = advance();
+    if (outcome == Outcome::blocked) return moved;
+    moved = true;
+    if (outcome == Outcome::advanced) continue;
+    started_ = false;
+    if (outcome == Outcome::mismatch)
+      op.set_error(mismatch());
+    else if (goes_on(op))
+      continue;
+    collectives_.pop();
+    done.push(op);
+  }
+  return moved;
+}
+
+/// Tells the listener of a collective that it has succeeded; true if another one follows.
+bool Communicator::goes_on(Operation& op) try { return op.listener().succeeded(op); } catch (const Error& error) {
+  if (error.code() != Errc::mismatch) throw;
+  op.set_error(error);  // the listeners of all ranks throw it
+  return false;
+}
+
+/// Before the driving lock is released: if two receives write into one place, the later one wins.
+void Communicator::tell_messages_succeeded(const OperationList& done) {
+  for (Operation* op = done.begin(); op; op = OperationList::next(*op))
+    if (op->is_transfer() && !op->error()) tell(*op, [op] { op->listener().succeeded(*op); });
+}
+
+/// Tells a message's listener. An exception of the listener is the error of this message alone; false then.
+template <class F>
+bool Communicator::tell(Operation& op, F&& f) try {
+  f();
+  return true;
+} catch (const Error& error) {
+  op.set_error(error);
+  return false;
+} catch (const std::exception& error) {
+  op.set_error(Error(Errc::system, error.what()));
+  return false;
+}
+
+void Communicator::set_answers_due(bool due) {
+  if (due == answers_due_.load(std::memory_order_relaxed)) return;  // only written here, under the lock
+  answers_due_.store(due, std::memory_order_release);               // pairs with busy
+  if (due)
+    engine_.add_pending();
+  else
+    engine_.drop_pending();
+}
+
+/// Tells listeners, without any lock. All operations end before the first listener is told, because a
+/// listener may wait for an operation that ended together with its own.
+void Communicator::finish(OperationList& done) {
+  if (done.empty()) return;
+  OCCL_FAULT_POINT("group.finish");
+  for (Operation* op = done.begin(); op; op = OperationList::next(*op)) {
+    op->listener().ending(*op);
+    pending_.fetch_sub(1, std::memory_order_release);  // pairs with pending()
+    engine_.drop_pending();
+    op->finish();
+  }
+  engine_.ring();  // another thread of this process may wait for one of them
+  while (!done.empty()) {
+    Operation& op = done.pop();
+    const bool keep = op.error() && op.exposed();
+    op.listener().completed(op);
+    if (keep) {
+      std::lock_guard lock(submit_mutex_);
+      exposed_.push(op);
+    } else {
+      op.listener().released(op);
+    }
+  }
+}
+
+// ---- ends
+
+/// Ends the group on this rank, and so on all ranks.
+void Communicator::end_all(const Error& error, OperationList& done) {
+  OCCL_FAULT_POINT("group.end");
+  take_submitted(done);
+  {
+    std::lock_guard lock(submit_mutex_);
+    if (!ended_) ended_ = error;
+  }
+  if (started_) collectives_.front().set_exposed(exposed());
+  started_ = false;
+  for (OperationList* waiting : {&collectives_, &messages_held_})
+    while (!waiting->empty()) {
+      Operation& op = waiting->pop();
+      op.set_error(error);
+      done.push(op);
+    }
+  fail_messages(error, done);
+  set_answers_due(false);
+  give_up(error);
+}
+
+void Communicator::abort(const std::string& reason) {
+  end(Error(Errc::aborted, concat("rank ", rank(), " aborted group ", name(), ": ", reason)));
+}
+
+void Communicator::end(const Error& error) {
+  OperationList done;
+  {
+    std::lock_guard driving(drive_mutex_);
+    end_all(error, done);
+    tell_messages_succeeded(done);
+  }
+  finish(done);
+}
+
+void Communicator::close() {
+  OCCL_FAULT_POINT("group.close");
+  OperationList done;
+  {
+    std::lock_guard driving(drive_mutex_);
+    {
+      std::lock_guard lock(submit_mutex_);
+      if (!ended_) ended_ = Error(Errc::closed, concat("group ", name(), " has been destroyed"));
+    }
+    take_submitted(done);
+    leave();
+    end_all(*ended_, done);
+  }
+  finish(done);
+  OperationList kept;
+  {
+    std::lock_guard lock(submit_mutex_);
+    kept.take(exposed_);
+  }
+  while (!kept.empty()) {
+    Operation& op = kept.pop();
+    op.listener().released(op);
+  }
+}
+
+// ---- facts for others
+
+Communicator::Memory Communicator::memory() const {
+  std::lock_guard driving(drive_mutex_);
+  return memory_held();
+}
+
+std::string Communicator::ahead(const shm::Peer& process) const {
+  // While this thread holds the lock and the rank has not left, no peer begins an operation that would
+  // overwrite what is read here.
+  const std::unique_lock driving(drive_mutex_, std::try_to_lock);
+  return driving && !error() ? ahead_of_this(process) : "";
+}
+
+}  // namespace occl::coll

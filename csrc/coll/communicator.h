@@ -1,0 +1,157 @@
+// Ranks that carry out operations together, as one rank sees them: the queue of its operations, and what ends
+// them early. A Group is a communicator whose ranks share memory; hosts/group.h has one that spans nodes.
+//
+// Threads: any thread may submit and drive. At most one drives at a time; a thread that finds the
+// communicator being driven leaves it to that one.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "base/error.h"
+#include "base/sync.h"
+#include "coll/operation.h"
+#include "shm/endpoint.h"
+
+namespace occl::coll {
+
+class Engine;
+
+enum class Outcome : std::uint8_t {
+  blocked,   // a peer must do something first
+  advanced,  // there may be more to do now
+  finished,
+  mismatch,  // ranks called different operations, and each of them knows: the next operation may start
+};
+
+class Communicator {
+ public:
+  explicit Communicator(Engine& engine) : engine_(engine) {}
+  /// close() must have been called.
+  virtual ~Communicator() = default;
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  Engine& engine() const { return engine_; }
+  virtual const std::string& name() const = 0;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  /// Whether each rank of this host has a core.
+  virtual bool core_for_each() const = 0;
+
+  /// Queues an operation. It and its buffers must live until Listener::released.
+  /// After an error that ended the group, or close(), the operation ends at once with that error.
+  void submit(Operation& op);
+
+  /// The next collective was called with wrong arguments and is not submitted: ranks that wait for it in vain
+  /// are told `text`, which begins with the name of the call. See coll/refusals.h.
+  void refuse(const std::string& text);
+  /// The same for a message to (`send`) or from `peer`.
+  void refuse_message(int peer, bool send, const std::string& text);
+
+  /// Does what can be done now; true if something moved. With `checks`, it also looks for trouble (ranks that
+  /// died or left, aborts, deadlines) if nothing moved.
+  bool drive(bool checks);
+
+  /// Ends all operations, here and on the other ranks, with this reason. Idempotent.
+  void abort(const std::string& reason);
+
+  /// The same with any error.
+  void end(const Error& error);
+
+  /// Ends all operations with Errc::closed, tells the others that this rank has left, and releases the
+  /// buffers.
+  void close();
+
+  struct Memory {
+    std::size_t blocks = 0, staging = 0;  // bytes of shared memory that this rank holds for the group
+  };
+  Memory memory() const;
+
+  /// Operations that have not ended.
+  std::size_t pending() const { return pending_.load(std::memory_order_acquire); }  // pairs with finish
+  /// Whether there is anything to drive. Peers may wait for an answer after this rank's operations have
+  /// ended.
+  bool busy() const { return pending() > 0 || answers_due_.load(std::memory_order_acquire); }
+
+  /// Collectives submitted so far.
+  std::uint64_t sequence() const { return sequence_.load(std::memory_order_relaxed); }
+
+  /// What a process has called in this group that this rank has not: "" or "; it has called ...".
+  std::string ahead(const shm::Peer& process) const;
+
+  /// Why the group ended, if it did.
+  std::optional<Error> error() const;
+
+ protected:
+  // What differs between communicators. All but the first two under the driving lock.
+
+  /// Under the submission lock: records refused calls, and good ones that make up for them.
+  virtual void note_refusal(std::uint64_t number, const std::string& text) = 0;
+  virtual void note_refused_message(int peer, bool send, const std::string& text) = 0;
+  virtual void forgive(const Transfer& transfer) = 0;
+
+  /// Starts a collective. The previous one has ended.
+  virtual void start(Operation& op) = 0;
+  /// Makes progress with it, without waiting. After an exception the group ends.
+  virtual Outcome advance() = 0;
+  /// After Outcome::mismatch: an error that names both sides.
+  virtual Error mismatch() const = 0;
+  /// Whether peers may know where the collective's tensors are.
+  virtual bool exposed() const = 0;
+
+  /// Takes over a send or receive, which may end at once.
+  virtual void post(Operation& message, OperationList& done) = 0;
+  /// Moves messages; true if there was anything to move.
+  virtual bool advance_messages(OperationList& done) = 0;
+  /// Whether answers to peers wait, which is possible with no operation in flight.
+  virtual bool owes_answers() const = 0;
+  /// Ends all messages.
+  virtual void fail_messages(const Error& error, OperationList& done) = 0;
+
+  /// Called if nothing moves: looks for a reason, and throws it if the group must end.
+  virtual void check(OperationList& done) = 0;
+  /// Tells the other ranks that the group has ended with this error.
+  virtual void give_up(const Error& error) = 0;
+  /// Tells the other ranks that this rank has left.
+  virtual void leave() = 0;
+
+  virtual Memory memory_held() const = 0;
+  virtual std::string ahead_of_this(const shm::Peer& process) const = 0;
+
+  bool advance_collectives(OperationList& done);
+  Mutex& drive_lock() const { return drive_mutex_; }
+  /// In the order in which they were submitted; the first one may have started.
+  const OperationList& collectives() const { return collectives_; }
+
+ private:
+  void take_submitted(OperationList& done);
+  static bool goes_on(Operation& op);
+  template <class F>
+  static bool tell(Operation& op, F&& f);
+  static void tell_messages_succeeded(const OperationList& done);
+  void set_answers_due(bool due);
+  void end_all(const Error& error, OperationList& done);
+  void finish(OperationList& done);
+
+  Engine& engine_;
+
+  // Submission: any thread, under this lock, for a moment.
+  mutable Mutex submit_mutex_;
+  OperationList submitted_;
+  Atomic<std::uint64_t> sequence_ = 0;
+  std::uint64_t messages_ = 0;  // submitted so far
+  std::optional<Error> ended_;  // set once; operations submitted later end with it
+  Atomic<std::size_t> pending_ = 0;
+  Atomic<bool> answers_due_ = false;  // written under drive_mutex_
+
+  // Driving: the thread that holds this lock.
+  mutable Mutex drive_mutex_;
+  OperationList messages_held_;  // the first one is on hold
+  OperationList collectives_;    // the first one is being executed if started_
+  bool started_ = false;
+  OperationList exposed_;  // ended with an error while peers might use their buffers: kept until close
+};
+
+}  // namespace occl::coll

@@ -1,0 +1,141 @@
+#include "hosts/council.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "base/error.h"
+#include "hosts/program.h"
+#include "kernels/convert.h"
+#include "kernels/kernels.h"
+
+namespace occl::hosts {
+namespace {
+
+using coll::Kind;
+
+std::size_t count_of(const coll::Collective& c) { return std::max(c.in.count, c.out.count); }
+
+/// The data of notes in the wide dtype, combined in their order.
+void combine(DType wide, ReduceOp op, std::vector<std::vector<std::byte>>& data, std::size_t count,
+             std::span<const double> factors, std::byte* to) {
+  std::vector<const void*> from;
+  for (const auto& one : data) from.push_back(one.data());
+  void* const dst[] = {to};
+  kernels::reduce(wide, op, dst, from, count, kernels::Store::cached, factors);
+}
+
+std::string mismatch(const Note& odd, const std::string& odd_rank, const Note& own, const std::string& own_rank) {
+  const auto call = [](const Note& n) { return coll::Signature{n.signature}.describe(); };
+  if (odd.number != own.number)
+    return concat(odd_rank, " called ", call(odd), " as operation #", odd.number, " where ", own_rank, " called ",
+                  call(own), " as operation #", own.number);
+  return concat(odd_rank, " called ", call(odd), " where ", own_rank, " called ", call(own), " as operation #",
+                own.number);
+}
+
+bool fits(const Note& a, const Note& b) {
+  return a.number == b.number && coll::Signature{a.signature}.fits(coll::Signature{b.signature});
+}
+
+}  // namespace
+
+std::string Note::text() const {
+  return printable(reinterpret_cast<const char*>(data.data()), data.size());
+}
+
+void Note::refuse(const std::string& text) {
+  refused = 1;
+  data.fill(std::byte{0});
+  std::memcpy(data.data(), text.data(), std::min(text.size(), data.size() - 1));
+}
+
+bool fits_note(const coll::Collective& c) {
+  if (c.kind == Kind::barrier) return true;
+  if (c.kind != Kind::all_reduce && c.kind != Kind::reduce && c.kind != Kind::broadcast) return false;
+  return count_of(c) <= Note{}.data.size() / size_of(wide_dtype(c.dtype, c.op));
+}
+
+void write_note(Note& note, const coll::Collective& c, std::uint64_t number, int rank) {
+  note.signature = coll::Signature::of(c).word;
+  note.number = number;
+  note.factor = c.factor;
+  note.refused = 0;
+  note.pairwise = c.kind == Kind::all_to_all && !coll::Signature{note.signature}.even();
+  const bool has = c.kind != Kind::barrier && (c.kind != Kind::broadcast || rank == c.root);
+  if (has && fits_note(c) && c.in.count > 0)
+    std::memcpy(note.data.data(), c.in.base ? c.in.base : c.in.at(0, 1).data, c.in.count * size_of(c.dtype));
+}
+
+Note note_of_node(const coll::Collective& c, std::span<const Note> notes, const Partition& partition, int node,
+                  const Describe& describe) {
+  const std::vector<int>& ranks = partition.members(node);
+  Note result = notes.front();
+  for (std::size_t i = 1; i < notes.size(); ++i) {
+    if (!fits(notes[i], notes.front())) {
+      result.refuse(mismatch(notes[i], describe(ranks[i]), notes.front(), describe(ranks.front())));
+      return result;
+    }
+    result.pairwise |= notes[i].pairwise;
+  }
+  if (!fits_note(c) || c.kind == Kind::barrier || count_of(c) == 0) return result;
+  if (c.kind == Kind::broadcast) {
+    if (partition.node_of(c.root) == node) result.data = notes[partition.local_rank(c.root)].data;
+    return result;
+  }
+  const DType wide = wide_dtype(c.dtype, c.op);
+  std::vector<std::vector<std::byte>> data;
+  std::vector<double> factors;
+  for (const Note& note : notes) {
+    data.emplace_back(c.in.count * size_of(wide));
+    if (wide == c.dtype)
+      std::memcpy(data.back().data(), note.data.data(), data.back().size());
+    else
+      kernels::widen(c.dtype, wide, data.back().data(), note.data.data(), c.in.count);
+    if (c.op == ReduceOp::premul_sum) factors.push_back(note.factor);
+  }
+  combine(wide, inside_node(c.op), data, c.in.count, factors, result.data.data());
+  return result;
+}
+
+Note verdict(const coll::Collective& c, std::span<const Note> notes, const Partition& partition, int node,
+             const Describe& describe) {
+  Note result = notes[node];
+  for (const Note& note : notes)
+    if (note.refused) {
+      result = note;
+      return result;
+    }
+  for (int m = 0; m < partition.nodes(); ++m) {
+    if (!fits(notes[m], notes[node])) {
+      result.refuse(mismatch(notes[m], describe(partition.leader(m)), notes[node], describe(partition.leader(node))));
+      return result;
+    }
+    result.pairwise |= notes[m].pairwise;
+  }
+  if (!fits_note(c) || c.kind == Kind::barrier || count_of(c) == 0) return result;
+  if (c.kind == Kind::broadcast) {
+    result.data = notes[partition.node_of(c.root)].data;
+    return result;
+  }
+  const DType wide = wide_dtype(c.dtype, c.op);
+  std::vector<std::vector<std::byte>> data;
+  for (const Note& note : notes)
+    data.emplace_back(note.data.begin(), note.data.begin() + c.in.count * size_of(wide));
+  std::vector<std::byte> sum(c.in.count * size_of(wide));
+  combine(wide, between_nodes(c.op), data, c.in.count, {}, sum.data());
+  if (needs_narrowing(c.dtype, c.op))
+    kernels::narrow(c.dtype, wide, result.data.data(), sum.data(), c.in.count,
+                    c.op == ReduceOp::avg ? partition.size() : 1);
+  else
+    std::memcpy(result.data.data(), sum.data(), sum.size());
+  return result;
+}
+
+void read_result(const Note& verdict, const coll::Collective& c, int rank) {
+  if (!fits_note(c) || c.kind == Kind::barrier || c.out.n == 0 || c.out.count == 0) return;
+  if (c.kind == Kind::broadcast && rank == c.root) return;
+  std::memcpy(c.out.at(0, 1).data, verdict.data.data(), c.out.count * size_of(c.dtype));
+}
+
+}  // namespace occl::hosts

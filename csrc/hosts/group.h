@@ -1,0 +1,122 @@
+// The communicator whose ranks are on several nodes. A collective begins with a council of all ranks
+// (hosts/council.h) and goes on with a program (hosts/program.h), whose steps are operations of the node's
+// group, messages over the link, and kernels.
+//
+//     gather the notes ─▶ leaders exchange theirs ─▶ broadcast the verdict ─▶ run the program
+//
+// What ends the group on a node is told to the leaders of the other nodes, and by them to their nodes.
+#pragma once
+
+#include <list>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "coll/communicator.h"
+#include "coll/group.h"
+#include "hosts/council.h"
+#include "hosts/link.h"
+#include "hosts/program.h"
+#include "hosts/scratch.h"
+#include "hosts/under_way.h"
+
+namespace occl::hosts {
+
+/// The streams of a group's messages between two ranks (Link).
+enum class Stream : std::uint32_t { notes, data, news };
+inline constexpr std::uint32_t kStreams = 4;
+
+struct Membership {
+  std::string name;
+  int rank = 0;
+  Partition partition{{0}};
+  std::vector<std::string> describe;  // by rank: "pid 4711, host a"
+  std::uint32_t channel = 0;          // of the link, the same on every rank; no other group of the link has it
+};
+
+class Group final : public coll::Communicator {
+ public:
+  /// `node`: the group of the ranks of this node, in the order of the partition. Nobody else uses it.
+  Group(Membership membership, std::shared_ptr<coll::Group> node, std::shared_ptr<Link> link);
+  ~Group() override;
+
+  const std::string& name() const override { return m_.name; }
+  int rank() const override { return m_.rank; }
+  int size() const override { return m_.partition.size(); }
+  bool core_for_each() const override { return node_->core_for_each(); }
+  const Partition& partition() const { return m_.partition; }
+
+ private:
+  enum class Phase { gather, exchange, spread, run };
+
+  void note_refusal(std::uint64_t, const std::string& text) override { node_->refuse(text); }
+  void note_refused_message(int, bool, const std::string&) override {}
+  void forgive(const coll::Transfer&) override {}
+
+  void start(coll::Operation& op) override;
+  coll::Outcome advance() override;
+  Error mismatch() const override { return Error(Errc::mismatch, verdict().text()); }
+  bool exposed() const override { return !under_way_.empty(); }
+
+  void post(coll::Operation& message, coll::OperationList& done) override;
+  bool advance_messages(coll::OperationList& done) override;
+  bool owes_answers() const override { return false; }
+  void fail_messages(const Error& error, coll::OperationList& done) override;
+
+  void check(coll::OperationList& done) override;
+  void give_up(const Error& error) override;
+  void leave() override;
+
+  Memory memory_held() const override;
+  std::string ahead_of_this(const shm::Peer&) const override { return ""; }
+
+  void exchange_notes();
+  bool next_phase();
+  bool run_program();
+  void begin_stage(Schedule::Item item);
+  void carry_out(const Step& step, std::uint64_t window, int place);
+  void carry_out(const Inside& step, std::uint64_t window, int place);
+  std::byte* at(const Piece& piece, std::uint64_t window) const;
+  void send_news(std::uint64_t kind, const std::string& text);
+  void read_news();
+  std::chrono::nanoseconds grace() const;
+  [[noreturn]] void time_out(const coll::Operation& op) const;
+  [[noreturn]] void lose(int peer, const Error& error) const;
+
+  bool leads() const { return m_.partition.leader(node_number_) == m_.rank; }
+  std::string describe(int rank) const { return concat("rank ", rank, " (", m_.describe[rank], ")"); }
+  Note* notes() const { return reinterpret_cast<Note*>(notes_.data()); }
+  /// In the notes: this rank's, those of its node, those of all nodes, and the verdict.
+  Note& own() const { return notes()[0]; }
+  std::span<Note> of_node() const;
+  std::span<Note> of_all_nodes() const;
+  Note& verdict() const;
+  std::uint32_t stream(Stream s) const { return m_.channel * kStreams + static_cast<std::uint32_t>(s); }
+
+  const Membership m_;
+  const int node_number_;
+  const std::shared_ptr<coll::Group> node_;
+  const std::shared_ptr<Link> link_;
+
+  // The current collective.
+  coll::Operation* op_ = nullptr;
+  Phase phase_ = Phase::gather;
+  std::unique_ptr<Program> program_;
+  std::unique_ptr<Schedule> schedule_;
+  std::vector<int> open_;  // steps that have not ended, by stage and place of the window
+  UnderWay under_way_;
+  Scratch notes_, work_;
+
+  // News from other leaders, for leaders.
+  struct Ear {
+    int node = 0;
+    std::unique_ptr<Note> note;
+    std::unique_ptr<Link::Message> message;
+  };
+  std::vector<Ear> ears_;
+  std::vector<Ear> told_;  // news on its way to others
+  std::string left_;       // ranks that have left: nothing more can be done with them
+  bool silent_ = false;    // this rank has left or given up
+};
+
+}  // namespace occl::hosts

@@ -1,0 +1,40 @@
+// How bytes get from a rank to ranks of other nodes. The core knows no network: it starts messages and asks
+// whether they have ended.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "base/error.h"
+
+namespace occl::hosts {
+
+class Link {
+ public:
+  /// A message under way. Its destructor gives the message up; after it the buffer is not used any more.
+  class Message {
+   public:
+    virtual ~Message() = default;
+    virtual bool ended() const = 0;
+    /// Once ended: what went wrong, or nothing.
+    virtual std::optional<Error> error() const = 0;
+  };
+  virtual ~Link() = default;
+
+  /// Start a message to or from a rank of the group, and return at once. Messages of one stream between two
+  /// ranks arrive in the order in which they were started, and messages of different streams do not wait for
+  /// each other. Both sides give the same number of bytes, at least one. When a message ends, the link rings
+  /// the engine.
+  virtual std::unique_ptr<Message> send(int peer, std::uint32_t stream, const std::byte* data,
+                                        std::size_t bytes) = 0;
+  virtual std::unique_ptr<Message> receive(int peer, std::uint32_t stream, std::byte* data,
+                                           std::size_t bytes) = 0;
+
+  /// "gloo over eth0", for texts.
+  virtual const std::string& describe() const = 0;
+};
+
+}  // namespace occl::hosts

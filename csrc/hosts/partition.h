@@ -1,0 +1,53 @@
+// How the ranks of a group are divided into nodes. The ranks of a node share memory; ranks of different nodes
+// exchange messages over a Link.
+//
+// The nodes of a group are numbered by their first rank, and the ranks of a node from 0 on in the group's
+// order. A group has as many rails as its largest node has ranks. In every node each rail has an owner: the
+// local rank through which that part of the data leaves and enters the node.
+//
+//     node 0: ranks 0 1 2       rail    0  1  2
+//     node 1: ranks 3 4         owners  0  1  2     of node 0
+//                                       3  3  4     of node 1
+#pragma once
+
+#include <vector>
+
+namespace occl::hosts {
+
+class Partition {
+ public:
+  /// `node_of`: for each rank any number that its node's other ranks have too, and no rank of another node.
+  explicit Partition(const std::vector<int>& node_of);
+
+  int size() const { return static_cast<int>(node_of_.size()); }
+  int nodes() const { return static_cast<int>(members_.size()); }
+  int rails() const { return rails_; }
+
+  int node_of(int rank) const { return node_of_[rank]; }
+  int local_rank(int rank) const { return local_rank_[rank]; }
+  /// The ranks of a node, in the group's order.
+  const std::vector<int>& members(int node) const { return members_[node]; }
+  int node_size(int node) const { return static_cast<int>(members_[node].size()); }
+  /// The rank that speaks for its node when the nodes meet.
+  int leader(int node) const { return members_[node].front(); }
+
+  /// The local rank that owns `rail` in `node`. Owners are in the order of their rails.
+  int owner(int node, int rail) const;
+  /// The first rail of a local rank; that of the next local rank is the end.
+  int first_rail(int node, int local) const;
+
+  /// The local rank of `node` that holds the block of `rank`: in the rank's own node the rank itself,
+  /// elsewhere a counterpart. The holders of a node's ranks are in the order of these ranks.
+  int holder(int node, int rank) const;
+  /// The ranks of `of_node` whose blocks `local` of `node` holds.
+  std::vector<int> held(int node, int local, int of_node) const;
+  /// The most blocks of `of_node` that one local rank of `node` holds.
+  int rounds(int node, int of_node) const;
+
+ private:
+  std::vector<int> node_of_, local_rank_;
+  std::vector<std::vector<int>> members_;
+  int rails_ = 1;
+};
+
+}  // namespace occl::hosts

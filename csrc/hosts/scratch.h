@@ -1,0 +1,37 @@
+// Memory of this rank that the ranks of its node can map, for what a group of several nodes has in transit.
+#pragma once
+
+#include <memory>
+
+#include "shm/endpoint.h"
+
+namespace occl::hosts {
+
+class Scratch {
+ public:
+  explicit Scratch(std::shared_ptr<shm::Endpoint> endpoint) : endpoint_(std::move(endpoint)) {}
+  ~Scratch() { release(); }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+
+  /// Makes it at least this large; what was in it is lost. Nothing may be in transit. Throws
+  /// Error(out_of_memory).
+  void reserve(std::size_t bytes) {
+    if (bytes <= block_.bytes) return;
+    release();
+    block_ = endpoint_->staging().allocate(bytes);
+  }
+  std::byte* data() const { return block_.bytes ? endpoint_->staging().at(block_.offset) : nullptr; }
+  std::size_t bytes() const { return block_.bytes; }
+
+ private:
+  void release() {
+    if (block_.bytes) endpoint_->staging().retire({block_}, [] { return true; });
+    block_ = {};
+  }
+
+  const std::shared_ptr<shm::Endpoint> endpoint_;
+  shm::Arena::Block block_;
+};
+
+}  // namespace occl::hosts

@@ -1,0 +1,177 @@
+// Ranks of several nodes as threads of one process, and a link between them through memory.
+#pragma once
+
+#include <cstring>
+#include <deque>
+#include <map>
+#include <memory>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "cluster.h"
+#include "hosts/group.h"
+
+namespace occl::test {
+
+/// The messages of all ranks. A message is copied when both of its sides have been started.
+class Wire {
+ public:
+  struct Side {
+    std::byte* data;
+    std::size_t bytes;
+    int rank;
+    Mutex* mutex;
+    bool ended = false, given_up = false;
+    std::string broken;
+  };
+  using Key = std::tuple<int, int, std::uint32_t>;  // from, to, stream
+
+  explicit Wire(int ranks) : engines(ranks), sent(ranks) {}
+
+  std::shared_ptr<Side> start(bool send, const Key& key, std::byte* data, std::size_t bytes) {
+    const auto [from, to, stream] = key;
+    auto side = std::make_shared<Side>(Side{data, bytes, send ? from : to, &mutex, false, false, ""});
+    std::lock_guard lock(mutex);
+    if (dead[from] || dead[to]) {
+      side->ended = true;
+      side->broken = "Connection closed by peer";
+      return side;
+    }
+    if (send) sent[from] += bytes;
+    auto& mine = send ? sends[key] : receives[key];
+    auto& theirs = send ? receives[key] : sends[key];
+    while (!theirs.empty() && theirs.front()->given_up) theirs.pop_front();
+    if (theirs.empty()) {
+      mine.push_back(side);
+      return side;
+    }
+    const auto other = theirs.front();
+    theirs.pop_front();
+    if (other->bytes != bytes) {
+      side->broken = other->broken = concat("sizes ", bytes, " and ", other->bytes, " of a message differ");
+    } else {
+      send ? std::memcpy(other->data, data, bytes) : std::memcpy(data, other->data, bytes);
+    }
+    side->ended = other->ended = true;
+    if (engines[other->rank]) engines[other->rank]->ring();
+    return side;
+  }
+
+  /// Every message to and from the rank fails, and later ones too.
+  void cut(int rank) {
+    std::lock_guard lock(mutex);
+    dead[rank] = true;
+    for (auto* all : {&sends, &receives})
+      for (auto& [key, queue] : *all)
+        if (std::get<0>(key) == rank || std::get<1>(key) == rank)
+          for (auto& side : std::exchange(queue, {})) {
+            side->ended = true;
+            side->broken = "Connection closed by peer";
+            if (engines[side->rank]) engines[side->rank]->ring();
+          }
+  }
+
+  Mutex mutex;
+  std::vector<coll::Engine*> engines;  // by rank
+  std::vector<std::size_t> sent;       // bytes, by rank
+
+ private:
+  std::map<Key, std::deque<std::shared_ptr<Side>>> sends, receives;
+  std::map<int, bool> dead;
+};
+
+class MemoryLink final : public hosts::Link {
+ public:
+  MemoryLink(Wire& wire, int rank) : wire_(wire), rank_(rank) {}
+
+  struct InMemory final : Message {
+    explicit InMemory(std::shared_ptr<Wire::Side> side) : side(std::move(side)) {}
+    ~InMemory() override {
+      std::lock_guard lock(*side->mutex);
+      side->given_up = true;
+    }
+    bool ended() const override {
+      std::lock_guard lock(*side->mutex);
+      return side->ended;
+    }
+    std::optional<Error> error() const override {
+      std::lock_guard lock(*side->mutex);
+      return side->broken.empty() ? std::nullopt : std::optional(Error(Errc::system, side->broken));
+    }
+    std::shared_ptr<Wire::Side> side;
+  };
+
+  std::unique_ptr<Message> send(int peer, std::uint32_t stream, const std::byte* data, std::size_t bytes) override {
+    return std::make_unique<InMemory>(wire_.start(true, {rank_, peer, stream}, const_cast<std::byte*>(data), bytes));
+  }
+  std::unique_ptr<Message> receive(int peer, std::uint32_t stream, std::byte* data, std::size_t bytes) override {
+    return std::make_unique<InMemory>(wire_.start(false, {peer, rank_, stream}, data, bytes));
+  }
+  const std::string& describe() const override { return name_; }
+
+ private:
+  Wire& wire_;
+  const int rank_;
+  const std::string name_ = "memory";
+};
+
+/// All ranks of a group over several nodes.
+class Hosts {
+ public:
+  explicit Hosts(const std::vector<int>& node_of)
+      : partition(node_of), wire(partition.size()), ranks(partition.size()) {
+    std::vector<std::string> names;
+    for (int r = 0; r < partition.size(); ++r)
+      names.push_back(concat("pid ", 100 + r, ", host ", char('a' + partition.node_of(r) % 26)));
+    for (int m = 0; m < partition.nodes(); ++m) nodes.push_back(std::make_unique<Cluster>(partition.node_size(m)));
+    for (int r = 0; r < partition.size(); ++r) {
+      Rank& local = (*nodes[partition.node_of(r)])[partition.local_rank(r)];
+      wire.engines[r] = local.engine.get();
+      ranks[r].rank = r;
+      ranks[r].size = partition.size();
+      ranks[r].number = local.number;
+      ranks[r].regions = local.regions;
+      ranks[r].endpoint = local.endpoint;
+      ranks[r].engine_of_another = local.engine.get();
+      ranks[r].wide = std::make_shared<hosts::Group>(hosts::Membership{"0", r, partition, names, 0}, local.group,
+                                                     std::make_shared<MemoryLink>(wire, r));
+      local.engine->add(ranks[r].wide);
+    }
+  }
+  ~Hosts() {
+    std::vector<Thread> threads;  // each waits until the others know that it leaves
+    for (Rank& rank : ranks) threads.emplace_back([&rank] { rank.wide->close(); });
+    for (auto& thread : threads) thread.join();
+    for (Rank& rank : ranks) rank.calls.clear();
+    for (Rank& rank : ranks) rank.wide.reset();
+  }
+
+  /// Runs `body` on every rank at once. The first exception is thrown again.
+  void each(const std::function<void(Rank&)>& body) {
+    std::vector<Thread> threads;
+    Mutex mutex;
+    std::exception_ptr error;
+    for (Rank& rank : ranks)
+      threads.emplace_back([&] {
+        try {
+          body(rank);
+        } catch (...) {
+          {
+            std::lock_guard lock(mutex);
+            if (!error) error = std::current_exception();
+          }
+          rank.wide->abort("its thread failed");
+        }
+      });
+    for (auto& thread : threads) thread.join();
+    if (error) std::rethrow_exception(error);
+  }
+
+  const hosts::Partition partition;
+  Wire wire;
+  std::vector<std::unique_ptr<Cluster>> nodes;
+  std::vector<Rank> ranks;
+};
+
+}  // namespace occl::test

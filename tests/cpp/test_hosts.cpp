@@ -1,0 +1,138 @@
+// Groups over several nodes, with ranks as threads and a link through memory: results, mismatches, and ends.
+// modes: plain asan tsan
+#include "collective_cases.h"
+#include "hosts.h"
+
+using namespace occl;
+using namespace occl::test;
+using coll::Kind;
+
+namespace {
+
+constexpr Kind kAll[] = {Kind::barrier,  Kind::broadcast, Kind::all_reduce,     Kind::reduce,    Kind::all_gather,
+                         Kind::gather,   Kind::scatter,   Kind::reduce_scatter, Kind::all_to_all};
+
+const std::vector<std::vector<int>> kShapes = {{0, 0, 1, 1}, {0, 0, 1}, {0, 1, 0, 1, 2}, {0, 1, 2}};
+
+TEST("every collective on every shape, small and large, mapped or not") {
+  for (const auto& shape : kShapes) {
+    Hosts hosts(shape);
+    hosts.each([&](Rank& rank) {
+      int round = 0;
+      for (const Kind kind : kAll)
+        for (const std::size_t count : {0, 1, 100, 200000})
+          for (const bool mapped : {false, true}) {
+            ++round;
+            Case c{kind, round % rank.size, std::vector<std::size_t>(rank.size, count), false, round};
+            run(rank, c, mapped);
+          }
+    });
+  }
+}
+
+TEST("blocks of different sizes") {
+  for (const auto& shape : kShapes) {
+    Hosts hosts(shape);
+    hosts.each([&](Rank& rank) {
+      for (const Kind kind : {Kind::all_gather, Kind::reduce_scatter, Kind::all_to_all})
+        for (const std::size_t unit : {1, 5000}) {
+          Case c{kind, 0, {}, true, 3};
+          for (int r = 0; r < rank.size; ++r) c.counts.push_back(unit * ((r * 2) % 3));
+          run(rank, c, unit > 1);
+        }
+    });
+  }
+}
+
+std::string mismatch_on(Rank& rank, const coll::Collective& c) {
+  return error_of([&] { rank.run(c); }).what();
+}
+
+TEST("ranks that call different operations all learn it, and the group goes on") {
+  Hosts hosts({0, 0, 1, 1});
+  hosts.each([&](Rank& rank) {
+    std::vector<std::int64_t> data(50000, rank.rank);
+    for (const int odd : {0, 1, 2, 3})
+      for (const std::size_t count : {1, 50000}) {
+        coll::Collective c = all_reduce(data.data(), rank.rank == odd ? count : count / 2 + 7);
+        const std::string text = mismatch_on(rank, c);
+        CHECK(text.find(concat("all_reduce(int64[", count, "], SUM)")) != text.npos &&
+                  text.find(concat("all_reduce(int64[", count / 2 + 7, "], SUM)")) != text.npos &&
+                  text.find(concat("rank ", odd, " (pid ", 100 + odd, ", host ", odd < 2 ? 'a' : 'b', ")")) != text.npos,
+              text);
+        Case good{Kind::all_reduce, 0, std::vector<std::size_t>(4, 300), false, odd};
+        run(rank, good, false);
+      }
+    coll::Collective barrier;
+    mismatch_on(rank, rank.rank < 2 ? barrier : all_reduce(data.data(), 4));
+    run(rank, {Kind::all_gather, 0, std::vector<std::size_t>(4, 30), false, 1}, true);
+  });
+}
+
+TEST("an all_to_all whose pairs do not fit ends the group on every rank") {
+  Hosts hosts({0, 0, 1, 1});
+  hosts.each([&](Rank& rank) {
+    std::vector<std::int64_t> in(8, 1), out(8, 0);
+    std::vector<coll::Block> ins, outs;
+    for (int r = 0; r < 4; ++r) {
+      ins.push_back({reinterpret_cast<std::byte*>(&in[2 * r]), rank.rank == 0 && r == 3 ? 1u : 2u});
+      outs.push_back({reinterpret_cast<std::byte*>(&out[2 * r]), 2});
+    }
+    coll::Collective c;
+    c.kind = Kind::all_to_all;
+    c.dtype = DType::i64;
+    c.in = {nullptr, 2, 4, ins.data()};
+    c.out = {nullptr, 2, 4, outs.data()};
+    c.largest = 2;
+    c.volume = coll::kUneven;
+    const std::string text = mismatch_on(rank, c);
+    CHECK(text.find("rank 0 (pid 100, host a) sends 1 elements to rank 3") != text.npos, text);
+    error_of([&] { rank.run(coll::Collective{}); });
+  });
+}
+
+TEST("an abort on one rank ends the operations of all ranks of all nodes") {
+  Hosts hosts({0, 0, 1, 1, 2});
+  hosts.each([&](Rank& rank) {
+    rank.run(coll::Collective{});
+    if (rank.rank == 1) {
+      rank.wide->abort("enough");
+      return;
+    }
+    const std::string text = mismatch_on(rank, coll::Collective{});
+    CHECK(text.find("enough") != text.npos, text);
+  });
+}
+
+TEST("a rank that does not come is named after the timeout, on its node and on others") {
+  Hosts hosts({0, 0, 1, 1});
+  hosts.each([&](Rank& rank) {
+    rank.patience = std::chrono::milliseconds(300);
+    if (rank.rank == 3) return;
+    const std::string text = mismatch_on(rank, coll::Collective{});
+    if (rank.rank == 2) CHECK(text.find("rank 3 (pid 103, host b)") != text.npos, text);
+  });
+}
+
+TEST("a closed connection ends the group on every rank") {
+  Hosts hosts({0, 0, 1, 1});
+  hosts.each([&](Rank& rank) {
+    rank.run(coll::Collective{});
+    if (rank.rank == 2) return hosts.wire.cut(2);
+    if (rank.rank == 3) return;
+    const std::string text = mismatch_on(rank, coll::Collective{});
+    CHECK(text.find("rank 2 (pid 102, host b) is not reached any more") != text.npos, text);
+  });
+}
+
+TEST("a rank that has left is named") {
+  Hosts hosts({0, 1});
+  hosts.each([&](Rank& rank) {
+    rank.run(coll::Collective{});
+    if (rank.rank == 1) return rank.wide->close();
+    const std::string text = mismatch_on(rank, coll::Collective{});
+    CHECK(text.find("rank 1 (pid 101, host b) has left group 0") != text.npos, text);
+  });
+}
+
+}  // namespace
