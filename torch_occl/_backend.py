@@ -14,11 +14,14 @@ import _torch_occl_autoload
 
 # Not through the package, which may not have been imported: see _torch_occl_autoload.
 import torch_occl._ending  # noqa: F401  (the extension calls it)
-from torch_occl import _in_place_of
-from torch_occl._C import ProcessGroupOCCL
+from torch_occl import _in_place_of, _inter_node
+from torch_occl._C import ProcessGroupOCCL, _set_make_inter_node
 
 if TYPE_CHECKING:
     from datetime import timedelta
+
+
+_set_make_inter_node(_inter_node.make)
 
 
 def _world() -> ProcessGroupOCCL | None:

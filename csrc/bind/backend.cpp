@@ -91,20 +91,24 @@ void bind_options(
       "group.\n"
       "``staging_bytes``: shared memory through which a rank stages tensors that peers cannot map; 0: the "
       "default.\n"
+      "``inter_node``: a backend of the same ranks that carries messages between nodes; None: Gloo.\n"
       "``_timeout``: for operations without a timeout of their own; PyTorch's own functions replace it by "
       "their ``timeout=``.")
-      .def(py::init([](std::chrono::milliseconds timeout, NamedNumbers tuning, std::uint64_t staging_bytes) {
+      .def(py::init([](std::chrono::milliseconds timeout, NamedNumbers tuning, std::uint64_t staging_bytes,
+                       c10::intrusive_ptr<c10d::Backend> inter_node) {
              auto options = c10::make_intrusive<Options>(timeout);
              options->set_numbers(std::move(tuning));
              options->set_staging_bytes(staging_bytes);
+             options->set_inter_node(std::move(inter_node));
              return options;
            }),
            py::arg("timeout") = kBackendDefaultTimeout, py::kw_only(), py::arg("tuning") = NamedNumbers{},
-           py::arg("staging_bytes") = 0)
+           py::arg("staging_bytes") = 0, py::arg("inter_node") = py::none())
       .def_property(
           "tuning", [view](const Options& self) { return view(py::cast(self.numbers())); },
           &Options::set_numbers)
       .def_property("staging_bytes", &Options::staging_bytes, &Options::set_staging_bytes)
+      .def_property("inter_node", &Options::inter_node, &Options::set_inter_node)
       .def("__copy__", &Options::copy)
       // dist.split_group copies the options of the parent.
       .def("__deepcopy__", [](const Options& self, const py::dict&) { return self.copy(); });
@@ -215,6 +219,13 @@ void bind_backend(py::module_& module) {
       py::arg("min_bytes"));
   module.def("_cpu_memory_stats", [] { return by_name(pg::cpu_memory_stats()); });
   module.def("_announce_end", &pg::announce_end);
+  module.def("_set_make_inter_node", [](py::object make) {
+    pg::set_make_inter_node([make = make.release()](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                                                    std::chrono::milliseconds timeout) {
+      const py::gil_scoped_acquire gil;
+      return make(store, rank, size, timeout).cast<c10::intrusive_ptr<c10d::Backend>>();
+    });
+  });
   module.def("_isa", &kernels::isa, "The instruction set that the reduction kernels use here.");
 }
 

@@ -116,7 +116,7 @@ std::vector<std::shared_ptr<shm::Peer>> Mesh::connect(const std::vector<Invitati
     try {
       if (it.address.node != endpoint_->address().node)
         fail(Errc::not_implemented,
-             "it is on another node (OCCL_NODE), and groups that span hosts are not offered yet");
+             "it is on another node (OCCL_NODE)");
       peers.push_back(endpoint_->peer(it.address, deadline));
     } catch (const Error& error) {
       throw Error(error.code(), concat("rank ", rank_, " of group ", name_, " cannot share memory with rank ",
@@ -183,7 +183,7 @@ std::byte* Mesh::reach(int rank, shm::Ref ref, std::size_t bytes, Deadline deadl
 }
 
 std::string Mesh::describe(int rank) const {
-  return concat("rank ", rank, " (", members_[rank].peer->describe(), ")");
+  return concat("rank ", shown(rank), " (", members_[rank].peer->describe(), ")");
 }
 
 std::string Mesh::exited_ranks(int but) const {

@@ -59,6 +59,9 @@ class Mesh {
   void join(const std::vector<Invitation>& invitations, std::vector<std::shared_ptr<shm::Peer>> peers);
 
   const std::string& name() const { return name_; }
+  /// The ranks that texts show in place of this group's, where it is a part of another group.
+  void show_ranks(std::vector<int> shown) { shown_ = std::move(shown); }
+  int shown(int rank) const { return shown_.empty() ? rank : shown_[rank]; }
   int rank() const { return rank_; }
   int size() const { return size_; }
   const Tuning& tuning() const { return tuning_; }
@@ -107,6 +110,7 @@ class Mesh {
 
   std::shared_ptr<shm::Endpoint> endpoint_;
   std::string name_;
+  std::vector<int> shown_;
   int rank_, size_;
   Tuning tuning_;
   bool core_for_each_ = false;

@@ -1,6 +1,7 @@
 #include "pg/group_backend.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "coll/engine.h"
@@ -15,12 +16,36 @@ namespace {
 
 std::string name_of(const Options& options) { return options.group_name.empty() ? "?" : options.group_name; }
 
-std::shared_ptr<coll::Group> meet_in(const GroupBackend::Parent& parent, coll::Subgroup::Purpose purpose,
-                                     const Options& options) {
+Met meet_at(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, const Options& options,
+            const MakeBetween& make_between) {
+  return rendezvous(
+      store, name_of(options), rank, size, [&] { return options.tuning(); }, options.timeout, make_between);
+}
+
+/// Makes a group of some ranks of another group; `rank` is this one's in the new group.
+Met meet_in(const GroupBackend::Parent& parent, coll::Subgroup::Purpose purpose, const Options& options,
+            const c10::intrusive_ptr<c10d::Store>& store, int rank) {
   check_not_forked(*parent.group);
-  return coll::make_subgroup(
-      *parent.group, {parent.ranks, name_of(options), purpose}, [&] { return options.tuning(); },
+  if (!parent.node)
+    return meet_at(store, rank, static_cast<int>(parent.ranks.size()), options,
+                   [&](const c10::intrusive_ptr<c10d::Store>&) { return parent.between; });
+  auto group = coll::make_subgroup(
+      *parent.node, {parent.ranks, name_of(options), purpose}, [&] { return options.tuning(); },
       Deadline::after(options.timeout), interrupt_check());
+  return {group, group, {}, std::nullopt};
+}
+
+/// What carries the messages of a group without a parent: what the options name, or a backend of its own.
+MakeBetween between_for(const Options& options, int rank, int size) {
+  return [&options, rank, size](const c10::intrusive_ptr<c10d::Store>& store) {
+    auto backend = options.inter_node() ? options.inter_node() : make_inter_node(store, rank, size, options.timeout);
+    if (backend->getRank() != rank || backend->getSize() != size)
+      fail(Errc::invalid_argument, "inter_node is rank ", backend->getRank(), " of ", backend->getSize(),
+           " where this is rank ", rank, " of ", size, " of the group");
+    Between between{std::make_shared<InterNode>(std::move(backend), store), std::vector<int>(size)};
+    std::iota(between.ranks.begin(), between.ranks.end(), 0);
+    return between;
+  };
 }
 
 }  // namespace
@@ -30,24 +55,25 @@ GroupBackend::GroupBackend(const c10::intrusive_ptr<c10d::Store>& store, int ran
     : CapableBackend(rank, size), options_(options.copy()) {
   register_for_groups();
   translated([&] {
-    if (parent.group) {
-      group_ = meet_in(parent, coll::Subgroup::Purpose::create, options);
-      return;
-    }
-    auto met = rendezvous(
-        *store, name_of(options), rank, size, [&] { return options.tuning(); }, options.timeout);
+    Met met = parent.group ? meet_in(parent, coll::Subgroup::Purpose::create, options, store, rank)
+                           : meet_at(store, rank, size, options, between_for(options, rank, size));
     group_ = std::move(met.group);
+    node_ = std::move(met.node);
+    between_ = std::move(met.between);
+    if (!node_) store_ = store;
     // Only the default group waits for the server: PyTorch made the store for it, and both end together.
-    if (options.global_ranks_in_group.empty() && met.store_host && *met.store_host != rank)
+    if (!parent.group && options.global_ranks_in_group.empty() && met.store_host && *met.store_host != rank)
       store_server_.emplace(*store, *met.store_host);
   });
   init();
 }
 
-GroupBackend::GroupBackend(std::shared_ptr<coll::Group> group, const Options& options)
-    : CapableBackend(group->mesh().rank(), group->mesh().size()),
+GroupBackend::GroupBackend(Met met, const Options& options)
+    : CapableBackend(met.group->rank(), met.group->size()),
       options_(options.copy()),
-      group_(std::move(group)) {
+      group_(std::move(met.group)),
+      node_(std::move(met.node)),
+      between_(std::move(met.between)) {
   init();
 }
 
@@ -55,7 +81,7 @@ GroupBackend::~GroupBackend() {
   close();
   // In a forked child the group belongs to the parent process. Its destructor must not run: it would leave
   // the group on the parent's behalf.
-  if (is_forked_from(*group_)) new std::shared_ptr<coll::Group>(std::move(group_));
+  if (is_forked_from(*group_)) new std::shared_ptr<coll::Communicator>(std::move(group_));
 }
 
 void GroupBackend::close() {
@@ -65,7 +91,7 @@ void GroupBackend::close() {
 void GroupBackend::shutdown() {
   const bool in_good_order = group_ && !is_forked_from(*group_) && !group_->error();
   close();
-  if (in_good_order && store_server_) store_server_->wait_for_end(*group_, interrupt_check());
+  if (in_good_order && node_ && store_server_) store_server_->wait_for_end(*node_, interrupt_check());
 }
 
 void GroupBackend::abort() {
@@ -91,6 +117,13 @@ std::chrono::milliseconds GroupBackend::or_default(std::chrono::milliseconds tim
   return timeout == c10d::kUnsetTimeout ? options_->timeout : timeout;
 }
 
+coll::Group& GroupBackend::one_node(const char* what) const {
+  if (!node_)
+    raise(Error(Errc::not_implemented,
+                concat(what, " is not offered for group ", group_->name(), ", whose ranks are on several nodes")));
+  return *node_;
+}
+
 Options GroupBackend::options_for(const c10::intrusive_ptr<c10d::Backend::Options>& given) const {
   Options options = given ? Options::of(*given) : *options_;
   if (!given) options.group_name.clear();
@@ -101,16 +134,21 @@ GroupBackend::Parent GroupBackend::as_parent(std::vector<int> ranks) const {
   for (const int rank : ranks)
     if (rank < 0 || rank >= getSize())
       raise(Error(Errc::invalid_argument,
-                  concat("group ", group_->mesh().name(), " of ", getSize(), " ranks has no rank ", rank)));
+                  concat("group ", group_->name(), " of ", getSize(), " ranks has no rank ", rank)));
   if (std::find(ranks.begin(), ranks.end(), getRank()) == ranks.end())
-    raise(Error(Errc::invalid_argument, concat("rank ", getRank(), " of group ", group_->mesh().name(),
+    raise(Error(Errc::invalid_argument, concat("rank ", getRank(), " of group ", group_->name(),
                                                " is not among the new group's ranks")));
-  return {group_, std::move(ranks)};
+  Between between{between_.inter_node, {}};
+  if (!node_)
+    for (const int rank : ranks) between.ranks.push_back(between_.ranks[rank]);
+  return {group_, node_, std::move(between), std::move(ranks)};
 }
 
-std::shared_ptr<coll::Group> GroupBackend::meet(coll::Subgroup::Purpose purpose,
-                                                const std::vector<int>& ranks, const Options& options) const {
-  return translated([&] { return meet_in(as_parent(ranks), purpose, options); });
+Met GroupBackend::meet(coll::Subgroup::Purpose purpose, const std::vector<int>& ranks, const Options& options,
+                       const c10::intrusive_ptr<c10d::Store>& store) const {
+  const auto own = std::find(ranks.begin(), ranks.end(), getRank()) - ranks.begin();
+  return translated(
+      [&] { return meet_in(as_parent(ranks), purpose, options, store, static_cast<int>(own)); });
 }
 
 void GroupBackend::registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) {

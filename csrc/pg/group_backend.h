@@ -11,6 +11,7 @@
 #include "pg/capabilities.h"
 #include "pg/completion_hook.h"
 #include "pg/options.h"
+#include "pg/rendezvous.h"
 #include "pg/request.h"
 #include "pg/store_server.h"
 
@@ -23,7 +24,9 @@ class GroupBackend : public CapableBackend {
   /// An existing group that contains every rank of a new one, and their ranks in it. The new group's ranks
   /// meet through it, without the store.
   struct Parent {
-    std::shared_ptr<coll::Group> group;
+    std::shared_ptr<coll::Communicator> group;
+    std::shared_ptr<coll::Group> node;  // the same if all its ranks share memory, otherwise null
+    Between between;                    // otherwise: of `ranks`
     std::vector<int> ranks;
   };
   /// This group as the parent of a new group of `ranks`. Raises ValueError unless all of them are ranks of
@@ -64,19 +67,24 @@ class GroupBackend : public CapableBackend {
   /// Connects to the other ranks, through `parent` if that has a group, or else through the store.
   GroupBackend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, const Options& options,
                const Parent& parent);
-  GroupBackend(std::shared_ptr<coll::Group> group, const Options& options);
+  GroupBackend(Met met, const Options& options);
 
-  /// Makes a group of some ranks of this one, which meet through this one. Raises what as_parent raises, and
-  /// DistBackendError.
-  std::shared_ptr<coll::Group> meet(coll::Subgroup::Purpose purpose, const std::vector<int>& ranks,
-                                    const Options& options) const;
+  /// Makes a group of some ranks of this one, which meet through this one, or through the store if some of
+  /// this group's ranks share no memory. Raises what as_parent raises, and DistBackendError.
+  Met meet(coll::Subgroup::Purpose purpose, const std::vector<int>& ranks, const Options& options,
+           const c10::intrusive_ptr<c10d::Store>& store) const;
   /// Options for a new group: those given, or if null this group's without its name.
   Options options_for(const c10::intrusive_ptr<c10d::Backend::Options>& given) const;
   std::chrono::milliseconds or_default(std::chrono::milliseconds timeout) const;
+  /// The group, if all its ranks share memory. Otherwise throws Error(not_implemented).
+  coll::Group& one_node(const char* what) const;
   ThisRank self() const { return {getRank(), getSize()}; }
 
   const c10::intrusive_ptr<Options> options_;
-  std::shared_ptr<coll::Group> group_;
+  std::shared_ptr<coll::Communicator> group_;
+  std::shared_ptr<coll::Group> node_;  // the same if all ranks share memory, otherwise null
+  Between between_;                    // otherwise
+  c10::intrusive_ptr<c10d::Store> store_;  // otherwise: ranks of a smaller group meet there
   std::shared_ptr<CompletionHook> hook_;  // null if there is none
 
  private:

@@ -24,6 +24,10 @@ class Options final : public c10d::Backend::Options {
   std::uint64_t staging_bytes() const { return staging_bytes_; }
   void set_staging_bytes(std::uint64_t bytes) { staging_bytes_ = bytes; }
 
+  /// The backend that carries messages between nodes, or null: Gloo.
+  const c10::intrusive_ptr<c10d::Backend>& inter_node() const { return inter_node_; }
+  void set_inter_node(c10::intrusive_ptr<c10d::Backend> backend) { inter_node_ = std::move(backend); }
+
   /// The defaults, overridden by OCCL_TUNING, overridden by these options. Throws Error(invalid_argument) for
   /// a bad OCCL_TUNING.
   Tuning tuning() const;
@@ -31,6 +35,7 @@ class Options final : public c10d::Backend::Options {
  private:
   NamedNumbers numbers_;
   std::uint64_t staging_bytes_ = 0;
+  c10::intrusive_ptr<c10d::Backend> inter_node_;
 };
 
 }  // namespace occl::pg

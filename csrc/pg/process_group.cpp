@@ -5,6 +5,8 @@
 #include <memory>
 #include <utility>
 
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
 #include "coll/monitored_barrier.h"
 #include "pg/checks.h"
 #include "pg/errors.h"
@@ -54,8 +56,7 @@ ProcessGroupOCCL::ProcessGroupOCCL(const c10::intrusive_ptr<c10d::Store>& store,
                                    const Options& options, const Parent& parent)
     : GroupBackend(store, rank, size, options, parent) {}
 
-ProcessGroupOCCL::ProcessGroupOCCL(std::shared_ptr<coll::Group> group, const Options& options)
-    : GroupBackend(std::move(group), options) {}
+ProcessGroupOCCL::ProcessGroupOCCL(Met met, const Options& options) : GroupBackend(std::move(met), options) {}
 
 template <class Make, class Refuse>
 decltype(auto) ProcessGroupOCCL::checked(Make&& make, Refuse&& refuse) {
@@ -260,7 +261,7 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::allreduce_sparse(Tensors& tensors,
 void ProcessGroupOCCL::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
   check_not_forked(*group_);
   translated(
-      [&] { coll::monitored_barrier(*group_, or_default(opts.timeout), wait_all_ranks, interrupt_check()); });
+      [&] { coll::monitored_barrier(one_node("monitored_barrier"), or_default(opts.timeout), wait_all_ranks, interrupt_check()); });
 }
 
 void ProcessGroupOCCL::startTimeEstimate() {
@@ -271,7 +272,7 @@ void ProcessGroupOCCL::startTimeEstimate() {
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::estimate(std::span<const Request> requests) {
   Tensors outputs;
   for (const Request& request : requests) {
-    estimate_.add(request, group_->mesh());
+    estimate_.add(request, one_node("a time estimate").mesh());
     outputs.insert(outputs.end(), request.outputs.begin(), request.outputs.end());
   }
   auto work = c10::make_intrusive<WorkOCCL>(group_, requests.front().type, nullptr, at::TensorList());
@@ -280,19 +281,18 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::estimate(std::span<const Request> re
   return work;
 }
 
-c10::intrusive_ptr<c10d::Backend> ProcessGroupOCCL::backend_of(std::shared_ptr<coll::Group> group,
-                                                               const Options& options) const {
+c10::intrusive_ptr<c10d::Backend> ProcessGroupOCCL::backend_of(Met met, const Options& options) const {
   return c10::intrusive_ptr<ProcessGroupOCCL>::unsafe_steal_from_new(
-      new ProcessGroupOCCL(std::move(group), options));
+      new ProcessGroupOCCL(std::move(met), options));
 }
 
 c10::intrusive_ptr<c10d::Backend> ProcessGroupOCCL::split(
-    const c10::intrusive_ptr<c10d::Store>&, const std::vector<int>& ranks,
+    const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
     const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
   check_not_forked(*group_);
   if (std::find(ranks.begin(), ranks.end(), getRank()) == ranks.end()) return nullptr;
   const Options options = options_for(opts);
-  return backend_of(meet(coll::Subgroup::Purpose::create, ranks, options), options);
+  return backend_of(meet(coll::Subgroup::Purpose::create, ranks, options, store), options);
 }
 
 c10::intrusive_ptr<c10d::Backend> ProcessGroupOCCL::merge(
@@ -318,8 +318,14 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupOCCL::shrink(
                          rank == getRank() ? ", which is itself" : "")));
   if (shrink_flags & kAbort) group_->abort("shrink() with SHRINK_ABORT was called");
   Options options = options_for(opts);
-  if (options.group_name.empty()) options.group_name = group_->mesh().name() + "/shrunk";
-  return backend_of(meet(coll::Subgroup::Purpose::shrink, survivors, options), options);
+  if (options.group_name.empty()) options.group_name = group_->name() + "/shrunk";
+  c10::intrusive_ptr<c10d::Store> store;
+  if (!node_) {
+    std::string prefix = "shrunk";
+    for (const int rank : survivors) prefix += concat("/", rank);
+    store = c10::make_intrusive<c10d::PrefixStore>(prefix, store_);
+  }
+  return backend_of(meet(coll::Subgroup::Purpose::shrink, survivors, options, store), options);
 }
 
 }  // namespace occl::pg

@@ -91,9 +91,8 @@ class ProcessGroupOCCL final : public GroupBackend {
   WorkPtr transfer(Tensors& tensors, int peer, int tag, bool send);
   WorkPtr launch(std::span<Request> requests, std::chrono::milliseconds timeout, bool async = true);
   WorkPtr estimate(std::span<const Request> requests);
-  ProcessGroupOCCL(std::shared_ptr<coll::Group> group, const Options& options);
-  c10::intrusive_ptr<c10d::Backend> backend_of(std::shared_ptr<coll::Group> group,
-                                               const Options& options) const;
+  ProcessGroupOCCL(Met met, const Options& options);
+  c10::intrusive_ptr<c10d::Backend> backend_of(Met met, const Options& options) const;
   void forget_coalesced();
 
   // Between startCoalescing and endCoalescing: the Work, and the requests that it will consist of.

@@ -1,5 +1,5 @@
 // How the ranks of a new group find each other: each puts its invitation into the store and reads the
-// others'.
+// others'. If they do not all share memory, they find out which do (pg/nodes.h) and make a group over nodes.
 #pragma once
 
 #include <functional>
@@ -10,17 +10,31 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "coll/group.h"
+#include "pg/messages.h"
 
 namespace occl::pg {
 
-struct Met {
-  std::shared_ptr<coll::Group> group;
-  std::optional<int> store_host;  // the rank whose process runs the store's server, if one of them does
+/// What carries the messages of a group between nodes, and the group's ranks in it.
+struct Between {
+  std::shared_ptr<InterNode> inter_node;
+  std::vector<int> ranks;
 };
 
-/// If `tuning` throws, the other ranks are told why this one cannot take part. Checks for interrupts while it
-/// waits. Throws Error(timeout) naming the ranks that did not come, and what Mesh::join throws.
-Met rendezvous(c10d::Store& store, const std::string& name, int rank, int size,
-               const std::function<Tuning()>& tuning, std::chrono::milliseconds timeout);
+struct Met {
+  std::shared_ptr<coll::Communicator> group;
+  std::shared_ptr<coll::Group> node;  // the same group, if all ranks share memory; otherwise null
+  Between between;                    // otherwise
+  std::optional<int> store_host;      // the rank whose process runs the store's server, if one of them does
+};
+
+/// Makes what carries messages between all ranks of a group. A collective call.
+using MakeBetween = std::function<Between(const c10::intrusive_ptr<c10d::Store>& store)>;
+
+/// If `tuning` throws, the other ranks are told why this one cannot take part. `make_between` is called if
+/// the ranks do not all share memory. Checks for interrupts while it waits. Throws Error(timeout) naming the
+/// ranks that did not come, and what Mesh::join throws.
+Met rendezvous(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name, int rank, int size,
+               const std::function<Tuning()>& tuning, std::chrono::milliseconds timeout,
+               const MakeBetween& make_between);
 
 }  // namespace occl::pg

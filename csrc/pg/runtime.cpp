@@ -9,7 +9,6 @@
 
 #include "base/environment.h"
 #include "base/error.h"
-#include "coll/group.h"
 #include "pg/errors.h"
 #include "shm/process.h"
 
@@ -21,6 +20,7 @@ std::atomic<coll::Engine*> the_engine = nullptr;
 std::mutex engine_mutex;
 std::function<void()> the_interrupt_check = [] {};
 std::function<void()> the_return_check;
+MakeInterNode the_make_inter_node;
 
 void forget_parent() {
   the_engine.store(nullptr, std::memory_order_relaxed);  // one thread only: this is a child just forked
@@ -60,14 +60,14 @@ void announce_end() {
     made->endpoint()->announce_end();
 }
 
-bool is_forked_from(const coll::Group& group) {
+bool is_forked_from(const coll::Communicator& group) {
   return the_engine.load(std::memory_order_relaxed) != &group.engine();  // changes only in a new process
 }
 
-void check_not_forked(const coll::Group& group) {
+void check_not_forked(const coll::Communicator& group) {
   if (is_forked_from(group))
     raise(Error(Errc::closed,
-                concat("group ", group.mesh().name(), " of rank ", group.mesh().rank(),
+                concat("group ", group.name(), " of rank ", group.rank(),
                        " was created before this process was forked, and belongs to the parent: create "
                        "process groups in the process that uses them, or start it with 'spawn'")));
 }
@@ -77,6 +77,12 @@ const std::function<void()>& interrupt_check() { return the_interrupt_check; }
 
 void set_return_check(std::function<void()> check) { the_return_check = std::move(check); }
 const std::function<void()>& return_check() { return the_return_check; }
+
+void set_make_inter_node(MakeInterNode make) { the_make_inter_node = std::move(make); }
+c10::intrusive_ptr<c10d::Backend> make_inter_node(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                                                  std::chrono::milliseconds timeout) {
+  return the_make_inter_node(store, rank, size, timeout);
+}
 
 Tuning tuning_from_environment() {
   Tuning tuning;

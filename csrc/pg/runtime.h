@@ -4,6 +4,9 @@
 #include <functional>
 #include <memory>
 
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
 #include "base/tuning.h"
 #include "coll/engine.h"
 
@@ -21,9 +24,9 @@ void announce_end();
 
 /// Whether this process was forked after the group was made. Such a group belongs to the parent process:
 /// driving it here would act on the parent's behalf.
-bool is_forked_from(const coll::Group& group);
+bool is_forked_from(const coll::Communicator& group);
 /// Raises DistBackendError, from Error(closed), if is_forked_from.
-void check_not_forked(const coll::Group& group);
+void check_not_forked(const coll::Communicator& group);
 
 /// Called now and then by a waiting thread; an exception that it throws ends the wait. The Python module sets
 /// it to check for Ctrl-C.
@@ -34,6 +37,14 @@ const std::function<void()>& interrupt_check();
 /// called. The Python module sets it to hold threads back once the interpreter ends.
 void set_return_check(std::function<void()> check);
 const std::function<void()>& return_check();
+
+/// Makes the backend that carries messages between nodes, for all ranks of a group. The Python module sets it,
+/// because that reads the environment as PyTorch does.
+using MakeInterNode = std::function<c10::intrusive_ptr<c10d::Backend>(
+    const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, std::chrono::milliseconds timeout)>;
+void set_make_inter_node(MakeInterNode make);
+c10::intrusive_ptr<c10d::Backend> make_inter_node(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                                                  std::chrono::milliseconds timeout);
 
 /// The defaults, overridden by OCCL_TUNING. Throws Error(invalid_argument) for an unknown name, or what is no
 /// number.

@@ -95,9 +95,9 @@ void WorkOCCL::Part::completed(coll::Operation&) noexcept {
 void WorkOCCL::Part::released(coll::Operation&) noexcept { c10::raw::intrusive_ptr::decref(&work); }
 
 // The title and the inputs make Work's constructor allocate, so they are passed only if a profiler runs.
-WorkOCCL::WorkOCCL(std::shared_ptr<coll::Group> group, c10d::OpType type, const char* title,
+WorkOCCL::WorkOCCL(std::shared_ptr<coll::Communicator> group, c10d::OpType type, const char* title,
                    at::TensorList inputs, std::shared_ptr<CompletionHook> hook)
-    : Work(group->mesh().rank(), type, at::hasCallbacks() ? title : nullptr,
+    : Work(group->rank(), type, at::hasCallbacks() ? title : nullptr,
            at::hasCallbacks() ? std::optional(inputs.vec()) : std::nullopt),
       group_(std::move(group)),
       hook_(std::move(hook)),
@@ -105,7 +105,7 @@ WorkOCCL::WorkOCCL(std::shared_ptr<coll::Group> group, c10d::OpType type, const 
   if (hook_) hook_->launched();
 }
 
-c10::intrusive_ptr<WorkOCCL> WorkOCCL::launch(std::shared_ptr<coll::Group> group, std::span<Request> requests,
+c10::intrusive_ptr<WorkOCCL> WorkOCCL::launch(std::shared_ptr<coll::Communicator> group, std::span<Request> requests,
                                               Mode mode, std::shared_ptr<CompletionHook> hook) {
   const Request& first = requests.front();
   Tensors all;  // what a profiler shows
@@ -300,7 +300,7 @@ void WorkOCCL::wait_on_host(std::chrono::milliseconds timeout) {
     const coll::Operation& op = part.operation;
     if (!engine().wait(*group_, op, deadline, interrupt_check()))
       raise(Error(Errc::timeout, concat("occl: Timed out waiting ", timeout.count(), "ms for ", op.describe(),
-                                        " #", op.sequence(), " of group ", group_->mesh().name(), " on rank ",
+                                        " #", op.sequence(), " of group ", group_->name(), " on rank ",
                                         rank_, "; it is still in flight")));
   }
   if (const Error* failed = error()) raise(*failed);

@@ -9,7 +9,7 @@
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
-#include "coll/group.h"
+#include "coll/communicator.h"
 #include "coll/operation.h"
 #include "pg/completion_hook.h"
 #include "pg/request.h"
@@ -27,12 +27,12 @@ class WorkOCCL final : public c10d::Work {
  public:
   /// A work without operations: `add` them, then `seal`. The hook may be null. `title` and `inputs` are for
   /// the profiler.
-  WorkOCCL(std::shared_ptr<coll::Group> group, c10d::OpType type, const char* title, at::TensorList inputs,
+  WorkOCCL(std::shared_ptr<coll::Communicator> group, c10d::OpType type, const char* title, at::TensorList inputs,
            std::shared_ptr<CompletionHook> hook = nullptr);
 
   /// Makes a work of the requests, of which there is at least one, and moves from them. Mode::blocking:
   /// returns when they have ended, and throws the first error.
-  static c10::intrusive_ptr<WorkOCCL> launch(std::shared_ptr<coll::Group> group, std::span<Request> requests,
+  static c10::intrusive_ptr<WorkOCCL> launch(std::shared_ptr<coll::Communicator> group, std::span<Request> requests,
                                              Mode mode, std::shared_ptr<CompletionHook> hook = nullptr);
 
   /// Submits one more operation. Call it before `seal`.
@@ -95,7 +95,7 @@ class WorkOCCL final : public c10d::Work {
   void settle(const FuturePtr& future) const noexcept;
   void settle_result(const FuturePtr& future) const noexcept;
 
-  const std::shared_ptr<coll::Group> group_;
+  const std::shared_ptr<coll::Communicator> group_;
   const std::shared_ptr<CompletionHook> hook_;
   Tensors result_;                     // set before seal(), if at all
   std::list<Part> parts_;              // grows only before seal(), on the thread that adds

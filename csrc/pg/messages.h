@@ -1,0 +1,81 @@
+// Messages between ranks over any c10d::Backend that can send and receive: the link of groups that span nodes.
+// We write no network code.
+//
+// A Backend offers a blocking wait and no way to ask, so each message under way has a thread that waits for
+// it. Threads are made when they are needed and used again.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "hosts/link.h"
+
+namespace occl::pg {
+
+/// Threads that carry out blocking calls, one each.
+class Waiters {
+ public:
+  ~Waiters();
+  /// Throws Error(system) if a thread is needed and cannot be made.
+  void run(std::function<void()> call);
+
+ private:
+  void work();
+
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<std::function<void()>> calls_;
+  std::size_t idle_ = 0;
+  bool stop_ = false;
+  std::vector<std::thread> threads_;
+};
+
+/// A backend between nodes. All groups of a process that have ranks on other nodes share one.
+class InterNode {
+ public:
+  /// `store` must be one that all ranks of the backend use. It lives as long as this object.
+  InterNode(c10::intrusive_ptr<c10d::Backend> backend, c10::intrusive_ptr<c10d::Store> store);
+
+  const std::string& describe() const { return name_; }
+  c10d::Backend& backend() { return *backend_; }
+  /// A number that no other group on this backend has. Only one rank of a new group calls it, and tells the
+  /// others.
+  std::uint32_t new_channel();
+
+  Waiters& waiters() { return waiters_; }
+
+ private:
+  const c10::intrusive_ptr<c10d::Backend> backend_;
+  const c10::intrusive_ptr<c10d::Store> store_;
+  const std::string name_;
+  Waiters waiters_;  // the first to be destroyed: its calls use the backend
+};
+
+class BackendLink final : public hosts::Link {
+ public:
+  /// `ranks`: of the backend, by rank of the group.
+  BackendLink(std::shared_ptr<InterNode> inter_node, std::vector<int> ranks);
+
+  std::unique_ptr<Message> send(int peer, std::uint32_t stream, const std::byte* data,
+                                std::size_t bytes) override;
+  std::unique_ptr<Message> receive(int peer, std::uint32_t stream, std::byte* data,
+                                   std::size_t bytes) override;
+  const std::string& describe() const override { return inter_node_->describe(); }
+
+ private:
+  std::unique_ptr<Message> start(bool send, int peer, std::uint32_t stream, std::byte* data,
+                                 std::size_t bytes);
+
+  const std::shared_ptr<InterNode> inter_node_;
+  const std::vector<int> ranks_;
+};
+
+}  // namespace occl::pg
