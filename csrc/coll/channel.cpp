@@ -322,15 +322,18 @@ std::deque<Channel::Receiving>::iterator Channel::receiving(Record record, std::
 }
 
 std::unique_ptr<Error> Channel::misfit(int sender, int receiver, const Envelope& nack) const {
-  const auto tensor = [](std::uint32_t dtype, std::uint64_t count) {
-    return concat(name_of(static_cast<DType>(dtype)), "[", count, "]");
-  };
   return std::make_unique<Error>(
-      Errc::mismatch,
-      concat("rank ", sender, " sent ", tensor(nack.dtype, nack.count), " with tag ", nack.tag,
-             " where rank ", receiver, " called recv(", tensor(nack.other_dtype, nack.other_count),
-             ") in group ", mesh_.name(),
-             nack.order == nack.other_order ? "" : ": their dimensions are in different orders in memory"));
+      Errc::mismatch, misfit_text(mesh_.shown(sender), mesh_.shown(receiver), static_cast<DType>(nack.dtype),
+                                  nack.count, nack.tag, static_cast<DType>(nack.other_dtype), nack.other_count,
+                                  nack.order != nack.other_order, mesh_.name()));
+}
+
+std::string misfit_text(int sender, int receiver, DType sent, std::uint64_t count, std::uint32_t tag,
+                        DType expected, std::uint64_t expected_count, bool orders_differ,
+                        const std::string& group) {
+  return concat("rank ", sender, " sent ", name_of(sent), "[", count, "] with tag ", tag, " where rank ", receiver,
+                " called recv(", name_of(expected), "[", expected_count, "]) in group ", group,
+                orders_differ ? ": their dimensions are in different orders in memory" : "");
 }
 
 }  // namespace occl::coll

@@ -21,6 +21,11 @@
 
 namespace occl::coll {
 
+/// The text of the error for a message that does not fit its receive.
+std::string misfit_text(int sender, int receiver, DType sent, std::uint64_t count, std::uint32_t tag,
+                        DType expected, std::uint64_t expected_count, bool orders_differ,
+                        const std::string& group);
+
 class Channel {
  public:
   Channel(Mesh& mesh, Transfers& transfers, int peer)

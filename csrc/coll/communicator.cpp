@@ -91,6 +91,21 @@ bool Communicator::drive(bool checks) {
   return moved;
 }
 
+void Communicator::look() {
+  OperationList done;
+  {
+    std::lock_guard driving(drive_mutex_);
+    if (error()) return;
+    try {
+      check(done);
+    } catch (const Error& error) {
+      end_all(error, done);
+    }
+    tell_messages_succeeded(done);
+  }
+  finish(done);
+}
+
 bool Communicator::advance_collectives(OperationList& done) {
   bool moved = false;
   while (!collectives_.empty()) {

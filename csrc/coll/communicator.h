@@ -54,6 +54,9 @@ class Communicator {
   /// died or left, aborts, deadlines) if nothing moved.
   bool drive(bool checks);
 
+  /// Looks for trouble even if no operation is in flight.
+  void look();
+
   /// Ends all operations, here and on the other ranks, with this reason. Idempotent.
   void abort(const std::string& reason);
 
@@ -121,19 +124,19 @@ class Communicator {
   virtual std::string ahead_of_this(const shm::Peer& process) const = 0;
 
   bool advance_collectives(OperationList& done);
+  void take_submitted(OperationList& done);
+  void finish(OperationList& done);
   Mutex& drive_lock() const { return drive_mutex_; }
   /// In the order in which they were submitted; the first one may have started.
   const OperationList& collectives() const { return collectives_; }
 
  private:
-  void take_submitted(OperationList& done);
   static bool goes_on(Operation& op);
   template <class F>
   static bool tell(Operation& op, F&& f);
   static void tell_messages_succeeded(const OperationList& done);
   void set_answers_due(bool due);
   void end_all(const Error& error, OperationList& done);
-  void finish(OperationList& done);
 
   Engine& engine_;
 

@@ -67,6 +67,18 @@ std::optional<Error> Group::trouble() {
   return std::nullopt;
 }
 
+bool Group::withdraw(Operation& receive) {
+  OperationList done;
+  bool withdrawn = false;
+  {
+    const std::lock_guard driving(drive_lock());
+    take_submitted(done);
+    withdrawn = messenger_.withdraw(receive, done);
+  }
+  finish(done);
+  return withdrawn;
+}
+
 std::vector<int> Group::missing() const {
   const std::lock_guard driving(drive_lock());
   return collectives().empty() ? std::vector<int>{} : executor_.missing();

@@ -38,6 +38,8 @@ class Group final : public Communicator {
   /// Why no operation of this group can succeed any more: its own error, a rank that died, or one that ended
   /// the group. Looks even if no operation is in flight.
   std::optional<Error> trouble();
+  /// Ends a receive that no message has reached yet; false if one has.
+  bool withdraw(Operation& receive);
   /// The ranks that the current collective waits for.
   std::vector<int> missing() const;
 

@@ -47,6 +47,12 @@ bool Messenger::advance(OperationList& done) {
   return moved;
 }
 
+bool Messenger::withdraw(Operation& receive, OperationList& done) {
+  if (!transfers_.forget(receive)) return false;
+  transfers_.end(receive, done);
+  return true;
+}
+
 std::string Messenger::unexpected_from(int rank) const {
   return channels_[rank] ? channels_[rank]->unexpected() : "";
 }

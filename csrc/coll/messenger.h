@@ -42,6 +42,9 @@ class Messenger {
   /// Whether answers to peers wait for room in a ring, which is possible with no operation in flight.
   bool has_notes() const { return notes_ > 0; }
 
+  /// Ends a receive that no message has reached yet; false if one has.
+  bool withdraw(Operation& receive, OperationList& done);
+
   /// Ends every operation that needs `rank` (all for kAnyRank) with `error`.
   void fail(int rank, const Error& error, OperationList& done);
 

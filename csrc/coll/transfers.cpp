@@ -21,9 +21,13 @@ Operation* Transfers::take(int rank, std::uint32_t tag) {
   return nullptr;
 }
 
-void Transfers::forget(const Operation& receive) {
+bool Transfers::forget(const Operation& receive) {
   for (Operation* op = receives_.begin(); op; op = OperationList::next(*op))
-    if (op == &receive) return receives_.remove(*op);
+    if (op == &receive) {
+      receives_.remove(*op);
+      return true;
+    }
+  return false;
 }
 
 void Transfers::show() {

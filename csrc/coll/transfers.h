@@ -23,8 +23,8 @@ class Transfers {
   void wait(Operation& receive) { receives_.push(receive); }
   /// The first receive that waits for a message from `rank` with `tag`, taken out; or null.
   Operation* take(int rank, std::uint32_t tag);
-  /// Takes out a receive if it waits here.
-  void forget(const Operation& receive);
+  /// Takes out a receive if it waits here; true if it did.
+  bool forget(const Operation& receive);
   /// Calls `f` with every receive that waits here.
   template <class F>
   void for_each(F&& f) const {

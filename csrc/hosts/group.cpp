@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/thread.h"
 #include "coll/engine.h"
 #include "kernels/convert.h"
 #include "kernels/kernels.h"
@@ -15,8 +16,12 @@ namespace {
 constexpr std::size_t kWindowBytes = 256 << 10;
 
 /// A rank names what is missing when an operation's deadline has passed. One that knows less about it waits so
-/// much longer, or half of it. A rank that leaves waits as long until the others know.
+/// much longer, or half of it. A rank that leaves waits as long until the others know, and they wait as long for
+/// what it sent before.
 constexpr std::chrono::nanoseconds kGrace = std::chrono::seconds(1);
+
+/// How often a leader looks for trouble of its node while it computes.
+constexpr auto kWatch = std::chrono::milliseconds(200);
 
 /// What a leader tells other leaders between collectives: Note::number.
 enum News : std::uint64_t { ended = 1, left = 2 };
@@ -49,19 +54,32 @@ Group::Group(Membership membership, std::shared_ptr<coll::Group> node, std::shar
       node_(std::move(node)),
       link_(std::move(link)),
       notes_(engine().endpoint()),
-      work_(engine().endpoint()) {
+      work_(engine().endpoint()),
+      messenger_(m_, *node_, *link_) {
   notes_.reserve((2 + node_->size() + m_.partition.nodes()) * kNoteBytes);
   if (!leads()) return;
   for (int m = 0; m < m_.partition.nodes(); ++m) {
     if (m == node_number_) continue;
     Ear ear{m, std::make_unique<Note>(), nullptr};
-    ear.message = link_->receive(m_.partition.leader(m), stream(Stream::news),
+    ear.message = link_->receive(m_.partition.leader(m), m_.stream(Stream::news),
                                  reinterpret_cast<std::byte*>(ear.note.get()), kNoteBytes);
     ears_.push_back(std::move(ear));
   }
+  watch_ = start_thread<std::thread>("that watches over the ranks of this node", [this] { watch(); });
 }
 
-Group::~Group() = default;
+Group::~Group() {
+  if (watch_.joinable()) watch_.join();  // leave() has told it to end
+}
+
+void Group::watch() {
+  std::unique_lock lock(watch_mutex_);
+  while (!watch_wake_.wait_for(lock, kWatch, [this] { return watch_ends_; })) {
+    lock.unlock();
+    look();
+    lock.lock();
+  }
+}
 
 std::span<Note> Group::of_node() const { return {notes() + 1, static_cast<std::size_t>(node_->size())}; }
 std::span<Note> Group::of_all_nodes() const {
@@ -92,20 +110,20 @@ void Group::start(coll::Operation& op) {
 
 /// The leader has the notes of its node.
 void Group::exchange_notes() {
-  const Describe describe = [this](int r) { return this->describe(r); };
+  const Describe describe = [this](int r) { return m_.describe(r); };
   Note& mine = of_all_nodes()[node_number_];
   mine = note_of_node(op_->collective(), of_node(), m_.partition, node_number_, describe);
   for (int m = 0; m < m_.partition.nodes(); ++m) {
     if (m == node_number_) continue;
     const int peer = m_.partition.leader(m);
-    under_way_.add(link_->send(peer, stream(Stream::notes), reinterpret_cast<std::byte*>(&mine), kNoteBytes), peer, 0);
-    under_way_.add(link_->receive(peer, stream(Stream::notes), reinterpret_cast<std::byte*>(&of_all_nodes()[m]), kNoteBytes), peer, 0);
+    under_way_.add(link_->send(peer, m_.stream(Stream::notes), reinterpret_cast<std::byte*>(&mine), kNoteBytes), peer, 0);
+    under_way_.add(link_->receive(peer, m_.stream(Stream::notes), reinterpret_cast<std::byte*>(&of_all_nodes()[m]), kNoteBytes), peer, 0);
   }
 }
 
 /// Everything of this phase has ended. False if the collective is at its end.
 bool Group::next_phase() {
-  const Describe describe = [this](int r) { return this->describe(r); };
+  const Describe describe = [this](int r) { return m_.describe(r); };
   const coll::Collective& c = op_->collective();
   switch (phase_) {
     case Phase::gather:
@@ -146,7 +164,7 @@ coll::Outcome Group::advance() {
       [this](int place) {
         if (phase_ == Phase::run) --open_[place];
       },
-      [this](int peer, const Error& error) { lose(peer, error); });
+      [this](int peer, const Error& error) { throw m_.lost(peer, *link_, error); });
   if (phase_ == Phase::run) {
     moved |= run_program();
     if (!schedule_->done() || !under_way_.empty()) return moved ? coll::Outcome::advanced : coll::Outcome::blocked;
@@ -209,7 +227,7 @@ void Group::carry_out(const Step& step, std::uint64_t window, int place) {
     carry_out(*inside, window, place);
   } else if (const auto* message = std::get_if<Message>(&step)) {
     const Piece& piece = message->piece;
-    const auto s = stream(Stream::data);
+    const auto s = m_.stream(Stream::data);
     ++open_[place];
     under_way_.add(message->send ? link_->send(message->peer, s, at(piece, window), piece.bytes())
                                  : link_->receive(message->peer, s, at(piece, window), piece.bytes()),
@@ -233,19 +251,16 @@ void Group::carry_out(const Step& step, std::uint64_t window, int place) {
     std::int64_t count;
     std::copy_n(at(compare->received, window), sizeof(count), reinterpret_cast<std::byte*>(&count));
     if (count != static_cast<std::int64_t>(compare->expected))
-      fail(Errc::mismatch, describe(compare->peer), " sends ", count, " elements to rank ", m_.rank, ", which expects ",
+      fail(Errc::mismatch, m_.describe(compare->peer), " sends ", count, " elements to rank ", m_.rank, ", which expects ",
            compare->expected, ", in ", op_->describe(), " #", op_->sequence(), " of group ", m_.name);
   }
 }
 
-// ---- messages
-
-void Group::post(coll::Operation& message, coll::OperationList& done) {
-  message.set_error(Error(Errc::not_implemented, concat(message.describe(), ": messages in groups that span nodes are not offered yet")));
-  done.push(message);
+bool Group::advance_messages(coll::OperationList& done) {
+  if (messenger_.empty()) return false;
+  const bool moved = node_->drive(false);
+  return messenger_.advance(done) || moved;
 }
-bool Group::advance_messages(coll::OperationList&) { return false; }
-void Group::fail_messages(const Error&, coll::OperationList&) {}
 
 // ---- trouble
 
@@ -254,6 +269,7 @@ void Group::check(coll::OperationList&) {
   read_news();
   for (const coll::Operation* op = collectives().begin(); op; op = coll::OperationList::next(*op))
     if (op->deadline().passed_by(grace())) time_out(*op);
+  if (const coll::Operation* message = messenger_.overdue()) time_out(*message);
 }
 
 /// How long after its deadline this rank waits for one that knows more about what is missing.
@@ -264,20 +280,17 @@ std::chrono::nanoseconds Group::grace() const {
 
 void Group::time_out(const coll::Operation& op) const {
   std::string missing;
-  if (op_ && phase_ == Phase::exchange) {
+  if (op.is_transfer()) {
+    const int peer = op.transfer().peer;
+    missing = peer < 0 ? "a message" : m_.describe(peer);
+  } else if (op_ && phase_ == Phase::exchange) {
     missing = concat("the other nodes, of which at least one has not answered through ", link_->describe());
   } else {
-    for (const int local : node_->missing()) enlist(missing, describe(m_.partition.members(node_number_)[local]));
+    for (const int local : node_->missing()) enlist(missing, m_.describe(m_.partition.members(node_number_)[local]));
     if (missing.empty()) missing = concat("messages through ", link_->describe());
   }
   fail(Errc::timeout, "occl: Timed out after ", op.deadline().span().count(), " ms in ", op.describe(), " #", op.sequence(),
-       " of group ", m_.name, " on ", describe(m_.rank), ", which waits for ", missing);
-}
-
-/// A connection is closed.
-void Group::lose(int peer, const Error& error) const {
-  fail(Errc::peer_exited, describe(peer), " is not reached any more through ", link_->describe(), " in group ", m_.name,
-       ", its process or its host may have ended: ", error.what());
+       " of group ", m_.name, " on ", m_.describe(m_.rank), ", which waits for ", missing);
 }
 
 void Group::read_news() {
@@ -286,12 +299,13 @@ void Group::read_news() {
     const int peer = m_.partition.leader(ear.node);
     const auto broken = ear.message->error();
     ear.message.reset();
-    if (broken) lose(peer, *broken);
-    if (ear.note->number == News::ended) fail(Errc::aborted, describe(peer), " ended group ", m_.name, ": ", ear.note->text());
-    left_ = concat(describe(peer), " has left group ", m_.name);
-    if (!collectives().empty())
-      fail(Errc::peer_left, left_, " during ", collectives().front().describe());
+    if (broken) throw m_.lost(peer, *link_, *broken);
+    if (ear.note->number == News::ended) fail(Errc::aborted, m_.describe(peer), " ended group ", m_.name, ": ", ear.note->text());
+    left_ = concat(m_.describe(peer), " has left group ", m_.name);
+    patience_ = Deadline::after(kGrace);  // what it sent before may still be on its way
   }
+  if (!left_.empty() && !collectives().empty() && patience_.passed())
+    fail(Errc::peer_left, left_, " during ", collectives().front().describe());
 }
 
 void Group::send_news(std::uint64_t kind, const std::string& text) {
@@ -301,7 +315,7 @@ void Group::send_news(std::uint64_t kind, const std::string& text) {
     Ear mouth{m, std::make_unique<Note>(), nullptr};
     mouth.note->number = kind;
     mouth.note->refuse(text);
-    mouth.message = link_->send(m_.partition.leader(m), stream(Stream::news),
+    mouth.message = link_->send(m_.partition.leader(m), m_.stream(Stream::news),
                                 reinterpret_cast<std::byte*>(mouth.note.get()), kNoteBytes);
     told_.push_back(std::move(mouth));
   }
@@ -315,6 +329,11 @@ void Group::give_up(const Error& error) {
 }
 
 void Group::leave() {
+  {
+    std::lock_guard lock(watch_mutex_);
+    watch_ends_ = true;
+  }
+  watch_wake_.notify_all();
   send_news(News::left, "");
   silent_ = true;
   const auto until = Deadline::after(kGrace);
@@ -330,6 +349,7 @@ void Group::leave() {
   under_way_.cancel();
   node_->close();
   under_way_.clear();
+  messenger_.clear();
 }
 
 coll::Communicator::Memory Group::memory_held() const {

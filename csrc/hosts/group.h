@@ -7,32 +7,24 @@
 // What ends the group on a node is told to the leaders of the other nodes, and by them to their nodes.
 #pragma once
 
-#include <list>
+#include <condition_variable>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "coll/communicator.h"
 #include "coll/group.h"
 #include "hosts/council.h"
 #include "hosts/link.h"
+#include "hosts/membership.h"
+#include "hosts/messenger.h"
 #include "hosts/program.h"
 #include "hosts/scratch.h"
 #include "hosts/under_way.h"
 
 namespace occl::hosts {
-
-/// The streams of a group's messages between two ranks (Link).
-enum class Stream : std::uint32_t { notes, data, news };
-inline constexpr std::uint32_t kStreams = 4;
-
-struct Membership {
-  std::string name;
-  int rank = 0;
-  Partition partition{{0}};
-  std::vector<std::string> describe;  // by rank: "pid 4711, host a"
-  std::uint32_t channel = 0;          // of the link, the same on every rank; no other group of the link has it
-};
 
 class Group final : public coll::Communicator {
  public:
@@ -58,10 +50,10 @@ class Group final : public coll::Communicator {
   Error mismatch() const override { return Error(Errc::mismatch, verdict().text()); }
   bool exposed() const override { return !under_way_.empty(); }
 
-  void post(coll::Operation& message, coll::OperationList& done) override;
+  void post(coll::Operation& message, coll::OperationList& done) override { messenger_.post(message, done); }
   bool advance_messages(coll::OperationList& done) override;
   bool owes_answers() const override { return false; }
-  void fail_messages(const Error& error, coll::OperationList& done) override;
+  void fail_messages(const Error& error, coll::OperationList& done) override { messenger_.fail(error, done); }
 
   void check(coll::OperationList& done) override;
   void give_up(const Error& error) override;
@@ -70,6 +62,7 @@ class Group final : public coll::Communicator {
   Memory memory_held() const override;
   std::string ahead_of_this(const shm::Peer&) const override { return ""; }
 
+  void watch();
   void exchange_notes();
   bool next_phase();
   bool run_program();
@@ -81,17 +74,14 @@ class Group final : public coll::Communicator {
   void read_news();
   std::chrono::nanoseconds grace() const;
   [[noreturn]] void time_out(const coll::Operation& op) const;
-  [[noreturn]] void lose(int peer, const Error& error) const;
 
   bool leads() const { return m_.partition.leader(node_number_) == m_.rank; }
-  std::string describe(int rank) const { return concat("rank ", rank, " (", m_.describe[rank], ")"); }
   Note* notes() const { return reinterpret_cast<Note*>(notes_.data()); }
   /// In the notes: this rank's, those of its node, those of all nodes, and the verdict.
   Note& own() const { return notes()[0]; }
   std::span<Note> of_node() const;
   std::span<Note> of_all_nodes() const;
   Note& verdict() const;
-  std::uint32_t stream(Stream s) const { return m_.channel * kStreams + static_cast<std::uint32_t>(s); }
 
   const Membership m_;
   const int node_number_;
@@ -106,6 +96,7 @@ class Group final : public coll::Communicator {
   std::vector<int> open_;  // steps that have not ended, by stage and place of the window
   UnderWay under_way_;
   Scratch notes_, work_;
+  Messenger messenger_;
 
   // News from other leaders, for leaders.
   struct Ear {
@@ -115,7 +106,14 @@ class Group final : public coll::Communicator {
   };
   std::vector<Ear> ears_;
   std::vector<Ear> told_;  // news on its way to others
-  std::string left_;       // ranks that have left: nothing more can be done with them
+  // A leader that computes looks for trouble of its node now and then, because other nodes may wait for it.
+  std::mutex watch_mutex_;
+  std::condition_variable watch_wake_;
+  bool watch_ends_ = false;
+  std::thread watch_;
+
+  std::string left_;       // a leader that has left, for texts: no collective can begin any more
+  Deadline patience_ = Deadline::never();  // for the one that had begun before
   bool silent_ = false;    // this rank has left or given up
 };
 

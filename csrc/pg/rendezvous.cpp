@@ -173,7 +173,7 @@ Met meet_over_nodes(const c10::intrusive_ptr<c10d::Store>& store, Board& board, 
   std::memcpy(&membership.channel, channel.data(), sizeof(membership.channel));
   if (rank == 0)
     LOG(INFO) << "occl: group " << name << " of " << size << " ranks spans " << partition.nodes() << " nodes: "
-              << describe_nodes(partition, membership.describe) << ". Between them: "
+              << describe_nodes(partition, membership.processes) << ". Between them: "
               << met.between.inter_node->describe();
   auto group = coll::Group::open(engine(), std::move(mesh), Deadline::after(timeout), interrupt_check());
   met.group = std::make_shared<hosts::Group>(std::move(membership), std::move(group),

@@ -135,4 +135,67 @@ TEST("a rank that has left is named") {
   });
 }
 
+coll::Transfer message(bool send, int peer, std::int64_t* data, std::size_t count, std::uint32_t tag = 0) {
+  return {send, peer, tag, DType::i64, {reinterpret_cast<std::byte*>(data), count}};
+}
+
+TEST("messages inside a node and between nodes, small and large, in any order of tags") {
+  Hosts hosts({0, 0, 1});
+  hosts.each([&](Rank& rank) {
+    for (const std::size_t count : {0, 1, 100, 5000, 300000}) {
+      std::vector<std::int64_t> out(count + 1, rank.rank), first(count + 1), second(count + 1);
+      for (int from = 0; from < 3; ++from)
+        for (int to = 0; to < 3; ++to) {
+          if (from == to) continue;
+          if (rank.rank == from) {
+            Call a(message(true, to, out.data(), count, 1), Deadline::after(std::chrono::seconds(30)));
+            Call b(message(true, to, out.data(), count, 2), Deadline::after(std::chrono::seconds(30)));
+            rank.submit(a);
+            rank.submit(b);
+            rank.wait(a);
+            rank.wait(b);
+          } else if (rank.rank == to) {
+            first.assign(count + 1, -1), second.assign(count + 1, -1);
+            rank.run(message(false, from, second.data(), count, 2));
+            rank.run(message(false, from, first.data(), count, 1));
+            for (std::size_t i = 0; i < count; ++i) CHECK(first[i] == from && second[i] == from, "element ", i);
+          }
+        }
+    }
+  });
+}
+
+TEST("a receive from any rank takes messages of its node and of others") {
+  Hosts hosts({0, 0, 1, 1});
+  hosts.each([&](Rank& rank) {
+    for (const std::size_t count : {1, 20000}) {
+      std::vector<std::int64_t> data(count, rank.rank);
+      if (rank.rank != 0) {
+        for (int i = 0; i < 20; ++i) rank.run(message(true, 0, data.data(), count));
+      } else {
+        std::vector<int> seen(4);
+        for (int i = 0; i < 60; ++i) {
+          Call call(message(false, coll::Transfer::kAnyRank, data.data(), count), Deadline::after(std::chrono::seconds(30)));
+          rank.submit(call);
+          rank.wait(call);
+          CHECK(call.operation.source() == data[0] && data[0] == data[count - 1], "from ", call.operation.source(), " came ", data[0]);
+          ++seen[data[0]];
+        }
+        CHECK(seen == std::vector<int>({0, 20, 20, 20}), "messages");
+      }
+      rank.run(coll::Collective{});
+    }
+  });
+}
+
+TEST("a large message that does not fit its receive fails both sides, and the group goes on") {
+  Hosts hosts({0, 1});
+  hosts.each([&](Rank& rank) {
+    std::vector<std::int64_t> data(5000, rank.rank);
+    const Error error = error_of([&] { rank.run(message(rank.rank == 0, 1 - rank.rank, data.data(), 5000 - rank.rank)); });
+    CHECK(contains(error, "rank 0 sent int64[5000] with tag 0 where rank 1 called recv(int64[4999]) in group 0"), error.what());
+    rank.run(message(rank.rank == 0, 1 - rank.rank, data.data(), 3));
+  });
+}
+
 }  // namespace

@@ -1,0 +1,43 @@
+// What a rank knows of a group over several nodes.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "hosts/link.h"
+#include "hosts/partition.h"
+
+namespace occl::hosts {
+
+/// The streams of a group's messages between two ranks (Link).
+enum class Stream : std::uint32_t {
+  notes,      // the council (hosts/council.h)
+  data,       // the program (hosts/program.h)
+  news,       // between leaders: why the group has ended
+  envelopes,  // point-to-point messages (hosts/messenger.h), as are the next two
+  answers,
+  payloads,
+};
+inline constexpr std::uint32_t kStreams = 8;
+
+struct Membership {
+  std::string name;
+  int rank = 0;
+  Partition partition{{0}};
+  std::vector<std::string> processes;  // by rank: "pid 4711, host a"
+  std::uint32_t channel = 0;           // of the link, the same on every rank; no other group of the link has it
+
+  std::uint32_t stream(Stream s) const { return channel * kStreams + static_cast<std::uint32_t>(s); }
+  /// "rank 3 (pid 4711, host a)"
+  std::string describe(int of) const { return concat("rank ", of, " (", processes[of], ")"); }
+  /// The error for a connection that is closed.
+  Error lost(int peer, const Link& link, const Error& why) const {
+    return Error(Errc::peer_exited,
+                 concat(describe(peer), " is not reached any more through ", link.describe(), " in group ", name,
+                        ", its process or its host may have ended: ", why.what()));
+  }
+};
+
+}  // namespace occl::hosts

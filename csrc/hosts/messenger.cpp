@@ -1,0 +1,324 @@
+#include "hosts/messenger.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <utility>
+
+namespace occl::hosts {
+
+using coll::Operation;
+using coll::OperationList;
+using coll::Transfer;
+
+struct Messenger::Envelope {
+  std::uint64_t id = 0, count = 0;
+  std::uint32_t tag = 0, dtype = 0, order = 0, small = 0;
+  std::array<std::byte, 992> payload{};
+};
+struct Messenger::Answer {
+  std::uint64_t id = 0, count = 0, other_count = 0;
+  std::uint32_t tag = 0, dtype = 0, order = 0;
+  std::uint32_t good = 1, other_dtype = 0, other_order = 0;
+};
+
+Messenger::Messenger(const Membership& membership, coll::Group& node, Link& link)
+    : m_(membership),
+      node_(node),
+      link_(link),
+      node_number_(membership.partition.node_of(membership.rank)),
+      peers_(membership.partition.size()) {}
+
+Messenger::~Messenger() = default;
+
+template <class T>
+void Messenger::mail(int peer, Stream stream, std::unique_ptr<T> content) {
+  auto message = link_.send(peer, m_.stream(stream), reinterpret_cast<std::byte*>(content.get()), sizeof(T));
+  outbox_.emplace_back(std::shared_ptr<T>(std::move(content)), std::move(message));
+}
+
+/// Begins to receive the next letter of a peer, unless it has begun already.
+template <class T>
+void Messenger::await(int peer, Stream stream, Letter<T>& letter) {
+  if (letter.message || peers_[peer]->closed) return;
+  letter.content = std::make_unique<T>();
+  letter.message =
+      link_.receive(peer, m_.stream(stream), reinterpret_cast<std::byte*>(letter.content.get()), sizeof(T));
+}
+
+/// Whether a letter is there. Throws if none will come and an operation needs the peer: it may have left.
+template <class T>
+bool Messenger::arrived(int peer, Letter<T>& letter) {
+  if (!letter.message || !letter.message->ended()) return false;
+  const auto error = letter.message->error();
+  if (!error) return true;
+  letter.message.reset();
+  peers_[peer]->closed = m_.lost(peer, link_, *error);
+  if (needed(peer)) throw *peers_[peer]->closed;
+  return false;
+}
+
+/// Whether an operation cannot end without this peer.
+bool Messenger::needed(int peer) const {
+  if (!peers_[peer]->sends.empty() || !peers_[peer]->receives.empty()) return true;
+  for (const Operation* op = receives_.begin(); op; op = OperationList::next(*op))
+    if (op->transfer().peer == peer) return true;
+  return false;
+}
+
+void Messenger::end(Operation& op, OperationList& done) {
+  --open_;
+  done.push(op);
+}
+
+// ---- posting
+
+void Messenger::post(Operation& op, OperationList& done) {
+  const Transfer& t = op.transfer();
+  ++open_;
+  if (t.peer >= 0 && peers_[t.peer] && peers_[t.peer]->closed) {
+    op.set_error(*peers_[t.peer]->closed);
+    return end(op, done);
+  }
+  const bool any = t.peer == Transfer::kAnyRank;
+  if (any || here(t.peer)) {
+    Transfer local = t;
+    if (!any) local.peer = m_.partition.local_rank(t.peer);
+    inside_.push_back({&op, std::make_unique<UnderWay::Nested>(local, std::vector<coll::Block>{},
+                                                               std::vector<coll::Block>{}, Deadline::never())});
+    node_.submit(inside_.back().nested->operation);
+    if (!any) return;
+  }
+  if (t.send) return send(op, done);
+  for (int from = 0; from < m_.partition.size(); ++from) {
+    if (here(from) || (!any && from != t.peer)) continue;
+    listen(from);
+  }
+  receives_.push(op);
+  // A message that has arrived already goes before those that follow.
+  for (int from = 0; from < m_.partition.size(); ++from)
+    if (!here(from) && (any || from == t.peer) && receive_arrived(from, t.tag, done)) return;
+}
+
+/// Makes the peer known, and receives its envelopes from now on.
+void Messenger::listen(int from) {
+  auto& peer = peers_[from];
+  if (!peer) peer = std::make_unique<Peer>();
+  await(from, Stream::envelopes, peer->ear);
+}
+
+void Messenger::send(Operation& op, OperationList& done) {
+  const Transfer& t = op.transfer();
+  auto& peer = peers_[t.peer];
+  if (!peer) peer = std::make_unique<Peer>();
+  await(t.peer, Stream::answers, peer->answer);
+  auto envelope = std::make_unique<Envelope>();
+  envelope->id = peer->next_id++;
+  envelope->count = t.buffer.count;
+  envelope->tag = t.tag;
+  envelope->dtype = static_cast<std::uint32_t>(t.dtype);
+  envelope->order = t.order;
+  envelope->small = t.bytes() <= envelope->payload.size();
+  if (envelope->small) {
+    if (t.bytes() > 0) std::memcpy(envelope->payload.data(), t.buffer.data, t.bytes());
+    end(op, done);
+  } else {
+    peer->sends.push_back({&op, envelope->id, nullptr});
+  }
+  mail(t.peer, Stream::envelopes, std::move(envelope));
+}
+
+// ---- receiving
+
+/// Gives the first message from this rank that has arrived with this tag to the receive that waits for it.
+bool Messenger::receive_arrived(int from, std::uint32_t tag, OperationList& done) {
+  auto& arrived = peers_[from]->unexpected;
+  const auto it = std::find_if(arrived.begin(), arrived.end(), [&](const auto& e) { return e->tag == tag; });
+  Operation* op = it == arrived.end() ? nullptr : waiting_for(from, tag);
+  if (!op) return false;
+  const auto envelope = std::move(*it);
+  arrived.erase(it);
+  match(from, *op, *envelope, done);
+  return true;
+}
+
+/// The first receive that takes a message from this rank with this tag, or null. A receive from any rank is
+/// taken back from the node's group; if a message has reached it there, it is not available.
+Operation* Messenger::waiting_for(int from, std::uint32_t tag) {
+  for (Operation* op = receives_.begin(); op; op = OperationList::next(*op)) {
+    const Transfer& t = op->transfer();
+    if (t.tag != tag || (t.peer != from && t.peer != Transfer::kAnyRank)) continue;
+    if (t.peer == Transfer::kAnyRank) {
+      const auto it = std::find_if(inside_.begin(), inside_.end(), [&](const Inside& i) { return i.op == op; });
+      if (it == inside_.end() || !node_.withdraw(it->nested->operation)) continue;
+      it->op = nullptr;
+    }
+    receives_.remove(*op);
+    return op;
+  }
+  return nullptr;
+}
+
+void Messenger::match(int from, Operation& op, const Envelope& e, OperationList& done) {
+  const Transfer& t = op.transfer();
+  op.set_source(from);
+  auto answer = std::make_unique<Answer>();
+  answer->id = e.id;
+  answer->tag = e.tag;
+  answer->count = e.count;
+  answer->dtype = e.dtype;
+  answer->order = e.order;
+  answer->other_count = t.buffer.count;
+  answer->other_dtype = static_cast<std::uint32_t>(t.dtype);
+  answer->other_order = t.order;
+  answer->good = e.count == t.buffer.count && e.dtype == answer->other_dtype && e.order == t.order;
+  if (!answer->good) {
+    op.set_error(misfit(from, m_.rank, *answer));
+    mail(from, Stream::answers, std::move(answer));
+    return end(op, done);
+  }
+  if (e.small) {
+    if (t.bytes() > 0) std::memcpy(t.buffer.data, e.payload.data(), t.bytes());
+    return end(op, done);
+  }
+  mail(from, Stream::answers, std::move(answer));
+  peers_[from]->receives.push_back(
+      {&op, e.id, link_.receive(from, m_.stream(Stream::payloads), t.buffer.data, t.bytes())});
+}
+
+bool Messenger::take_envelopes(int from, OperationList& done) {
+  Peer& peer = *peers_[from];
+  bool moved = false;
+  while (arrived(from, peer.ear)) {
+    moved = true;
+    auto envelope = std::move(peer.ear.content);
+    peer.ear.message.reset();
+    await(from, Stream::envelopes, peer.ear);
+    if (Operation* op = waiting_for(from, envelope->tag))
+      match(from, *op, *envelope, done);
+    else
+      peer.unexpected.push_back(std::move(envelope));
+  }
+  return moved;
+}
+
+bool Messenger::take_answers(int from, OperationList& done) {
+  Peer& peer = *peers_[from];
+  bool moved = false;
+  while (arrived(from, peer.answer)) {
+    moved = true;
+    const auto answer = std::move(peer.answer.content);
+    peer.answer.message.reset();
+    await(from, Stream::answers, peer.answer);
+    const auto it = std::find_if(peer.sends.begin(), peer.sends.end(),
+                                 [&](const Large& send) { return send.id == answer->id; });
+    if (it == peer.sends.end()) throw misfit(m_.rank, from, *answer);  // of a send that has ended
+    const Transfer& t = it->op->transfer();
+    if (answer->good) {
+      it->payload = link_.send(from, m_.stream(Stream::payloads), t.buffer.data, t.bytes());
+      continue;
+    }
+    it->op->set_error(misfit(m_.rank, from, *answer));
+    end(*it->op, done);
+    peer.sends.erase(it);
+  }
+  return moved;
+}
+
+bool Messenger::move_payloads(int peer, std::list<Large>& list, OperationList& done) {
+  bool moved = false;
+  for (auto it = list.begin(); it != list.end();) {
+    if (!it->payload || !it->payload->ended()) {
+      ++it;
+      continue;
+    }
+    if (const auto error = it->payload->error()) throw m_.lost(peer, link_, *error);
+    end(*it->op, done);
+    it = list.erase(it);
+    moved = true;
+  }
+  return moved;
+}
+
+bool Messenger::reap_inside(OperationList& done) {
+  bool moved = false;
+  for (auto it = inside_.begin(); it != inside_.end();) {
+    if (!it->nested->ended()) {
+      ++it;
+      continue;
+    }
+    const Operation& inside = it->nested->operation;
+    if (Operation* op = it->op) {  // else it was taken back
+      if (op->transfer().peer == Transfer::kAnyRank) receives_.remove(*op);
+      if (inside.error()) op->set_error(*inside.error());
+      if (inside.source() >= 0) op->set_source(m_.partition.members(node_number_)[inside.source()]);
+      end(*op, done);
+      moved = true;
+    }
+    if (it->nested->released())
+      it = inside_.erase(it);
+    else
+      (it++)->op = nullptr;  // peers may use its buffers until the node's group is closed
+  }
+  return moved;
+}
+
+bool Messenger::advance(OperationList& done) {
+  bool moved = reap_inside(done);
+  for (int rank = 0; rank < m_.partition.size(); ++rank) {
+    if (!peers_[rank]) continue;
+    moved |= take_envelopes(rank, done);
+    moved |= take_answers(rank, done);
+    moved |= move_payloads(rank, peers_[rank]->sends, done);
+    moved |= move_payloads(rank, peers_[rank]->receives, done);
+  }
+  outbox_.remove_if([](const auto& letter) { return letter.second->ended(); });
+  return moved;
+}
+
+// ---- trouble
+
+void Messenger::fail(const Error& error, OperationList& done) {
+  const auto end_with = [&](Operation& op) {
+    op.set_error(error);
+    end(op, done);
+  };
+  for (auto& inside : inside_)
+    if (Operation* op = std::exchange(inside.op, nullptr)) {
+      if (op->transfer().peer == Transfer::kAnyRank) receives_.remove(*op);
+      op->set_exposed(true);
+      end_with(*op);
+    }
+  while (!receives_.empty()) end_with(receives_.pop());
+  for (auto& peer : peers_) {
+    if (!peer) continue;
+    for (auto* list : {&peer->sends, &peer->receives})
+      for (Large& large : *list) {
+        large.payload.reset();
+        end_with(*large.op);
+      }
+    peer.reset();
+  }
+  outbox_.clear();
+}
+
+const Operation* Messenger::overdue() const {
+  const auto late = [](const Operation* op) { return op && op->deadline().passed(); };
+  for (const auto& inside : inside_)
+    if (late(inside.op)) return inside.op;
+  for (const Operation* op = receives_.begin(); op; op = OperationList::next(*op))
+    if (late(op)) return op;
+  for (const auto& peer : peers_)
+    for (const auto* list : {peer ? &peer->sends : nullptr, peer ? &peer->receives : nullptr})
+      for (auto it = list ? list->begin() : std::list<Large>::const_iterator{}; list && it != list->end(); ++it)
+        if (late(it->op)) return it->op;
+  return nullptr;
+}
+
+Error Messenger::misfit(int sender, int receiver, const Answer& a) const {
+  return Error(Errc::mismatch,
+               coll::misfit_text(sender, receiver, static_cast<DType>(a.dtype), a.count, a.tag,
+                                 static_cast<DType>(a.other_dtype), a.other_count, a.order != a.other_order, m_.name));
+}
+
+}  // namespace occl::hosts

@@ -1,0 +1,107 @@
+// Point-to-point messages of a group over several nodes. A message inside the node is one of the node's group.
+// Between nodes:
+//
+//     small                        large
+//     envelope with payload ──▶    envelope ──▶
+//                                  ◀── answer: go on, or why not
+//                                  payload ──▶
+//
+// A small send ends at once, because its payload is copied. Envelopes of a peer are received from the first
+// receive on that could take one, and its answers from the first send on; what arrives before its receive is
+// kept. As on one host, a message that does not fit its receive fails both, and the group if the send has
+// ended already.
+#pragma once
+
+#include <deque>
+#include <list>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "coll/group.h"
+#include "hosts/link.h"
+#include "hosts/membership.h"
+#include "hosts/under_way.h"
+
+namespace occl::hosts {
+
+class Messenger {
+ public:
+  Messenger(const Membership& membership, coll::Group& node, Link& link);
+  ~Messenger();
+
+  /// Takes over a send or receive. A small send ends at once; operations that end go to `done`.
+  void post(coll::Operation& op, coll::OperationList& done);
+  /// Moves what can be moved now; true if there was anything. Throws Error(mismatch) if a send that has ended
+  /// does not fit its receive, and Error(peer_exited) if a connection is closed: then the group must end.
+  bool advance(coll::OperationList& done);
+  /// Ends every operation with `error`, and gives up what is under way.
+  void fail(const Error& error, coll::OperationList& done);
+  /// An operation whose deadline has passed, or null.
+  const coll::Operation* overdue() const;
+  bool empty() const { return open_ == 0; }
+  /// Requires that the node's group is closed.
+  void clear() { inside_.clear(); }
+
+ private:
+  struct Envelope;
+  struct Answer;
+  /// An operation on its way inside the node.
+  struct Inside {
+    coll::Operation* op;
+    std::unique_ptr<UnderWay::Nested> nested;
+  };
+  /// A buffer of this class and the message that fills or empties it.
+  template <class T>
+  struct Letter {
+    std::unique_ptr<T> content;
+    std::unique_ptr<Link::Message> message;
+  };
+  struct Large {
+    coll::Operation* op;
+    std::uint64_t id;
+    std::unique_ptr<Link::Message> payload;  // once it moves
+  };
+  /// What is between this rank and one rank of another node.
+  struct Peer {
+    Letter<Envelope> ear;   // the next envelope from it
+    Letter<Answer> answer;  // the next answer from it
+    std::deque<std::unique_ptr<Envelope>> unexpected;
+    std::list<Large> sends, receives;
+    std::uint64_t next_id = 1;
+    std::optional<Error> closed;  // why there is no connection any more
+  };
+
+  void send(coll::Operation& op, coll::OperationList& done);
+  bool receive_arrived(int from, std::uint32_t tag, coll::OperationList& done);
+  void listen(int from);
+  void match(int from, coll::Operation& op, const Envelope& envelope, coll::OperationList& done);
+  bool take_envelopes(int from, coll::OperationList& done);
+  bool take_answers(int from, coll::OperationList& done);
+  bool move_payloads(int peer, std::list<Large>& list, coll::OperationList& done);
+  bool reap_inside(coll::OperationList& done);
+  coll::Operation* waiting_for(int from, std::uint32_t tag);
+  void end(coll::Operation& op, coll::OperationList& done);
+  template <class T>
+  void mail(int peer, Stream stream, std::unique_ptr<T> content);
+  template <class T>
+  void await(int peer, Stream stream, Letter<T>& letter);
+  template <class T>
+  bool arrived(int peer, Letter<T>& letter);
+  bool needed(int peer) const;
+  Error misfit(int sender, int receiver, const Answer& answer) const;
+  bool here(int rank) const { return m_.partition.node_of(rank) == node_number_; }
+
+  const Membership& m_;
+  coll::Group& node_;
+  Link& link_;
+  const int node_number_;
+  std::vector<std::unique_ptr<Peer>> peers_;  // by rank, made at first use
+  std::list<Inside> inside_;
+  coll::OperationList receives_;  // that wait for an envelope
+  std::list<std::pair<std::shared_ptr<void>, std::unique_ptr<Link::Message>>> outbox_;
+  std::size_t open_ = 0;
+};
+
+}  // namespace occl::hosts
