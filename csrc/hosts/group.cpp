@@ -289,8 +289,8 @@ void Group::time_out(const coll::Operation& op) const {
     for (const int local : node_->missing()) enlist(missing, m_.describe(m_.partition.members(node_number_)[local]));
     if (missing.empty()) missing = concat("messages through ", link_->describe());
   }
-  fail(Errc::timeout, "occl: Timed out after ", op.deadline().span().count(), " ms in ", op.describe(), " #", op.sequence(),
-       " of group ", m_.name, " on ", m_.describe(m_.rank), ", which waits for ", missing);
+  fail(Errc::timeout, "occl: Timed out waiting ", op.deadline().span().count(), "ms for ", op.describe(), " #",
+       op.sequence(), " of group ", m_.name, " on ", m_.describe(m_.rank), ": it waits for ", missing);
 }
 
 void Group::read_news() {

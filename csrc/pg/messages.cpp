@@ -1,6 +1,7 @@
 #include "pg/messages.h"
 
 #include <ATen/Functions.h>
+#include <ATen/record_function.h>
 
 #include <atomic>
 #include <utility>
@@ -119,6 +120,8 @@ std::unique_ptr<hosts::Link::Message> BackendLink::start(bool send, int peer, st
   auto state = std::make_shared<State>();
   std::vector<at::Tensor> tensors{at::from_blob(data, {static_cast<std::int64_t>(bytes)}, at::kByte)};
   const int rank = ranks_[peer], tag = static_cast<int>(stream);
+  // A profiler shows the operation, not its messages, some of which outlive the profile.
+  const at::DisableRecordFunctionGuard unrecorded;
   try {
     state->work = send ? inter_node_->backend().send(tensors, rank, tag) : inter_node_->backend().recv(tensors, rank, tag);
     inter_node_->waiters().run([state] { wait_for(state); });

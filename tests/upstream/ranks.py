@@ -92,12 +92,16 @@ def run(
     backend: str,
     errors: dict[int, str],
     in_place: bool = False,
+    nodes: str = "",
 ) -> str:
     """One test in one rank, as ``TestDistBackend._run`` does it. Returns why it was skipped, or "".
 
     ``errors``: the ranks that must fail, with the words of each. The test goes on in the other ranks.
     ``in_place``: occl takes the place of the backend, which is "gloo".
+    ``nodes``: a letter for each rank, its node; "": all ranks share memory.
     """
+    if nodes:
+        os.environ["OCCL_NODE"] = nodes[rank]
     os.environ.update(environment(directory, backend, world_size))
     tempfile.tempdir = directory  # a test writes to one file of all ranks there
     module = load(device, backend, world_size)

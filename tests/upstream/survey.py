@@ -54,10 +54,12 @@ def run(
     limit: float = LIMIT,
     errors: dict[int, str] | None = None,
     in_place: bool = False,
+    nodes: str = "",
 ) -> Ending:
     """One test, in processes of its own. It passes if the ranks in ``errors``, and no others, fail so.
 
     ``in_place``: occl takes the place of the backend, which is "gloo".
+    ``nodes``: a letter for each rank, its node, as in "aabb"; the ranks of a node share memory.
     """
     if backend == "gloo":
         pool.zygote.ask("warm_up", ranks.__name__, ranks.warm_up_gloo.__name__)
@@ -76,6 +78,7 @@ def run(
                     backend=backend,
                     errors=errors or {},
                     in_place=in_place,
+                    nodes=nodes,
                 )
         except RanksFailed as failure:
             return Ending("failed", str(failure))
@@ -90,6 +93,7 @@ def main() -> None:
     parser.add_argument("--in-place", action="store_true", help="occl takes the place of --backend gloo")
     parser.add_argument("--device", default="cpu", choices=["cpu", "dev"])
     parser.add_argument("--world-size", type=int, default=4)
+    parser.add_argument("--nodes", default="", help="a letter for each rank, its node: aabb")
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for one test")
     parser.add_argument("--times", action="store_true", help="print seconds too")
     parser.add_argument("--verbose", action="store_true", help="print the whole output of what fails")
@@ -99,7 +103,14 @@ def main() -> None:
     for name in args.names or rewriting.test_names():
         begin = time.monotonic()
         ending = run(
-            pool, name, args.device, args.world_size, args.backend, args.limit, in_place=args.in_place
+            pool,
+            name,
+            args.device,
+            args.world_size,
+            args.backend,
+            args.limit,
+            in_place=args.in_place,
+            nodes=args.nodes,
         )
         seconds = f"{time.monotonic() - begin:6.2f} " if args.times else ""
         reason = ending.reason if args.verbose else summary(ending.reason)
