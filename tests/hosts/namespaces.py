@@ -106,7 +106,9 @@ class Host:
         return f"port{self.number}"
 
     def enter(self) -> None:
-        """Moves the calling thread into this host, and gives it the host's name. There is no way back."""
+        """Moves this process, which must have a single thread, into the host. There is no way back."""
+        if threads := len(list(Path("/proc/self/task").iterdir())) - 1:
+            raise RuntimeError(f"{threads} threads would stay outside of host {self.number}")
         with Path("/run/netns", self.name).open() as namespace:
             _call("setns", namespace.fileno(), CLONE_NEWNET)
         _call("unshare", CLONE_NEWUTS | CLONE_NEWNS)
