@@ -187,11 +187,11 @@ class Team:
             outcome = self.running.get(member.rank)
             unfinished = member.rank in self.running and outcome is None
             if outcome and outcome.raised:
-                lines.append(f"---- rank {member.rank} raised\n{outcome.traceback}")
+                lines.append(f"---- {member.name} raised\n{outcome.traceback}")
             if outcome and outcome.died:
-                lines.append(f"---- rank {member.rank} (pid {member.pid}) was {outcome.died}")
+                lines.append(f"---- {member.name} (pid {member.pid}) was {outcome.died}")
             if (unfinished or (outcome and outcome.failed)) and (output := member.output()):
-                lines.append(f"---- output of rank {member.rank}\n{output}")
+                lines.append(f"---- output of {member.name}\n{output}")
         self.close()
         raise RanksFailed("\n".join(lines))
 

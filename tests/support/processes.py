@@ -80,6 +80,7 @@ class Member:
 
     def __init__(self, rank: int, pipe: socket.socket) -> None:
         self.rank = rank
+        self.name = f"rank {rank}"  # in texts
         self.pipe = Connection(pipe.detach())
         self.log = os.memfd_create(f"output of rank {rank}")
         self.pid = 0

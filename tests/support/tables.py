@@ -68,7 +68,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             write(f"{number:8}  {name}")
         write(f"{combinations.total():8}  in all")
     if latencies := list(rows(terminalreporter, "latencies")):
-        terminalreporter.section("milliseconds from kill -9 to the exception, over survivors (not asserted)")
+        terminalreporter.section(
+            "milliseconds from kill -9, or from the named fault, to the exception (not asserted)"
+        )
         for name, values in latencies:
             write(f"{min(values):8.1f} .. {max(values):8.1f}  {name}")
     if LEFT_OUT:

@@ -1,0 +1,191 @@
+"""Times collectives between hosts, which are network namespaces of this machine (needs root and iproute2).
+
+    python -m benchmarks.hosts                                      all_reduce, about four minutes
+    python -m benchmarks.hosts --ops all_reduce all_gather_single --shapes 2+2 --rates none 1gbit
+    python -m benchmarks.hosts --contenders occl-cpu gloo --write
+
+A shape says how many ranks each host has. A rate is the most that each host sends; with "none", the processor
+is the limit, because all hosts share its cores. All contenders live in the same processes and take turns, and
+all results are checked, as `python -m torch_occl.bench` does. The last columns are what a host sends in a
+call, as its interface counts it, of the host that sends most: in bytes, or over the size from 1 KiB on.
+"""
+
+import argparse
+import dataclasses
+import gc
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tests.hosts.launch import enter, meet, placement
+from tests.hosts.namespaces import Host, Network, why_not
+from torch_occl.bench.command import parse_size
+from torch_occl.bench.contenders import CONTENDERS, check_available, make_groups
+from torch_occl.bench.gate import Gate
+from torch_occl.bench.launch import run_ranks
+from torch_occl.bench.measure import Data, Round, make_arena, measure
+from torch_occl.bench.noise import judge, verdict
+from torch_occl.bench.operations import OPERATIONS, Operation
+from torch_occl.bench.report import Table, summarize
+
+NO_LIMIT = "none"
+SIZES = [parse_size(size) for size in ("4", "64K", "1M", "16M", "64M")]
+COUNTED_BYTES, MOST_COUNTED = 16 << 20, 50
+"""Calls whose bytes are counted: as many as move these bytes, but at least one and at most so many."""
+RESULTS = Path(__file__).parent / "results"
+
+
+def bytes_sent(
+    operation: Operation, size: int, contestants: dict[str, dist.ProcessGroup], gate: Gate, host: Host
+) -> dict[str, list[float]]:
+    """For each contender, how many bytes each rank's host sends in a call."""
+    ranks, item = dist.get_world_size(), operation.dtype.itemsize
+    whole = -(-max(size // item, 1) // ranks) * ranks
+    data = Data(whole // ranks if operation.input_is_part else whole, 1, operation.dtype, ranks)
+    calls = min(max(COUNTED_BYTES // size, 1), MOST_COUNTED)
+    sent: dict[str, list[float]] = {}
+    for name, group in contestants.items():
+        arena = make_arena(operation, name, group, whole, 1)
+        arena.refill(Round(operation, data, 0).fresh)
+        arena.calls[0]()
+        gate.wait()
+        before = host.bytes_sent()
+        gate.wait()
+        for _ in range(calls):
+            arena.calls[0]()
+        gate.wait()
+        mine = torch.tensor([(host.bytes_sent() - before) / calls])
+        everyone = torch.empty(ranks)
+        gate.wait()  # all have looked
+        dist.all_gather_single(everyone, mine)
+        sent[name] = everyone.tolist()
+    return sent
+
+
+class Report:
+    """What rank 0 prints as soon as it is known, and leaves for the files."""
+
+    def __init__(self, rank: int) -> None:
+        self._quiet = rank != 0
+        self.lines: list[str] = []
+        self.rows: list[dict[str, Any]] = []
+
+    def say(self, line: str) -> None:
+        if not self._quiet:
+            print(line, flush=True)
+            self.lines.append(line)
+
+
+def measure_table(
+    report: Report, rank: int, options: argparse.Namespace, groups: dict[str, dist.ProcessGroup], gate: Gate
+) -> None:
+    """Every operation at every size, as far as the time goes."""
+    cells = [
+        (operation, size)
+        for operation in OPERATIONS
+        if operation.name in options.ops
+        for size in (sorted(options.sizes) if operation.has_data else [4])
+    ]
+    table = Table(list(groups))
+    title, rule = table.header().splitlines()
+    columns = [f"{name} sends" for name in groups]
+    report.say("  ".join([title, *columns]) + "\n" + rule + "-" * sum(len(column) + 2 for column in columns))
+    end = time.monotonic() + options.seconds
+    for index, (operation, size) in enumerate(cells):
+        # Time that small sizes leave goes to larger ones. All ranks must use the same value.
+        left = torch.tensor([(end - time.monotonic()) / (len(cells) - index)])
+        dist.broadcast(left, 0)
+        results = [summarize(samples) for samples in measure(operation, size, groups, gate, left.item())]
+        sent = bytes_sent(operation, size, groups, gate, options.hosts[rank])
+        most = {name: max(values) for name, values in sent.items()}
+        shown = [f"{most[name]:.0f} B" if size < 1024 else f"{most[name] / size:.2f}" for name in groups]
+        shown = [cell.rjust(len(column)) for cell, column in zip(shown, columns, strict=True)]
+        report.say("  ".join([table.line(results), *shown]))
+        report.rows += [
+            dataclasses.asdict(result) | {"noisy": result.noisy, "sent": sent[result.contender]}
+            for result in results
+        ]
+
+
+def work(rank: int, options: argparse.Namespace, folder: str, counters: Any) -> None:
+    """What each rank does."""
+    enter(rank, options.ranks, "cpu", hosts=options.hosts)
+    torch.set_num_threads(1)
+    gc.disable()  # a collection in a timed section would be noise
+    # The default group, with which the ranks agree about times. It is not timed itself.
+    address = {"address": options.hosts[0].address, "port": options.port}
+    meet(rank, options.ranks, "cpu", backend="gloo", timeout=600.0, **address)
+    gate = Gate(counters, rank)
+    groups = make_groups(options.contenders)
+    report = Report(rank)
+    tables = {}
+    for rate in options.rates:
+        if rank == 0 and rate != NO_LIMIT:
+            for host in set(options.hosts):
+                host.limit(rate)
+        gate.wait()
+        report.say(f"\n{options.shape} ranks, {'no limit' if rate == NO_LIMIT else rate}\n")
+        measure_table(report, rank, options, groups, gate)
+        tables[rate], report.rows = report.rows, []
+    if rank == 0:
+        Path(folder, "results").write_text(json.dumps({"lines": report.lines, "tables": tables}))
+    dist.destroy_process_group()
+
+
+def parse_arguments() -> argparse.Namespace:
+    names = [operation.name for operation in OPERATIONS]
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.hosts",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--ops", nargs="+", choices=names, default=["all_reduce"], metavar="OP")
+    parser.add_argument("--sizes", nargs="+", type=parse_size, default=SIZES, metavar="SIZE")
+    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=["gloo"], metavar="NAME")
+    parser.add_argument("--shapes", nargs="+", default=["2+2", "4+4"], metavar="SHAPE")
+    parser.add_argument("--rates", nargs="+", default=[NO_LIMIT, "10gbit", "1gbit"], metavar="RATE")
+    parser.add_argument("--seconds", type=float, default=30.0, help="for each shape and rate (30)")
+    parser.add_argument("--write", action="store_true", help=f"into {RESULTS.name}/DATE-hosts.txt and .json")
+    options = parser.parse_args()
+    options.rates.sort(key=lambda rate: rate != NO_LIMIT)  # limits are set once and not lifted
+    return options
+
+
+def main() -> None:
+    options = parse_arguments()
+    check_available(options.contenders)
+    if reason := why_not():
+        sys.exit(f"error: {reason}")
+    for library in ("OMP", "MKL", "OPENBLAS"):  # ranks must have a single thread when they enter their hosts
+        os.environ[f"{library}_NUM_THREADS"] = "1"
+    text: list[str] = []
+    content: dict[str, Any] = {}
+    for shape in options.shapes:
+        places = placement(shape)
+        with Network(max(places) + 1) as network:
+            hosts = [network.hosts[place] for place in places]
+            given = {"shape": shape, "ranks": len(hosts), "hosts": hosts, "port": network.new_port()}
+            chosen = argparse.Namespace(**vars(options) | given)
+            note = f"{shape} on {len(network.hosts)} hosts, one thread each"
+            about, written, shares = run_ranks(work, chosen, note)
+        found, noise = json.loads(written), judge([], *shares)
+        print(f"\n{verdict(noise)}\n")
+        if not content:
+            text += [f"{name + ':':<13}{value}" for name, value in about.items()]
+            content["machine"] = about
+        text += [*found["lines"], "", verdict(noise)]
+        content[shape] = {"noise": noise, "tables": found["tables"]}
+    if options.write:
+        stem = RESULTS / f"{content['machine']['date'][:10]}-hosts"
+        stem.with_suffix(".txt").write_text("\n".join(text) + "\n")
+        stem.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

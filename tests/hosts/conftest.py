@@ -1,0 +1,47 @@
+"""Networks of hosts, and ranks in them. Where the machine does not allow them, these tests are skipped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.hosts.launch import Hosts
+from tests.hosts.namespaces import Network, why_not
+from tests.support.tables import tell
+
+
+@pytest.fixture(scope="session")
+def permitted() -> None:
+    """Skips where networks cannot be made."""
+    if reason := why_not():
+        pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def _hosts(permitted: None) -> Iterator[Hosts]:
+    with Network(3) as network, Hosts(network) as hosts:
+        yield hosts
+
+
+@pytest.fixture
+def hosts(_hosts: Hosts) -> Hosts:
+    """Three hosts, and ranks with default groups on them, shared with other tests."""
+    return _hosts
+
+
+@pytest.fixture
+def apart(permitted: None) -> Iterator[Network]:
+    """Two hosts of this test's own, for tests that disturb them."""
+    with Network(2) as network:
+        yield network
+
+
+@pytest.fixture
+def latency(request: pytest.FixtureRequest):
+    """Adds to the table of latencies at the end of the run."""
+
+    def add(name: str, milliseconds: list[float]) -> None:
+        tell(request.node, "latencies", name, milliseconds)
+
+    return add

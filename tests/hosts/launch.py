@@ -1,0 +1,103 @@
+"""Ranks that live in several hosts: teams of the harness whose members enter hosts before anything else.
+
+    def test_sum(hosts):
+        hosts.run_on("2+1", "gloo", everyone_knows_the_sum)
+
+A shape says how many ranks each host has: "2+1" are ranks 0 and 1 on host 0, and rank 2 on host 1. All ranks
+are forked from one zygote. Each enters its host while it has a single thread, so that every thread and socket
+that it makes later is in there.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from tests.hosts.namespaces import INTERFACE, Host, Network
+from tests.support.devices import DEVICES
+from tests.support.harness import Pool, Team
+from tests.support.processes import ZygoteClient
+from tests.support.thinning import first
+
+
+def devices_of(backend: str) -> list[str]:
+    return DEVICES if backend == "occl" else ["cpu"]
+
+
+NAMES = ("gloo",)
+"""The backends that can connect hosts. Tests of the second and others belong to the long matrices."""
+BACKENDS = first(NAMES)
+CASES = first(
+    [(name, device) for name in NAMES for device in devices_of(name)], stay=len(devices_of(NAMES[0]))
+)
+"""Each with each type of device that it serves."""
+SHAPES = ("2+2", "2+1", "1+2+1")
+
+
+def counts(shape: str) -> list[int]:
+    """The ranks of each host."""
+    return [int(count) for count in shape.split("+")]
+
+
+def placement(shape: str) -> list[int]:
+    """The host of each rank."""
+    return [host for host, count in enumerate(counts(shape)) for _ in range(count)]
+
+
+def enter(rank: int, world_size: int, device: str, *, hosts: list[Host]) -> None:
+    """The body that every other one runs after: moves this process into the rank's host."""
+    hosts[rank].enter()
+    os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
+
+
+def meet(
+    rank: int, world_size: int, device: str, *, backend: str, address: str, port: int, timeout: float
+) -> None:
+    """A body: makes the default group, as a program does that a launcher has started."""
+    os.environ["MASTER_ADDR"] = address
+    os.environ["MASTER_PORT"] = str(port)
+    limit = timedelta(seconds=timeout)
+    dist.init_process_group(backend, rank=rank, world_size=world_size, timeout=limit)
+
+
+class HostTeam(Team):
+    """Processes that are the ranks of a shape, each in its host."""
+
+    def __init__(self, zygote: ZygoteClient, network: Network, shape: str) -> None:
+        places = placement(shape)
+        super().__init__(zygote, len(places))
+        self.network = network
+        self.host_of = [network.hosts[place] for place in places]
+        for member, host in zip(self.members, self.host_of, strict=True):
+            member.name = f"rank {member.rank} on host {host.number}"
+        self.run(enter, hosts=self.host_of)
+
+    def meet(self, backend: str, *, timeout: float = 60.0) -> HostTeam:
+        """Makes the default group, whose store is on host 0, with this timeout in seconds."""
+        address, port = self.network.hosts[0].address, self.network.new_port()
+        self.run(meet, backend=backend, address=address, port=port, timeout=timeout)
+        return self
+
+    def ranks_on(self, host: int) -> list[int]:
+        return [rank for rank, place in enumerate(self.host_of) if place.number == host]
+
+
+class Hosts(Pool):
+    """The ranks on a network: a team with a default group for each shape and backend that tests asked for."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        self.network = network
+
+    def run_on(self, shape: str, backend: str, body, device: str = "cpu", **params) -> list:
+        """Runs ``body(rank, world_size, device, **params)`` in the default group of shape and backend."""
+        team = self.teams.get((shape, backend))
+        if team is None or not team.alive:
+            team = self.teams[shape, backend] = self.fresh_on(shape).meet(backend)
+        return team.run(body, device, **params)
+
+    def fresh_on(self, shape: str, network: Network | None = None) -> HostTeam:
+        """Processes for one test, in hosts of this network or of another, without any group yet."""
+        return HostTeam(self.zygote, network or self.network, shape)
