@@ -56,13 +56,13 @@ Group::Group(Membership membership, std::shared_ptr<coll::Group> node, std::shar
       notes_(engine().endpoint()),
       work_(engine().endpoint()),
       messenger_(m_, *node_, *link_) {
-  notes_.reserve((2 + node_->size() + m_.partition.nodes()) * kNoteBytes);
+  notes_.reserve((2 + node_->size()) * kNoteBytes);
   if (!leads()) return;
   for (int m = 0; m < m_.partition.nodes(); ++m) {
     if (m == node_number_) continue;
-    Ear ear{m, std::make_unique<Note>(), nullptr};
+    Ear ear{m, std::make_shared<Note>(), nullptr};
     ear.message = link_->receive(m_.partition.leader(m), m_.stream(Stream::news),
-                                 reinterpret_cast<std::byte*>(ear.note.get()), kNoteBytes);
+                                 reinterpret_cast<std::byte*>(ear.note.get()), kNoteBytes, ear.note);
     ears_.push_back(std::move(ear));
   }
   watch_ = start_thread<std::thread>("that watches over the ranks of this node", [this] { watch(); });
@@ -80,12 +80,6 @@ void Group::watch() {
     lock.lock();
   }
 }
-
-std::span<Note> Group::of_node() const { return {notes() + 1, static_cast<std::size_t>(node_->size())}; }
-std::span<Note> Group::of_all_nodes() const {
-  return {notes() + 1 + node_->size(), static_cast<std::size_t>(m_.partition.nodes())};
-}
-Note& Group::verdict() const { return notes()[1 + node_->size() + m_.partition.nodes()]; }
 
 // ---- the council
 
@@ -111,13 +105,18 @@ void Group::start(coll::Operation& op) {
 /// The leader has the notes of its node.
 void Group::exchange_notes() {
   const Describe describe = [this](int r) { return m_.describe(r); };
-  Note& mine = of_all_nodes()[node_number_];
-  mine = note_of_node(op_->collective(), of_node(), m_.partition, node_number_, describe);
+  of_leaders_.assign(m_.partition.nodes(), nullptr);
+  for (auto& note : of_leaders_) note = std::make_shared<Note>();
+  const auto& mine = of_leaders_[node_number_];
+  *mine = note_of_node(op_->collective(), of_node(), m_.partition, node_number_, describe);
+  const auto bytes_of = [](Note& note) { return reinterpret_cast<std::byte*>(&note); };
   for (int m = 0; m < m_.partition.nodes(); ++m) {
     if (m == node_number_) continue;
     const int peer = m_.partition.leader(m);
-    under_way_.add(link_->send(peer, m_.stream(Stream::notes), reinterpret_cast<std::byte*>(&mine), kNoteBytes), peer, 0);
-    under_way_.add(link_->receive(peer, m_.stream(Stream::notes), reinterpret_cast<std::byte*>(&of_all_nodes()[m]), kNoteBytes), peer, 0);
+    const auto& theirs = of_leaders_[m];
+    const auto stream = m_.stream(Stream::notes);
+    under_way_.add(link_->send(peer, stream, bytes_of(*mine), kNoteBytes, mine), peer, 0);
+    under_way_.add(link_->receive(peer, stream, bytes_of(*theirs), kNoteBytes, theirs), peer, 0);
   }
 }
 
@@ -131,7 +130,9 @@ bool Group::next_phase() {
       phase_ = Phase::exchange;
       return true;
     case Phase::exchange: {
-      verdict() = hosts::verdict(c, of_all_nodes(), m_.partition, node_number_, describe);
+      std::vector<Note> all;
+      for (const auto& note : of_leaders_) all.push_back(*note);
+      verdict() = hosts::verdict(c, all, m_.partition, node_number_, describe);
       coll::Collective told;
       told.kind = coll::Kind::broadcast;
       told.in = told.out = {reinterpret_cast<std::byte*>(&verdict()), kNoteBytes, 1, nullptr};
@@ -312,11 +313,11 @@ void Group::send_news(std::uint64_t kind, const std::string& text) {
   if (!leads() || silent_) return;
   for (int m = 0; m < m_.partition.nodes(); ++m) {
     if (m == node_number_) continue;
-    Ear mouth{m, std::make_unique<Note>(), nullptr};
+    Ear mouth{m, std::make_shared<Note>(), nullptr};
     mouth.note->number = kind;
     mouth.note->refuse(text);
     mouth.message = link_->send(m_.partition.leader(m), m_.stream(Stream::news),
-                                reinterpret_cast<std::byte*>(mouth.note.get()), kNoteBytes);
+                                reinterpret_cast<std::byte*>(mouth.note.get()), kNoteBytes, mouth.note);
     told_.push_back(std::move(mouth));
   }
 }

@@ -77,11 +77,10 @@ class Group final : public coll::Communicator {
 
   bool leads() const { return m_.partition.leader(node_number_) == m_.rank; }
   Note* notes() const { return reinterpret_cast<Note*>(notes_.data()); }
-  /// In the notes: this rank's, those of its node, those of all nodes, and the verdict.
+  /// In the notes: this rank's, the verdict, and those of the node.
   Note& own() const { return notes()[0]; }
-  std::span<Note> of_node() const;
-  std::span<Note> of_all_nodes() const;
-  Note& verdict() const;
+  Note& verdict() const { return notes()[1]; }
+  std::span<Note> of_node() const { return {notes() + 2, static_cast<std::size_t>(node_->size())}; }
 
   const Membership m_;
   const int node_number_;
@@ -96,12 +95,13 @@ class Group final : public coll::Communicator {
   std::vector<int> open_;  // steps that have not ended, by stage and place of the window
   UnderWay under_way_;
   Scratch notes_, work_;
+  std::vector<std::shared_ptr<Note>> of_leaders_;  // by node
   Messenger messenger_;
 
   // News from other leaders, for leaders.
   struct Ear {
     int node = 0;
-    std::unique_ptr<Note> note;
+    std::shared_ptr<Note> note;
     std::unique_ptr<Link::Message> message;
   };
   std::vector<Ear> ears_;

@@ -14,7 +14,12 @@ namespace occl::hosts {
 
 class Link {
  public:
-  /// A message under way. Its destructor gives the message up; after it the buffer is not used any more.
+  /// Keeps the buffer of a message alive; null: the caller does, for as long as the message object lives.
+  using Owner = std::shared_ptr<void>;
+
+  /// A message under way. Its destructor gives the message up. After it a buffer without an owner is not used
+  /// any more, and the link may be of no use to any group then: giving up half of a message breaks a
+  /// connection. A buffer with an owner stays for the message, which may still arrive.
   class Message {
    public:
     virtual ~Message() = default;
@@ -29,9 +34,9 @@ class Link {
   /// each other. Both sides give the same number of bytes, at least one. When a message ends, the link rings
   /// the engine.
   virtual std::unique_ptr<Message> send(int peer, std::uint32_t stream, const std::byte* data,
-                                        std::size_t bytes) = 0;
-  virtual std::unique_ptr<Message> receive(int peer, std::uint32_t stream, std::byte* data,
-                                           std::size_t bytes) = 0;
+                                        std::size_t bytes, Owner owner = nullptr) = 0;
+  virtual std::unique_ptr<Message> receive(int peer, std::uint32_t stream, std::byte* data, std::size_t bytes,
+                                           Owner owner = nullptr) = 0;
 
   /// "gloo over eth0", for texts.
   virtual const std::string& describe() const = 0;

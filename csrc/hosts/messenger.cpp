@@ -32,18 +32,18 @@ Messenger::Messenger(const Membership& membership, coll::Group& node, Link& link
 Messenger::~Messenger() = default;
 
 template <class T>
-void Messenger::mail(int peer, Stream stream, std::unique_ptr<T> content) {
-  auto message = link_.send(peer, m_.stream(stream), reinterpret_cast<std::byte*>(content.get()), sizeof(T));
-  outbox_.emplace_back(std::shared_ptr<T>(std::move(content)), std::move(message));
+void Messenger::mail(int peer, Stream stream, std::shared_ptr<T> content) {
+  outbox_.push_back(
+      link_.send(peer, m_.stream(stream), reinterpret_cast<std::byte*>(content.get()), sizeof(T), content));
 }
 
 /// Begins to receive the next letter of a peer, unless it has begun already.
 template <class T>
 void Messenger::await(int peer, Stream stream, Letter<T>& letter) {
   if (letter.message || peers_[peer]->closed) return;
-  letter.content = std::make_unique<T>();
-  letter.message =
-      link_.receive(peer, m_.stream(stream), reinterpret_cast<std::byte*>(letter.content.get()), sizeof(T));
+  letter.content = std::make_shared<T>();
+  letter.message = link_.receive(peer, m_.stream(stream), reinterpret_cast<std::byte*>(letter.content.get()),
+                                 sizeof(T), letter.content);
 }
 
 /// Whether a letter is there. Throws if none will come and an operation needs the peer: it may have left.
@@ -112,7 +112,7 @@ void Messenger::send(Operation& op, OperationList& done) {
   auto& peer = peers_[t.peer];
   if (!peer) peer = std::make_unique<Peer>();
   await(t.peer, Stream::answers, peer->answer);
-  auto envelope = std::make_unique<Envelope>();
+  auto envelope = std::make_shared<Envelope>();
   envelope->id = peer->next_id++;
   envelope->count = t.buffer.count;
   envelope->tag = t.tag;
@@ -162,7 +162,7 @@ Operation* Messenger::waiting_for(int from, std::uint32_t tag) {
 void Messenger::match(int from, Operation& op, const Envelope& e, OperationList& done) {
   const Transfer& t = op.transfer();
   op.set_source(from);
-  auto answer = std::make_unique<Answer>();
+  auto answer = std::make_shared<Answer>();
   answer->id = e.id;
   answer->tag = e.tag;
   answer->count = e.count;
@@ -272,7 +272,7 @@ bool Messenger::advance(OperationList& done) {
     moved |= move_payloads(rank, peers_[rank]->sends, done);
     moved |= move_payloads(rank, peers_[rank]->receives, done);
   }
-  outbox_.remove_if([](const auto& letter) { return letter.second->ended(); });
+  outbox_.remove_if([](const auto& letter) { return letter->ended(); });
   return moved;
 }
 

@@ -55,7 +55,7 @@ class Messenger {
   /// A buffer of this class and the message that fills or empties it.
   template <class T>
   struct Letter {
-    std::unique_ptr<T> content;
+    std::shared_ptr<T> content;
     std::unique_ptr<Link::Message> message;
   };
   struct Large {
@@ -67,7 +67,7 @@ class Messenger {
   struct Peer {
     Letter<Envelope> ear;   // the next envelope from it
     Letter<Answer> answer;  // the next answer from it
-    std::deque<std::unique_ptr<Envelope>> unexpected;
+    std::deque<std::shared_ptr<Envelope>> unexpected;
     std::list<Large> sends, receives;
     std::uint64_t next_id = 1;
     std::optional<Error> closed;  // why there is no connection any more
@@ -84,7 +84,7 @@ class Messenger {
   coll::Operation* waiting_for(int from, std::uint32_t tag);
   void end(coll::Operation& op, coll::OperationList& done);
   template <class T>
-  void mail(int peer, Stream stream, std::unique_ptr<T> content);
+  void mail(int peer, Stream stream, std::shared_ptr<T> content);
   template <class T>
   void await(int peer, Stream stream, Letter<T>& letter);
   template <class T>
@@ -100,7 +100,7 @@ class Messenger {
   std::vector<std::unique_ptr<Peer>> peers_;  // by rank, made at first use
   std::list<Inside> inside_;
   coll::OperationList receives_;  // that wait for an envelope
-  std::list<std::pair<std::shared_ptr<void>, std::unique_ptr<Link::Message>>> outbox_;
+  std::list<std::unique_ptr<Link::Message>> outbox_;
   std::size_t open_ = 0;
 };
 

@@ -14,47 +14,55 @@
 namespace occl::pg {
 namespace {
 
-/// A message waits for as long as its group lets it: the group knows the deadline, and cancels it.
+/// A message waits for as long as its group lets it: the group knows the deadline, and gives it up.
 constexpr std::chrono::milliseconds kForever = std::chrono::hours(24 * 30);
 
-/// What a message and the thread that waits for it share.
-struct State {
+/// How long a message that is given up may take to end by itself.
+constexpr std::chrono::seconds kPatience{1};
+
+std::string first_line(const std::exception& error) {
+  const std::string text = error.what();
+  return text.empty() ? "the message failed" : text.substr(0, text.find('\n'));
+}
+
+}  // namespace
+
+struct InterNode::State {
   c10::intrusive_ptr<c10d::Work> work;
+  hosts::Link::Owner owner;
   std::mutex mutex;
   std::condition_variable over;
   std::atomic<bool> ended = false;  // release where it is set, acquire where it is read
   std::string broken;               // before `ended`
+
+  void end(std::string why) {
+    {
+      std::lock_guard lock(mutex);
+      broken = std::move(why);
+      ended.store(true, std::memory_order_release);
+    }
+    over.notify_all();
+  }
+  void wait() noexcept {
+    std::string why;
+    try {
+      work->wait(kForever);
+    } catch (const std::exception& error) {
+      why = first_line(error);
+    }
+    end(std::move(why));
+    engine().ring();
+  }
 };
 
-void wait_for(const std::shared_ptr<State>& state) noexcept {
-  std::string broken;
-  try {
-    state->work->wait(kForever);
-  } catch (const std::exception& error) {
-    broken = error.what();
-    broken = broken.substr(0, broken.find('\n'));
-    if (broken.empty()) broken = "the message failed";
-  }
-  {
-    std::lock_guard lock(state->mutex);
-    state->broken = std::move(broken);
-    state->ended.store(true, std::memory_order_release);
-  }
-  state->over.notify_all();
-  engine().ring();
-}
+namespace {
 
 class BackendMessage final : public hosts::Link::Message {
  public:
-  explicit BackendMessage(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  BackendMessage(std::shared_ptr<InterNode> inter_node, std::shared_ptr<InterNode::State> state)
+      : inter_node_(std::move(inter_node)), state_(std::move(state)) {}
   ~BackendMessage() override {
-    if (ended()) return;
-    try {
-      state_->work->abort();
-    } catch (const std::exception&) {  // it cannot be cancelled: the wait below lasts until it has ended
-    }
-    std::unique_lock lock(state_->mutex);
-    state_->over.wait(lock, [this] { return ended(); });
+    if (!ended() && !state_->owner) inter_node_->give_up(*state_);
   }
   bool ended() const override { return state_->ended.load(std::memory_order_acquire); }
   std::optional<Error> error() const override {
@@ -63,7 +71,8 @@ class BackendMessage final : public hosts::Link::Message {
   }
 
  private:
-  const std::shared_ptr<State> state_;
+  const std::shared_ptr<InterNode> inter_node_;
+  const std::shared_ptr<InterNode::State> state_;
 };
 
 }  // namespace
@@ -110,36 +119,63 @@ InterNode::InterNode(c10::intrusive_ptr<c10d::Backend> backend, c10::intrusive_p
 
 std::uint32_t InterNode::new_channel() { return static_cast<std::uint32_t>(store_->add("occl/channels", 1)); }
 
+std::shared_ptr<InterNode::State> InterNode::start(bool send, int rank, int tag, std::byte* data, std::size_t bytes,
+                                                   hosts::Link::Owner owner) {
+  auto state = std::make_shared<State>();
+  state->owner = std::move(owner);
+  std::vector<at::Tensor> tensors{at::from_blob(data, {static_cast<std::int64_t>(bytes)}, at::kByte)};
+  // A profiler shows the operation, not its messages, some of which outlive the profile.
+  const at::DisableRecordFunctionGuard unrecorded;
+  try {
+    if (broken_.load(std::memory_order_relaxed))
+      fail(Errc::system, "another group ended while its messages were under way, and broke a connection of ", name_);
+    state->work = send ? backend_->send(tensors, rank, tag) : backend_->recv(tensors, rank, tag);
+    {
+      std::lock_guard lock(mutex_);
+      std::erase_if(under_way_, [](const auto& it) { return it.expired(); });
+      under_way_.push_back(state);
+    }
+    waiters_.run([state] { state->wait(); });
+  } catch (const std::exception& error) {
+    state->end(first_line(error));
+  }
+  return state;
+}
+
+void InterNode::give_up(State& state) {
+  std::unique_lock lock(state.mutex);
+  const auto ended = [&] { return state.ended.load(std::memory_order_acquire); };
+  if (state.over.wait_for(lock, kPatience, ended)) return;
+  broken_.store(true, std::memory_order_relaxed);
+  state.work->abort();
+  state.over.wait(lock, ended);
+}
+
+InterNode::~InterNode() {
+  std::lock_guard lock(mutex_);
+  for (const auto& it : under_way_)
+    if (const auto state = it.lock(); state && !state->ended.load(std::memory_order_acquire)) state->work->abort();
+}
+
 // ---- BackendLink
 
 BackendLink::BackendLink(std::shared_ptr<InterNode> inter_node, std::vector<int> ranks)
     : inter_node_(std::move(inter_node)), ranks_(std::move(ranks)) {}
 
 std::unique_ptr<hosts::Link::Message> BackendLink::start(bool send, int peer, std::uint32_t stream,
-                                                         std::byte* data, std::size_t bytes) {
-  auto state = std::make_shared<State>();
-  std::vector<at::Tensor> tensors{at::from_blob(data, {static_cast<std::int64_t>(bytes)}, at::kByte)};
-  const int rank = ranks_[peer], tag = static_cast<int>(stream);
-  // A profiler shows the operation, not its messages, some of which outlive the profile.
-  const at::DisableRecordFunctionGuard unrecorded;
-  try {
-    state->work = send ? inter_node_->backend().send(tensors, rank, tag) : inter_node_->backend().recv(tensors, rank, tag);
-    inter_node_->waiters().run([state] { wait_for(state); });
-  } catch (const std::exception& error) {
-    state->broken = error.what();
-    state->broken = state->broken.substr(0, state->broken.find('\n'));
-    state->ended.store(true, std::memory_order_release);
-  }
-  return std::make_unique<BackendMessage>(std::move(state));
+                                                         std::byte* data, std::size_t bytes, Owner owner) {
+  return std::make_unique<BackendMessage>(
+      inter_node_,
+      inter_node_->start(send, ranks_[peer], static_cast<int>(stream), data, bytes, std::move(owner)));
 }
 
 std::unique_ptr<hosts::Link::Message> BackendLink::send(int peer, std::uint32_t stream, const std::byte* data,
-                                                        std::size_t bytes) {
-  return start(true, peer, stream, const_cast<std::byte*>(data), bytes);
+                                                        std::size_t bytes, Owner owner) {
+  return start(true, peer, stream, const_cast<std::byte*>(data), bytes, std::move(owner));
 }
 std::unique_ptr<hosts::Link::Message> BackendLink::receive(int peer, std::uint32_t stream, std::byte* data,
-                                                           std::size_t bytes) {
-  return start(false, peer, stream, data, bytes);
+                                                           std::size_t bytes, Owner owner) {
+  return start(false, peer, stream, data, bytes, std::move(owner));
 }
 
 }  // namespace occl::pg

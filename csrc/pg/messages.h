@@ -5,6 +5,7 @@
 // it. Threads are made when they are needed and used again.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <memory>
@@ -50,9 +51,21 @@ class InterNode {
   /// others.
   std::uint32_t new_channel();
 
-  Waiters& waiters() { return waiters_; }
+  /// What a message and the thread that waits for it share.
+  struct State;
+
+  /// Starts a message of bytes to or from a rank of the backend.
+  std::shared_ptr<State> start(bool send, int rank, int tag, std::byte* data, std::size_t bytes,
+                               hosts::Link::Owner owner);
+  /// Ends a message whose buffer is needed no more. If it does not end by itself, its connection is broken.
+  void give_up(State& state);
+
+  ~InterNode();
 
  private:
+  std::mutex mutex_;
+  std::vector<std::weak_ptr<State>> under_way_;
+  std::atomic<bool> broken_ = false;  // relaxed: a thread that misses it finds a connection that is broken
   const c10::intrusive_ptr<c10d::Backend> backend_;
   const c10::intrusive_ptr<c10d::Store> store_;
   const std::string name_;
@@ -65,14 +78,14 @@ class BackendLink final : public hosts::Link {
   BackendLink(std::shared_ptr<InterNode> inter_node, std::vector<int> ranks);
 
   std::unique_ptr<Message> send(int peer, std::uint32_t stream, const std::byte* data,
-                                std::size_t bytes) override;
-  std::unique_ptr<Message> receive(int peer, std::uint32_t stream, std::byte* data,
-                                   std::size_t bytes) override;
+                                std::size_t bytes, Owner owner) override;
+  std::unique_ptr<Message> receive(int peer, std::uint32_t stream, std::byte* data, std::size_t bytes,
+                                   Owner owner) override;
   const std::string& describe() const override { return inter_node_->describe(); }
 
  private:
   std::unique_ptr<Message> start(bool send, int peer, std::uint32_t stream, std::byte* data,
-                                 std::size_t bytes);
+                                 std::size_t bytes, Owner owner);
 
   const std::shared_ptr<InterNode> inter_node_;
   const std::vector<int> ranks_;

@@ -22,6 +22,7 @@ class Wire {
     std::size_t bytes;
     int rank;
     Mutex* mutex;
+    hosts::Link::Owner owner;
     bool ended = false, given_up = false;
     std::string broken;
   };
@@ -29,9 +30,9 @@ class Wire {
 
   explicit Wire(int ranks) : engines(ranks), sent(ranks) {}
 
-  std::shared_ptr<Side> start(bool send, const Key& key, std::byte* data, std::size_t bytes) {
+  std::shared_ptr<Side> start(bool send, const Key& key, std::byte* data, std::size_t bytes, hosts::Link::Owner owner) {
     const auto [from, to, stream] = key;
-    auto side = std::make_shared<Side>(Side{data, bytes, send ? from : to, &mutex, false, false, ""});
+    auto side = std::make_shared<Side>(Side{data, bytes, send ? from : to, &mutex, std::move(owner), false, false, ""});
     std::lock_guard lock(mutex);
     if (dead[from] || dead[to]) {
       side->ended = true;
@@ -89,7 +90,7 @@ class MemoryLink final : public hosts::Link {
     explicit InMemory(std::shared_ptr<Wire::Side> side) : side(std::move(side)) {}
     ~InMemory() override {
       std::lock_guard lock(*side->mutex);
-      side->given_up = true;
+      side->given_up = !side->owner;
     }
     bool ended() const override {
       std::lock_guard lock(*side->mutex);
@@ -102,11 +103,12 @@ class MemoryLink final : public hosts::Link {
     std::shared_ptr<Wire::Side> side;
   };
 
-  std::unique_ptr<Message> send(int peer, std::uint32_t stream, const std::byte* data, std::size_t bytes) override {
-    return std::make_unique<InMemory>(wire_.start(true, {rank_, peer, stream}, const_cast<std::byte*>(data), bytes));
+  std::unique_ptr<Message> send(int peer, std::uint32_t stream, const std::byte* data, std::size_t bytes, Owner owner) override {
+    return std::make_unique<InMemory>(
+        wire_.start(true, {rank_, peer, stream}, const_cast<std::byte*>(data), bytes, std::move(owner)));
   }
-  std::unique_ptr<Message> receive(int peer, std::uint32_t stream, std::byte* data, std::size_t bytes) override {
-    return std::make_unique<InMemory>(wire_.start(false, {peer, rank_, stream}, data, bytes));
+  std::unique_ptr<Message> receive(int peer, std::uint32_t stream, std::byte* data, std::size_t bytes, Owner owner) override {
+    return std::make_unique<InMemory>(wire_.start(false, {peer, rank_, stream}, data, bytes, std::move(owner)));
   }
   const std::string& describe() const override { return name_; }
 

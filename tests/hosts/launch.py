@@ -26,7 +26,7 @@ def devices_of(backend: str) -> list[str]:
     return DEVICES if backend == "occl" else ["cpu"]
 
 
-NAMES = ("gloo",)
+NAMES = ("occl", "gloo")
 """The backends that can connect hosts. Tests of the second and others belong to the long matrices."""
 BACKENDS = first(NAMES)
 CASES = first(
