@@ -5,6 +5,8 @@
 // communicator being driven leaves it to that one.
 #pragma once
 
+#include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -86,6 +88,10 @@ class Communicator {
 
   /// Why the group ended, if it did.
   std::optional<Error> error() const;
+
+  /// coll/monitored_barrier.h
+  virtual void monitored_barrier(std::chrono::milliseconds timeout, bool all_ranks,
+                                 const std::function<void()>& interrupted) = 0;
 
  protected:
   // What differs between communicators. All but the first two under the driving lock.

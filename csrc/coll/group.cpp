@@ -6,6 +6,7 @@
 #include "base/fault_point.h"
 #include "coll/engine.h"
 #include "coll/joining.h"
+#include "coll/monitored_barrier.h"
 
 namespace occl::coll {
 
@@ -25,6 +26,11 @@ std::shared_ptr<Group> Group::open(Engine& engine, std::unique_ptr<Mesh> mesh, D
   wait_until_joined(engine, group->mesh(), deadline, interrupted);
   engine.add(group);
   return group;
+}
+
+void Group::monitored_barrier(std::chrono::milliseconds timeout, bool all_ranks,
+                              const std::function<void()>& interrupted) {
+  coll::monitored_barrier(*this, timeout, all_ranks, interrupted);
 }
 
 // ---- trouble

@@ -35,6 +35,9 @@ class Group final : public Communicator {
   int size() const override { return mesh_->size(); }
   bool core_for_each() const override { return mesh_->core_for_each(); }
 
+  void monitored_barrier(std::chrono::milliseconds timeout, bool all_ranks,
+                         const std::function<void()>& interrupted) override;
+
   /// Why no operation of this group can succeed any more: its own error, a rank that died, or one that ended
   /// the group. Looks even if no operation is in flight.
   std::optional<Error> trouble();

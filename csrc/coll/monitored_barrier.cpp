@@ -19,8 +19,8 @@ std::string why(const Mesh& mesh, int rank) {
 }
 
 /// PyTorch's words at the beginning of the error on a rank other than 0.
-std::string reached_words(const Mesh& mesh) {
-  return concat("Rank ", mesh.rank(),
+std::string reached_words(int rank) {
+  return concat("Rank ", rank,
                 " successfully reached monitoredBarrier, but received errors while waiting for send/recv "
                 "from rank 0: ");
 }
@@ -69,6 +69,7 @@ void monitored_barrier(Group& group, std::chrono::milliseconds timeout, bool all
   const auto waited = std::min(
       timeout, std::chrono::ceil<std::chrono::milliseconds>(std::chrono::steady_clock::now() - begin));
 
+  BarrierFailure failure{mesh.rank(), mesh.name(), timeout, waited, all_ranks, {}, ""};
   std::vector<int> ranks;
   if (mesh.rank() == 0) {
     ranks = missing();                     // once, so that all ranks name the same; later arrivals are late
@@ -86,25 +87,32 @@ void monitored_barrier(Group& group, std::chrono::milliseconds timeout, bool all
     // This rank has called it, so rank 0 cannot have passed a later one.
     if (verdict.passed.load(std::memory_order_seq_cst) == number) return;
     ranks = ranks_of(shown(verdict.missing[number & 1]), mesh.size());
-  } else {  // in the same words as with rank 0's answer: both often have the same timeout, and either may be
-            // first
-    fail(Errc::timeout, "[Rank ", mesh.rank(), "]: ", reached_words(mesh), "Rank ", mesh.rank(),
-         " timed out in monitoredBarrier after ", waited.count(), " ms: group ", mesh.name(),
-         " has no answer from rank 0, ", why(mesh, 0));
+  } else {
+    fail_without_answer(failure, why(mesh, 0));
   }
 
-  std::string list, reasons;
   for (const int rank : ranks) {
-    enlist(list, rank);
-    reasons += concat(reasons.empty() ? "" : "; ", why(mesh, rank));
+    enlist(failure.list, rank);
+    failure.reasons += concat(failure.reasons.empty() ? "" : "; ", why(mesh, rank));
   }
+  fail_barrier(failure);
+}
+
+void fail_without_answer(const BarrierFailure& f, const std::string& why) {
+  // In the same words as with rank 0's answer: both often have the same timeout, and either may be first.
+  fail(Errc::timeout, "[Rank ", f.rank, "]: ", reached_words(f.rank), "Rank ", f.rank,
+       " timed out in monitoredBarrier after ", f.waited.count(), " ms: group ", f.group,
+       " has no answer from rank 0, ", why);
+}
+
+void fail_barrier(const BarrierFailure& f) {
   std::string prefix;
-  if (mesh.rank() != 0)
-    prefix = reached_words(mesh);
-  else if (timeout.count() <= 0)
-    prefix = concat("Rank 0 timed out in monitoredBarrier after ", waited.count(), " ms: ");
-  fail(Errc::timeout, "[Rank ", mesh.rank(), "]: ", prefix, all_ranks ? "Ranks " : "Rank ", list,
-       " failed to pass monitoredBarrier in ", waited.count(), " ms (group ", mesh.name(), "): ", reasons);
+  if (f.rank != 0)
+    prefix = reached_words(f.rank);
+  else if (f.timeout.count() <= 0)
+    prefix = concat("Rank 0 timed out in monitoredBarrier after ", f.waited.count(), " ms: ");
+  fail(Errc::timeout, "[Rank ", f.rank, "]: ", prefix, f.all_ranks ? "Ranks " : "Rank ", f.list,
+       " failed to pass monitoredBarrier in ", f.waited.count(), " ms (group ", f.group, "): ", f.reasons);
 }
 
 }  // namespace occl::coll

@@ -17,4 +17,17 @@ namespace occl::coll {
 void monitored_barrier(Group& group, std::chrono::milliseconds timeout, bool all_ranks,
                        const std::function<void()>& interrupted);
 
+/// What the texts of its errors say.
+struct BarrierFailure {
+  int rank = 0;
+  std::string group;
+  std::chrono::milliseconds timeout{}, waited{};
+  bool all_ranks = false;
+  std::string list, reasons;  // of the ranks that did not come
+};
+/// Throws Error(timeout): ranks did not come.
+[[noreturn]] void fail_barrier(const BarrierFailure& failure);
+/// Throws Error(timeout): rank 0 has not answered, and `why`.
+[[noreturn]] void fail_without_answer(const BarrierFailure& failure, const std::string& why);
+
 }  // namespace occl::coll

@@ -55,7 +55,8 @@ Group::Group(Membership membership, std::shared_ptr<coll::Group> node, std::shar
       link_(std::move(link)),
       notes_(engine().endpoint()),
       work_(engine().endpoint()),
-      messenger_(m_, *node_, *link_) {
+      messenger_(m_, *node_, *link_),
+      roll_call_(m_, *link_) {
   notes_.reserve((2 + node_->size()) * kNoteBytes);
   if (!leads()) return;
   for (int m = 0; m < m_.partition.nodes(); ++m) {

@@ -21,6 +21,7 @@
 #include "hosts/membership.h"
 #include "hosts/messenger.h"
 #include "hosts/program.h"
+#include "hosts/roll_call.h"
 #include "hosts/scratch.h"
 #include "hosts/under_way.h"
 
@@ -37,6 +38,10 @@ class Group final : public coll::Communicator {
   int size() const override { return m_.partition.size(); }
   bool core_for_each() const override { return node_->core_for_each(); }
   const Partition& partition() const { return m_.partition; }
+  void monitored_barrier(std::chrono::milliseconds timeout, bool all_ranks,
+                         const std::function<void()>& interrupted) override {
+    roll_call_.run(*this, timeout, all_ranks, interrupted);
+  }
 
  private:
   enum class Phase { gather, exchange, spread, run };
@@ -97,6 +102,7 @@ class Group final : public coll::Communicator {
   Scratch notes_, work_;
   std::vector<std::shared_ptr<Note>> of_leaders_;  // by node
   Messenger messenger_;
+  RollCall roll_call_;
 
   // News from other leaders, for leaders.
   struct Ear {

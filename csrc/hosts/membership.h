@@ -19,6 +19,7 @@ enum class Stream : std::uint32_t {
   envelopes,  // point-to-point messages (hosts/messenger.h), as are the next two
   answers,
   payloads,
+  roll_call,  // the monitored barrier (hosts/roll_call.h)
 };
 inline constexpr std::uint32_t kStreams = 8;
 

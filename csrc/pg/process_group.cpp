@@ -7,7 +7,6 @@
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "coll/monitored_barrier.h"
 #include "pg/checks.h"
 #include "pg/errors.h"
 #include "pg/normalize.h"
@@ -260,8 +259,9 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::allreduce_sparse(Tensors& tensors,
 
 void ProcessGroupOCCL::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
   check_not_forked(*group_);
-  translated(
-      [&] { coll::monitored_barrier(one_node("monitored_barrier"), or_default(opts.timeout), wait_all_ranks, interrupt_check()); });
+  translated([&] {
+    group_->monitored_barrier(or_default(opts.timeout), wait_all_ranks, interrupt_check());
+  });
 }
 
 void ProcessGroupOCCL::startTimeEstimate() {

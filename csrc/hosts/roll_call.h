@@ -1,0 +1,45 @@
+// The monitored barrier of a group over several nodes: every rank reports to rank 0, which tells all of them
+// who is missing. The group stays usable after it.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "coll/communicator.h"
+#include "hosts/council.h"
+#include "hosts/membership.h"
+
+namespace occl::hosts {
+
+class RollCall {
+ public:
+  RollCall(const Membership& membership, Link& link) : m_(membership), link_(link) {}
+
+  /// A call of all ranks, one at a time. Throws as coll::monitored_barrier does. `group`: whose error ends it.
+  void run(coll::Communicator& group, std::chrono::milliseconds timeout, bool all_ranks,
+           const std::function<void()>& interrupted);
+
+ private:
+  /// What is expected from a peer: it stays until it comes, whichever barrier it is for.
+  struct Letter {
+    std::shared_ptr<Note> note;
+    std::unique_ptr<Link::Message> message;
+  };
+  enum class Peer { waited_for, came, gone };
+
+  void post(int peer, const Note& note);
+  Peer look(int peer);
+  std::vector<int> missing();
+  std::string why(int peer);
+
+  const Membership& m_;
+  Link& link_;
+  std::uint64_t number_ = 0;     // barriers so far
+  std::vector<Letter> letters_;  // by rank
+  std::vector<Peer> peers_;      // by rank, in this barrier
+  std::vector<std::unique_ptr<Link::Message>> posted_;
+};
+
+}  // namespace occl::hosts
