@@ -12,9 +12,6 @@
 namespace occl::hosts {
 namespace {
 
-/// How much of the data one rank handles in a window.
-constexpr std::size_t kWindowBytes = 256 << 10;
-
 /// A rank names what is missing when an operation's deadline has passed. One that knows less about it waits so
 /// much longer, or half of it. A rank that leaves waits as long until the others know, and they wait as long for
 /// what it sent before.
@@ -148,7 +145,7 @@ bool Group::next_phase() {
         read_result(verdict(), c, m_.rank);
         return false;
       }
-      program_ = std::make_unique<Program>(m_.partition, m_.rank, c, kWindowBytes, verdict().pairwise);
+      program_ = std::make_unique<Program>(m_.partition, m_.rank, c, m_.window_bytes, verdict().pairwise);
       schedule_ = std::make_unique<Schedule>(program_->stages(), program_->windows());
       open_.assign(program_->stages() * program_->stages(), 0);
       work_.reserve(program_->stages() * program_->work_bytes());

@@ -23,12 +23,17 @@ enum class Stream : std::uint32_t {
 };
 inline constexpr std::uint32_t kStreams = 8;
 
+inline constexpr std::size_t kWindowBytes = std::size_t{8} << 20;
+
 struct Membership {
   std::string name;
   int rank = 0;
   Partition partition{{0}};
   std::vector<std::string> processes;  // by rank: "pid 4711, host a"
   std::uint32_t channel = 0;           // of the link, the same on every rank; no other group of the link has it
+  /// How much of the data one rank handles in a window. Smaller windows overlap better, and cost more
+  /// synchronisation; the scratch memory of a rank is a few windows for each node.
+  std::size_t window_bytes = kWindowBytes / static_cast<std::size_t>(partition.nodes());
 
   std::uint32_t stream(Stream s) const { return channel * kStreams + static_cast<std::uint32_t>(s); }
   /// "rank 3 (pid 4711, host a)"

@@ -136,7 +136,7 @@ class Hosts {
       ranks[r].regions = local.regions;
       ranks[r].endpoint = local.endpoint;
       ranks[r].engine_of_another = local.engine.get();
-      ranks[r].wide = std::make_shared<hosts::Group>(hosts::Membership{"0", r, partition, names, 0}, local.group,
+      ranks[r].wide = std::make_shared<hosts::Group>(hosts::Membership{"0", r, partition, names, 0, 64 << 10}, local.group,
                                                      std::make_shared<MemoryLink>(wire, r));
       local.engine->add(ranks[r].wide);
     }
