@@ -321,10 +321,10 @@ void Group::send_news(std::uint64_t kind, const std::string& text) {
 }
 
 void Group::give_up(const Error& error) {
-  under_way_.cancel();
   if (!silent_) node_->end(error);
   send_news(News::ended, error.what());
   silent_ = true;
+  under_way_.cancel();  // after the news, because it can take a moment
 }
 
 void Group::leave() {

@@ -18,7 +18,7 @@ namespace {
 constexpr std::chrono::milliseconds kForever = std::chrono::hours(24 * 30);
 
 /// How long a message that is given up may take to end by itself.
-constexpr std::chrono::seconds kPatience{1};
+constexpr std::chrono::milliseconds kPatience{300};
 
 std::string first_line(const std::exception& error) {
   const std::string text = error.what();
@@ -145,7 +145,7 @@ std::shared_ptr<InterNode::State> InterNode::start(bool send, int rank, int tag,
 void InterNode::give_up(State& state) {
   std::unique_lock lock(state.mutex);
   const auto ended = [&] { return state.ended.load(std::memory_order_acquire); };
-  if (state.over.wait_for(lock, kPatience, ended)) return;
+  if (!broken_.load(std::memory_order_relaxed) && state.over.wait_for(lock, kPatience, ended)) return;
   broken_.store(true, std::memory_order_relaxed);
   state.work->abort();
   state.over.wait(lock, ended);

@@ -31,10 +31,18 @@ def upstream(_upstream_pool):
         world_size: int,
         errors: dict[int, str] | None = None,
         in_place_of: str | None = None,
+        nodes: str = "",
     ) -> survey.Ending:
         backend = in_place_of or "occl"
         return survey.run(
-            _upstream_pool, name, device, world_size, backend, errors=errors, in_place=bool(in_place_of)
+            _upstream_pool,
+            name,
+            device,
+            world_size,
+            backend,
+            errors=errors,
+            in_place=bool(in_place_of),
+            nodes=nodes,
         )
 
     return run

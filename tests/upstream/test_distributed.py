@@ -56,6 +56,19 @@ def test_of_pytorch(upstream, count, device, world_size, name):
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("name", rewriting.test_names())
+def test_of_pytorch_over_two_nodes(upstream, count, name):
+    """Four ranks on ``dev``, of which two and two share memory; between them Gloo carries the messages."""
+    excepted = exceptions.find(name, "dev", 4)
+    ending = upstream(name, "dev", 4, excepted.errors("dev", 4) if excepted else None, nodes="aabb")
+    kind = "excepted" if excepted else "passed"
+    count("dev over 2 nodes", 4, kind if ending.kind == "passed" else "failed")
+    assert ending.kind == "passed", ending.reason
+    if excepted:
+        pytest.xfail(excepted.reason)
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("name", [name for name, ending in survey.with_gloo().items() if ending == "passed"])
 def test_what_gloo_passes_occl_passes_in_its_place(upstream, count, name):
     """The tests ask for "gloo", and nothing but `torch_occl.replace` says otherwise."""
