@@ -19,7 +19,12 @@ class ProcessGroupOCCL(c10d.Backend):
         """Options of one group, which copies them when it is made."""
 
         def __init__(
-            self, timeout: timedelta = ..., *, tuning: Mapping[str, int] = ..., staging_bytes: int = 0
+            self,
+            timeout: timedelta = ...,
+            *,
+            tuning: Mapping[str, int] = ...,
+            staging_bytes: int = 0,
+            inter_node: c10d.Backend | None = None,
         ) -> None: ...
         @property
         def tuning(self) -> Mapping[str, int]:
@@ -31,6 +36,11 @@ class ProcessGroupOCCL(c10d.Backend):
             """Shared memory through which a rank stages tensors that peers cannot map; 0: the default."""
         @staging_bytes.setter
         def staging_bytes(self, number: int) -> None: ...
+        @property
+        def inter_node(self) -> c10d.Backend | None:
+            """A backend of the same ranks that carries messages between nodes; None: Gloo."""
+        @inter_node.setter
+        def inter_node(self, backend: c10d.Backend | None) -> None: ...
 
     @overload
     def __init__(
@@ -80,6 +90,8 @@ def _replicas_reduce(
 ) -> None:
     """For each i: combines inputs[i] in their order and stores the result into every tensor of outputs[i]."""
 
+def _set_make_inter_node(make: Callable[[c10d.Store, int, int, timedelta], c10d.Backend]) -> None:
+    """Says what makes the backend between nodes, from store, rank, size and timeout."""
 def _init_device_groups() -> None:
     """Once ``dev`` is made: its quantized and sparse tensors reach their backend."""
 

@@ -1,4 +1,4 @@
-"""The backend that carries messages between nodes: Gloo, over the network interface that users name for it."""
+"""The backend that carries messages between nodes: Gloo, over the interface that users name for it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def make(store: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.Pr
             "the ranks of this group do not all share memory, and this PyTorch was built without Gloo: pass "
             "ProcessGroupOCCL.Options(inter_node=...) with a backend that sends and receives CPU tensors"
         )
-    options = dist.ProcessGroupGloo._Options()
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._timeout = timeout
     names = os.environ.get("GLOO_SOCKET_IFNAME", "")
     devices = [dist.ProcessGroupGloo.create_device(interface=name) for name in names.split(",") if name]

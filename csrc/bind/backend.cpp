@@ -220,8 +220,8 @@ void bind_backend(py::module_& module) {
   module.def("_cpu_memory_stats", [] { return by_name(pg::cpu_memory_stats()); });
   module.def("_announce_end", &pg::announce_end);
   module.def("_set_make_inter_node", [](py::object make) {
-    pg::set_make_inter_node([make = make.release()](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                                                    std::chrono::milliseconds timeout) {
+    pg::set_make_inter_node([make = make.release()](const c10::intrusive_ptr<c10d::Store>& store, int rank,
+                                                    int size, std::chrono::milliseconds timeout) {
       const py::gil_scoped_acquire gil;
       return make(store, rank, size, timeout).cast<c10::intrusive_ptr<c10d::Backend>>();
     });

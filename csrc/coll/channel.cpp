@@ -324,15 +324,15 @@ std::deque<Channel::Receiving>::iterator Channel::receiving(Record record, std::
 std::unique_ptr<Error> Channel::misfit(int sender, int receiver, const Envelope& nack) const {
   return std::make_unique<Error>(
       Errc::mismatch, misfit_text(mesh_.shown(sender), mesh_.shown(receiver), static_cast<DType>(nack.dtype),
-                                  nack.count, nack.tag, static_cast<DType>(nack.other_dtype), nack.other_count,
-                                  nack.order != nack.other_order, mesh_.name()));
+                                  nack.count, nack.tag, static_cast<DType>(nack.other_dtype),
+                                  nack.other_count, nack.order != nack.other_order, mesh_.name()));
 }
 
 std::string misfit_text(int sender, int receiver, DType sent, std::uint64_t count, std::uint32_t tag,
                         DType expected, std::uint64_t expected_count, bool orders_differ,
                         const std::string& group) {
-  return concat("rank ", sender, " sent ", name_of(sent), "[", count, "] with tag ", tag, " where rank ", receiver,
-                " called recv(", name_of(expected), "[", expected_count, "]) in group ", group,
+  return concat("rank ", sender, " sent ", name_of(sent), "[", count, "] with tag ", tag, " where rank ",
+                receiver, " called recv(", name_of(expected), "[", expected_count, "]) in group ", group,
                 orders_differ ? ": their dimensions are in different orders in memory" : "");
 }
 

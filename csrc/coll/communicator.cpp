@@ -132,7 +132,9 @@ bool Communicator::advance_collectives(OperationList& done) {
 }
 
 /// Tells the listener of a collective that it has succeeded; true if another one follows.
-bool Communicator::goes_on(Operation& op) try { return op.listener().succeeded(op); } catch (const Error& error) {
+bool Communicator::goes_on(Operation& op) try {
+  return op.listener().succeeded(op);
+} catch (const Error& error) {
   if (error.code() != Errc::mismatch) throw;
   op.set_error(error);  // the listeners of all ranks throw it
   return false;

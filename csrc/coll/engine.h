@@ -47,7 +47,8 @@ class Engine {
   /// Drives until `op` has ended (true) or `deadline` has passed (false). `interrupted` is called now and
   /// then while there is nothing to do. If it throws, the exception is passed on and the operation stays in
   /// flight.
-  bool wait(Communicator& group, const Operation& op, Deadline deadline, const std::function<void()>& interrupted);
+  bool wait(Communicator& group, const Operation& op, Deadline deadline,
+            const std::function<void()>& interrupted);
 
   /// The same for any other condition that peers ring for. It sleeps without spinning first.
   bool wait_until(const std::function<bool()>& reached, Deadline deadline,
@@ -73,8 +74,8 @@ class Engine {
   /// Communicator::ahead of all groups but this one.
   std::string ahead_elsewhere(const Communicator& but, const shm::Peer& process);
 
-  /// For Communicator: one more or one fewer reason to drive it, which is an operation in flight or an answer that a
-  /// peer waits for.
+  /// For Communicator: one more or one fewer reason to drive it, which is an operation in flight or an answer
+  /// that a peer waits for.
   void add_pending() { pending_.fetch_add(1, std::memory_order_seq_cst); }   // pairs with run_background
   void drop_pending() { pending_.fetch_sub(1, std::memory_order_release); }  // as Communicator::pending
 

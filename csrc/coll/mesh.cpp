@@ -115,8 +115,7 @@ std::vector<std::shared_ptr<shm::Peer>> Mesh::connect(const std::vector<Invitati
     own_.header().connecting.store(static_cast<std::uint32_t>(i) + 1, std::memory_order_relaxed);
     try {
       if (it.address.node != endpoint_->address().node)
-        fail(Errc::not_implemented,
-             "it is on another node (OCCL_NODE)");
+        fail(Errc::not_implemented, "it is on another node (OCCL_NODE)");
       peers.push_back(endpoint_->peer(it.address, deadline));
     } catch (const Error& error) {
       throw Error(error.code(), concat("rank ", rank_, " of group ", name_, " cannot share memory with rank ",

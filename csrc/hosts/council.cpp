@@ -25,13 +25,14 @@ void combine(DType wide, ReduceOp op, std::vector<std::vector<std::byte>>& data,
   kernels::reduce(wide, op, dst, from, count, kernels::Store::cached, factors);
 }
 
-std::string mismatch(const Note& odd, const std::string& odd_rank, const Note& own, const std::string& own_rank) {
+std::string mismatch(const Note& odd, const std::string& odd_rank, const Note& own,
+                     const std::string& own_rank) {
   const auto call = [](const Note& n) { return coll::Signature{n.signature}.describe(); };
   if (odd.number != own.number)
-    return concat(odd_rank, " called ", call(odd), " as operation #", odd.number, " where ", own_rank, " called ",
-                  call(own), " as operation #", own.number);
-  return concat(odd_rank, " called ", call(odd), " where ", own_rank, " called ", call(own), " as operation #",
-                own.number);
+    return concat(odd_rank, " called ", call(odd), " as operation #", odd.number, " where ", own_rank,
+                  " called ", call(own), " as operation #", own.number);
+  return concat(odd_rank, " called ", call(odd), " where ", own_rank, " called ", call(own),
+                " as operation #", own.number);
 }
 
 bool fits(const Note& a, const Note& b) {
@@ -40,9 +41,7 @@ bool fits(const Note& a, const Note& b) {
 
 }  // namespace
 
-std::string Note::text() const {
-  return printable(reinterpret_cast<const char*>(data.data()), data.size());
-}
+std::string Note::text() const { return printable(reinterpret_cast<const char*>(data.data()), data.size()); }
 
 void Note::refuse(const std::string& text) {
   refused = 1;
@@ -67,8 +66,8 @@ void write_note(Note& note, const coll::Collective& c, std::uint64_t number, int
     std::memcpy(note.data.data(), c.in.base ? c.in.base : c.in.at(0, 1).data, c.in.count * size_of(c.dtype));
 }
 
-Note note_of_node(const coll::Collective& c, std::span<const Note> notes, const Partition& partition, int node,
-                  const Describe& describe) {
+Note note_of_node(const coll::Collective& c, std::span<const Note> notes, const Partition& partition,
+                  int node, const Describe& describe) {
   const std::vector<int>& ranks = partition.members(node);
   Note result = notes.front();
   for (std::size_t i = 1; i < notes.size(); ++i) {
@@ -108,7 +107,8 @@ Note verdict(const coll::Collective& c, std::span<const Note> notes, const Parti
     }
   for (int m = 0; m < partition.nodes(); ++m) {
     if (!fits(notes[m], notes[node])) {
-      result.refuse(mismatch(notes[m], describe(partition.leader(m)), notes[node], describe(partition.leader(node))));
+      result.refuse(
+          mismatch(notes[m], describe(partition.leader(m)), notes[node], describe(partition.leader(node))));
       return result;
     }
     result.pairwise |= notes[m].pairwise;

@@ -50,8 +50,8 @@ using Describe = std::function<std::string(int rank)>;
 
 /// The leader's note to the other leaders: a refusal if the notes of its node, in the order of its ranks, do
 /// not fit each other, or else the node's sum.
-Note note_of_node(const coll::Collective& c, std::span<const Note> notes, const Partition& partition, int node,
-                  const Describe& describe);
+Note note_of_node(const coll::Collective& c, std::span<const Note> notes, const Partition& partition,
+                  int node, const Describe& describe);
 
 /// What all nodes together find, from the notes of all leaders: a refusal, or the result.
 Note verdict(const coll::Collective& c, std::span<const Note> notes, const Partition& partition, int node,

@@ -12,9 +12,9 @@
 namespace occl::hosts {
 namespace {
 
-/// A rank names what is missing when an operation's deadline has passed. One that knows less about it waits so
-/// much longer, or half of it. A rank that leaves waits as long until the others know, and they wait as long for
-/// what it sent before.
+/// A rank names what is missing when an operation's deadline has passed. One that knows less about it waits
+/// so much longer, or half of it. A rank that leaves waits as long until the others know, and they wait as
+/// long for what it sent before.
 constexpr std::chrono::nanoseconds kGrace = std::chrono::seconds(1);
 
 /// How often a leader looks for trouble of its node while it computes.
@@ -82,7 +82,8 @@ void Group::watch() {
 // ---- the council
 
 void Group::start(coll::Operation& op) {
-  if (!left_.empty()) fail(Errc::peer_left, left_, " during ", op.describe(), " #", op.sequence(), " of group ", m_.name);
+  if (!left_.empty())
+    fail(Errc::peer_left, left_, " during ", op.describe(), " #", op.sequence(), " of group ", m_.name);
   op_ = &op;
   phase_ = Phase::gather;
   write_note(own(), op.collective(), op.sequence(), m_.rank);
@@ -90,9 +91,13 @@ void Group::start(coll::Operation& op) {
     coll::Collective c;
     c.kind = kind;
     if (from) c.in = {reinterpret_cast<std::byte*>(from), kNoteBytes, 1, nullptr};
-    if (to) c.out = {reinterpret_cast<std::byte*>(to), kNoteBytes, static_cast<std::uint32_t>(blocks), nullptr};
+    if (to)
+      c.out = {reinterpret_cast<std::byte*>(to), kNoteBytes, static_cast<std::uint32_t>(blocks), nullptr};
     c.largest = c.volume = kNoteBytes;
-    under_way_.add(*node_, std::make_unique<UnderWay::Nested>(c, std::vector<coll::Block>{}, std::vector<coll::Block>{}, none()), 0);
+    under_way_.add(
+        *node_,
+        std::make_unique<UnderWay::Nested>(c, std::vector<coll::Block>{}, std::vector<coll::Block>{}, none()),
+        0);
   };
   inside(coll::Kind::gather, &own(), leads() ? of_node().data() : nullptr, node_->size());
   if (leads()) return;
@@ -135,7 +140,10 @@ bool Group::next_phase() {
       told.kind = coll::Kind::broadcast;
       told.in = told.out = {reinterpret_cast<std::byte*>(&verdict()), kNoteBytes, 1, nullptr};
       told.largest = told.volume = kNoteBytes;
-      under_way_.add(*node_, std::make_unique<UnderWay::Nested>(told, std::vector<coll::Block>{}, std::vector<coll::Block>{}, none()), 0);
+      under_way_.add(*node_,
+                     std::make_unique<UnderWay::Nested>(told, std::vector<coll::Block>{},
+                                                        std::vector<coll::Block>{}, none()),
+                     0);
       phase_ = Phase::spread;
       return true;
     }
@@ -166,7 +174,8 @@ coll::Outcome Group::advance() {
       [this](int peer, const Error& error) { throw m_.lost(peer, *link_, error); });
   if (phase_ == Phase::run) {
     moved |= run_program();
-    if (!schedule_->done() || !under_way_.empty()) return moved ? coll::Outcome::advanced : coll::Outcome::blocked;
+    if (!schedule_->done() || !under_way_.empty())
+      return moved ? coll::Outcome::advanced : coll::Outcome::blocked;
   } else if (!under_way_.empty()) {
     return moved ? coll::Outcome::advanced : coll::Outcome::blocked;
   }
@@ -180,12 +189,15 @@ coll::Outcome Group::advance() {
 bool Group::run_program() {
   bool any = false;
   const int stages = program_->stages();
-  const auto place = [&](Schedule::Item item) { return item.stage * stages + static_cast<int>(item.window % stages); };
+  const auto place = [&](Schedule::Item item) {
+    return item.stage * stages + static_cast<int>(item.window % stages);
+  };
   for (; !schedule_->done(); schedule_->next()) {
     const auto item = schedule_->item();
     const auto needed = schedule_->needs(item);
     if (needed && open_[place(*needed)] > 0) return any;
-    for (const Step& step : program_->steps(item.stage, item.window)) carry_out(step, item.window, place(item));
+    for (const Step& step : program_->steps(item.stage, item.window))
+      carry_out(step, item.window, place(item));
     any = true;
   }
   return any;
@@ -250,8 +262,9 @@ void Group::carry_out(const Step& step, std::uint64_t window, int place) {
     std::int64_t count;
     std::copy_n(at(compare->received, window), sizeof(count), reinterpret_cast<std::byte*>(&count));
     if (count != static_cast<std::int64_t>(compare->expected))
-      fail(Errc::mismatch, m_.describe(compare->peer), " sends ", count, " elements to rank ", m_.rank, ", which expects ",
-           compare->expected, ", in ", op_->describe(), " #", op_->sequence(), " of group ", m_.name);
+      fail(Errc::mismatch, m_.describe(compare->peer), " sends ", count, " elements to rank ", m_.rank,
+           ", which expects ", compare->expected, ", in ", op_->describe(), " #", op_->sequence(),
+           " of group ", m_.name);
   }
 }
 
@@ -285,11 +298,12 @@ void Group::time_out(const coll::Operation& op) const {
   } else if (op_ && phase_ == Phase::exchange) {
     missing = concat("the other nodes, of which at least one has not answered through ", link_->describe());
   } else {
-    for (const int local : node_->missing()) enlist(missing, m_.describe(m_.partition.members(node_number_)[local]));
+    for (const int local : node_->missing())
+      enlist(missing, m_.describe(m_.partition.members(node_number_)[local]));
     if (missing.empty()) missing = concat("messages through ", link_->describe());
   }
-  fail(Errc::timeout, "occl: Timed out waiting ", op.deadline().span().count(), "ms for ", op.describe(), " #",
-       op.sequence(), " of group ", m_.name, " on ", m_.describe(m_.rank), ": it waits for ", missing);
+  fail(Errc::timeout, "occl: Timed out waiting ", op.deadline().span().count(), "ms for ", op.describe(),
+       " #", op.sequence(), " of group ", m_.name, " on ", m_.describe(m_.rank), ": it waits for ", missing);
 }
 
 void Group::read_news() {
@@ -299,7 +313,8 @@ void Group::read_news() {
     const auto broken = ear.message->error();
     ear.message.reset();
     if (broken) throw m_.lost(peer, *link_, *broken);
-    if (ear.note->number == News::ended) fail(Errc::aborted, m_.describe(peer), " ended group ", m_.name, ": ", ear.note->text());
+    if (ear.note->number == News::ended)
+      fail(Errc::aborted, m_.describe(peer), " ended group ", m_.name, ": ", ear.note->text());
     left_ = concat(m_.describe(peer), " has left group ", m_.name);
     patience_ = Deadline::after(kGrace);  // what it sent before may still be on its way
   }
@@ -337,7 +352,8 @@ void Group::leave() {
   silent_ = true;
   const auto until = Deadline::after(kGrace);
   const auto waits = [this](const Ear& told) {
-    const auto ear = std::find_if(ears_.begin(), ears_.end(), [&](const Ear& e) { return e.node == told.node; });
+    const auto ear =
+        std::find_if(ears_.begin(), ears_.end(), [&](const Ear& e) { return e.node == told.node; });
     const bool gone = !ear->message || ear->message->ended();  // it has left as well
     return !gone && !told.message->ended();
   };

@@ -118,9 +118,9 @@ class Group final : public coll::Communicator {
   bool watch_ends_ = false;
   std::thread watch_;
 
-  std::string left_;       // a leader that has left, for texts: no collective can begin any more
+  std::string left_;  // a leader that has left, for texts: no collective can begin any more
   Deadline patience_ = Deadline::never();  // for the one that had begun before
-  bool silent_ = false;    // this rank has left or given up
+  bool silent_ = false;                    // this rank has left or given up
 };
 
 }  // namespace occl::hosts

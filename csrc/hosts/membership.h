@@ -30,7 +30,7 @@ struct Membership {
   int rank = 0;
   Partition partition{{0}};
   std::vector<std::string> processes;  // by rank: "pid 4711, host a"
-  std::uint32_t channel = 0;           // of the link, the same on every rank; no other group of the link has it
+  std::uint32_t channel = 0;  // of the link, the same on every rank; no other group of the link has it
   /// How much of the data one rank handles in a window. Smaller windows overlap better, and cost more
   /// synchronisation; the scratch memory of a rank is a few windows for each node.
   std::size_t window_bytes = kWindowBytes / static_cast<std::size_t>(partition.nodes());
@@ -41,8 +41,8 @@ struct Membership {
   /// The error for a connection that is closed.
   Error lost(int peer, const Link& link, const Error& why) const {
     return Error(Errc::peer_exited,
-                 concat(describe(peer), " is not reached any more through ", link.describe(), " in group ", name,
-                        ", its process or its host may have ended: ", why.what()));
+                 concat(describe(peer), " is not reached any more through ", link.describe(), " in group ",
+                        name, ", its process or its host may have ended: ", why.what()));
   }
 };
 

@@ -84,8 +84,9 @@ void Messenger::post(Operation& op, OperationList& done) {
   if (any || here(t.peer)) {
     Transfer local = t;
     if (!any) local.peer = m_.partition.local_rank(t.peer);
-    inside_.push_back({&op, std::make_unique<UnderWay::Nested>(local, std::vector<coll::Block>{},
-                                                               std::vector<coll::Block>{}, Deadline::never())});
+    inside_.push_back(
+        {&op, std::make_unique<UnderWay::Nested>(local, std::vector<coll::Block>{},
+                                                 std::vector<coll::Block>{}, Deadline::never())});
     node_.submit(inside_.back().nested->operation);
     if (!any) return;
   }
@@ -149,7 +150,8 @@ Operation* Messenger::waiting_for(int from, std::uint32_t tag) {
     const Transfer& t = op->transfer();
     if (t.tag != tag || (t.peer != from && t.peer != Transfer::kAnyRank)) continue;
     if (t.peer == Transfer::kAnyRank) {
-      const auto it = std::find_if(inside_.begin(), inside_.end(), [&](const Inside& i) { return i.op == op; });
+      const auto it =
+          std::find_if(inside_.begin(), inside_.end(), [&](const Inside& i) { return i.op == op; });
       if (it == inside_.end() || !node_.withdraw(it->nested->operation)) continue;
       it->op = nullptr;
     }
@@ -310,15 +312,16 @@ const Operation* Messenger::overdue() const {
     if (late(op)) return op;
   for (const auto& peer : peers_)
     for (const auto* list : {peer ? &peer->sends : nullptr, peer ? &peer->receives : nullptr})
-      for (auto it = list ? list->begin() : std::list<Large>::const_iterator{}; list && it != list->end(); ++it)
+      for (auto it = list ? list->begin() : std::list<Large>::const_iterator{}; list && it != list->end();
+           ++it)
         if (late(it->op)) return it->op;
   return nullptr;
 }
 
 Error Messenger::misfit(int sender, int receiver, const Answer& a) const {
-  return Error(Errc::mismatch,
-               coll::misfit_text(sender, receiver, static_cast<DType>(a.dtype), a.count, a.tag,
-                                 static_cast<DType>(a.other_dtype), a.other_count, a.order != a.other_order, m_.name));
+  return Error(Errc::mismatch, coll::misfit_text(sender, receiver, static_cast<DType>(a.dtype), a.count,
+                                                 a.tag, static_cast<DType>(a.other_dtype), a.other_count,
+                                                 a.order != a.other_order, m_.name));
 }
 
 }  // namespace occl::hosts

@@ -1,5 +1,5 @@
-// Point-to-point messages of a group over several nodes. A message inside the node is one of the node's group.
-// Between nodes:
+// Point-to-point messages of a group over several nodes. A message inside the node is one of the node's
+// group. Between nodes:
 //
 //     small                        large
 //     envelope with payload ──▶    envelope ──▶

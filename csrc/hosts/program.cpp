@@ -32,7 +32,9 @@ ReduceOp between_nodes(ReduceOp op) {
   return op == ReduceOp::avg || op == ReduceOp::premul_sum ? ReduceOp::sum : op;
 }
 
-bool needs_narrowing(DType dtype, ReduceOp op) { return wide_dtype(dtype, op) != dtype || op == ReduceOp::avg; }
+bool needs_narrowing(DType dtype, ReduceOp op) {
+  return wide_dtype(dtype, op) != dtype || op == ReduceOp::avg;
+}
 
 DType wide_dtype(DType dtype, ReduceOp op) {
   const bool adds = op == ReduceOp::sum || op == ReduceOp::avg || op == ReduceOp::premul_sum;
@@ -129,7 +131,8 @@ std::size_t Program::count_of(int rank) const {
 }
 
 Program::Range Program::range(std::uint64_t window, std::size_t count) const {
-  return {std::min<std::size_t>(window * window_, count), std::min<std::size_t>((window + 1) * window_, count)};
+  return {std::min<std::size_t>(window * window_, count),
+          std::min<std::size_t>((window + 1) * window_, count)};
 }
 
 Piece Program::data(Where where, std::uint32_t block, Range range) const {
@@ -153,7 +156,8 @@ void Program::receive(Steps& steps, int peer, const Piece& piece) const {
 Program::Range Program::Rails::rail(int k) const {
   const std::size_t size = size_of(program.c_.dtype);
   const int rails = program.p_.rails();
-  return {window.lo + cut(window.count(), k, rails, size), window.lo + cut(window.count(), k + 1, rails, size)};
+  return {window.lo + cut(window.count(), k, rails, size),
+          window.lo + cut(window.count(), k + 1, rails, size)};
 }
 
 Program::Range Program::Rails::of(int local) const {
@@ -220,8 +224,8 @@ void Program::all_reduce(Steps& steps, int stage, Range window) const {
   const std::size_t size = size_of(wide_);
   if (stage == 0) {
     if (wide_ != c_.dtype)
-      steps.push_back(Convert{c_.dtype, wide_, true, 1, work(raw_, window.count(), wide_),
-                              data(Where::in, 0, window)});
+      steps.push_back(
+          Convert{c_.dtype, wide_, true, 1, work(raw_, window.count(), wide_), data(Where::in, 0, window)});
     return inside_over_rails(steps, rails, Kind::reduce_scatter, 0);
   }
   if (!exchanges()) return combine_in_parts(steps, stage, rails);
@@ -235,7 +239,8 @@ void Program::all_reduce(Steps& steps, int stage, Range window) const {
     }
     return;
   }
-  const Piece mine = work(sums_, own.count(), wide_), theirs = work(received_ + other * each_, own.count(), wide_);
+  const Piece mine = work(sums_, own.count(), wide_),
+              theirs = work(received_ + other * each_, own.count(), wide_);
   finish(steps, data(Where::out, 0, own), mine,
          node_ == 0 ? std::vector{mine, theirs} : std::vector{theirs, mine});
   inside_over_rails(steps, rails, Kind::all_gather, 0);
@@ -253,7 +258,8 @@ void Program::combine_in_parts(Steps& steps, int stage, const Rails& rails) cons
     const Range mine = rails.part(k, node_);
     if (stage == 2) {
       std::vector<Piece> sums;
-      for (int m = 0; m < p_.nodes(); ++m) sums.push_back(sum_at(m == node_ ? sums_ : received_ + m * each_, mine));
+      for (int m = 0; m < p_.nodes(); ++m)
+        sums.push_back(sum_at(m == node_ ? sums_ : received_ + m * each_, mine));
       finish(steps, data(Where::out, 0, mine), sum_at(sums_, mine), sums);
     }
     for (int m = 0; m < p_.nodes(); ++m) {
@@ -276,8 +282,7 @@ void Program::reduce(Steps& steps, int stage, Range window) const {
     std::vector<Piece> sums;
     for (int m = 0; m < p_.nodes(); ++m)
       sums.push_back(work(m == node_ ? sums_ : received_ + m * each_, own.count(), wide_));
-    const Piece result =
-        rank_ == c_.root ? data(Where::out, 0, own) : work(held_, own.count(), c_.dtype);
+    const Piece result = rank_ == c_.root ? data(Where::out, 0, own) : work(held_, own.count(), c_.dtype);
     finish(steps, result, work(sums_, own.count(), wide_), sums);
     return inside_over_rails(steps, rails, Kind::gather, p_.local_rank(c_.root));
   }
@@ -542,7 +547,9 @@ std::vector<Step> Program::steps(int stage, std::uint64_t window) const {
 
 // ---- schedule
 
-Schedule::Schedule(int stages, std::uint64_t windows) : stages_(stages), windows_(windows), stage_(stages) { next(); }
+Schedule::Schedule(int stages, std::uint64_t windows) : stages_(stages), windows_(windows), stage_(stages) {
+  next();
+}
 
 void Schedule::next() {
   do {

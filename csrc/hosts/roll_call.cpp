@@ -21,8 +21,9 @@ RollCall::Peer RollCall::look(int peer) {
   while (peers_[peer] == Peer::waited_for) {
     if (!letter.message) {
       letter.note = std::make_shared<Note>();
-      letter.message = link_.receive(peer, m_.stream(Stream::roll_call),
-                                     reinterpret_cast<std::byte*>(letter.note.get()), kNoteBytes, letter.note);
+      letter.message =
+          link_.receive(peer, m_.stream(Stream::roll_call), reinterpret_cast<std::byte*>(letter.note.get()),
+                        kNoteBytes, letter.note);
     }
     if (!letter.message->ended()) break;
     if (letter.message->error())
@@ -42,7 +43,8 @@ std::vector<int> RollCall::missing() {
 }
 
 std::string RollCall::why(int peer) {
-  return m_.describe(peer) + (peers_[peer] == Peer::gone ? " has exited or is not reached" : " had not called it");
+  return m_.describe(peer) +
+         (peers_[peer] == Peer::gone ? " has exited or is not reached" : " had not called it");
 }
 
 void RollCall::run(coll::Communicator& group, std::chrono::milliseconds timeout, bool all_ranks,
@@ -58,7 +60,8 @@ void RollCall::run(coll::Communicator& group, std::chrono::milliseconds timeout,
     if (m_.rank != 0) return look(0) != Peer::waited_for;
     const std::vector<int> ranks = missing();
     // A rank that is gone will not come, so waiting is useless unless all missing ranks are to be named.
-    const bool hopeless = std::any_of(ranks.begin(), ranks.end(), [&](int r) { return peers_[r] == Peer::gone; });
+    const bool hopeless =
+        std::any_of(ranks.begin(), ranks.end(), [&](int r) { return peers_[r] == Peer::gone; });
     const bool waiting =
         std::any_of(ranks.begin(), ranks.end(), [&](int r) { return peers_[r] == Peer::waited_for; });
     return !waiting || (hopeless && !all_ranks);
@@ -81,7 +84,8 @@ void RollCall::run(coll::Communicator& group, std::chrono::milliseconds timeout,
   }
   std::vector<int> ranks = missing();
   if (!all_ranks && ranks.size() > 1) {  // a rank that is gone is the more likely cause
-    const auto first = std::find_if(ranks.begin(), ranks.end(), [&](int r) { return peers_[r] == Peer::gone; });
+    const auto first =
+        std::find_if(ranks.begin(), ranks.end(), [&](int r) { return peers_[r] == Peer::gone; });
     ranks = {first == ranks.end() ? ranks.front() : *first};
   }
   for (const int rank : ranks) {

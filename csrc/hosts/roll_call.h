@@ -17,7 +17,8 @@ class RollCall {
  public:
   RollCall(const Membership& membership, Link& link) : m_(membership), link_(link) {}
 
-  /// A call of all ranks, one at a time. Throws as coll::monitored_barrier does. `group`: whose error ends it.
+  /// A call of all ranks, one at a time. Throws as coll::monitored_barrier does. `group`: whose error ends
+  /// it.
   void run(coll::Communicator& group, std::chrono::milliseconds timeout, bool all_ranks,
            const std::function<void()>& interrupted);
 

@@ -89,8 +89,9 @@ constexpr bool kNarrowInteger = std::is_integral_v<T> && !std::is_same_v<T, bool
 
 bool convertible(DType narrow, DType wide) {
   return visit(narrow, [&]<class T>(std::type_identity<T>) {
-    if (narrow == wide) return std::is_floating_point_v<T> || narrow == DType::i64 || narrow == DType::u64 ||
-                               narrow == DType::c64 || narrow == DType::c128;
+    if (narrow == wide)
+      return std::is_floating_point_v<T> || narrow == DType::i64 || narrow == DType::u64 ||
+             narrow == DType::c64 || narrow == DType::c128;
     return (kNarrowFloat<T> && wide == DType::f32) || (kNarrowInteger<T> && wide == DType::i64);
   });
 }

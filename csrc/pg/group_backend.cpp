@@ -38,7 +38,8 @@ Met meet_in(const GroupBackend::Parent& parent, coll::Subgroup::Purpose purpose,
 /// What carries the messages of a group without a parent: what the options name, or a backend of its own.
 MakeBetween between_for(const Options& options, int rank, int size) {
   return [&options, rank, size](const c10::intrusive_ptr<c10d::Store>& store) {
-    auto backend = options.inter_node() ? options.inter_node() : make_inter_node(store, rank, size, options.timeout);
+    auto backend =
+        options.inter_node() ? options.inter_node() : make_inter_node(store, rank, size, options.timeout);
     if (backend->getRank() != rank || backend->getSize() != size)
       fail(Errc::invalid_argument, "inter_node is rank ", backend->getRank(), " of ", backend->getSize(),
            " where this is rank ", rank, " of ", size, " of the group");
@@ -119,8 +120,8 @@ std::chrono::milliseconds GroupBackend::or_default(std::chrono::milliseconds tim
 
 coll::Group& GroupBackend::one_node(const char* what) const {
   if (!node_)
-    raise(Error(Errc::not_implemented,
-                concat(what, " is not offered for group ", group_->name(), ", whose ranks are on several nodes")));
+    raise(Error(Errc::not_implemented, concat(what, " is not offered for group ", group_->name(),
+                                              ", whose ranks are on several nodes")));
   return *node_;
 }
 

@@ -82,10 +82,10 @@ class GroupBackend : public CapableBackend {
 
   const c10::intrusive_ptr<Options> options_;
   std::shared_ptr<coll::Communicator> group_;
-  std::shared_ptr<coll::Group> node_;  // the same if all ranks share memory, otherwise null
-  Between between_;                    // otherwise
+  std::shared_ptr<coll::Group> node_;      // the same if all ranks share memory, otherwise null
+  Between between_;                        // otherwise
   c10::intrusive_ptr<c10d::Store> store_;  // otherwise: ranks of a smaller group meet there
-  std::shared_ptr<CompletionHook> hook_;  // null if there is none
+  std::shared_ptr<CompletionHook> hook_;   // null if there is none
 
  private:
   void close();

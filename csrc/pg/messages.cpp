@@ -94,7 +94,8 @@ void Waiters::run(std::function<void()> call) {
   if (calls_.size() <= idle_)
     wake_.notify_one();
   else
-    threads_.push_back(start_thread<std::thread>("that waits for messages of other nodes", [this] { work(); }));
+    threads_.push_back(
+        start_thread<std::thread>("that waits for messages of other nodes", [this] { work(); }));
 }
 
 void Waiters::work() {
@@ -119,8 +120,8 @@ InterNode::InterNode(c10::intrusive_ptr<c10d::Backend> backend, c10::intrusive_p
 
 std::uint32_t InterNode::new_channel() { return static_cast<std::uint32_t>(store_->add("occl/channels", 1)); }
 
-std::shared_ptr<InterNode::State> InterNode::start(bool send, int rank, int tag, std::byte* data, std::size_t bytes,
-                                                   hosts::Link::Owner owner) {
+std::shared_ptr<InterNode::State> InterNode::start(bool send, int rank, int tag, std::byte* data,
+                                                   std::size_t bytes, hosts::Link::Owner owner) {
   auto state = std::make_shared<State>();
   state->owner = std::move(owner);
   std::vector<at::Tensor> tensors{at::from_blob(data, {static_cast<std::int64_t>(bytes)}, at::kByte)};
@@ -128,7 +129,8 @@ std::shared_ptr<InterNode::State> InterNode::start(bool send, int rank, int tag,
   const at::DisableRecordFunctionGuard unrecorded;
   try {
     if (broken_.load(std::memory_order_relaxed))
-      fail(Errc::system, "another group ended while its messages were under way, and broke a connection of ", name_);
+      fail(Errc::system, "another group ended while its messages were under way, and broke a connection of ",
+           name_);
     state->work = send ? backend_->send(tensors, rank, tag) : backend_->recv(tensors, rank, tag);
     {
       std::lock_guard lock(mutex_);
@@ -154,7 +156,8 @@ void InterNode::give_up(State& state) {
 InterNode::~InterNode() {
   std::lock_guard lock(mutex_);
   for (const auto& it : under_way_)
-    if (const auto state = it.lock(); state && !state->ended.load(std::memory_order_acquire)) state->work->abort();
+    if (const auto state = it.lock(); state && !state->ended.load(std::memory_order_acquire))
+      state->work->abort();
 }
 
 // ---- BackendLink

@@ -1,5 +1,5 @@
-// Messages between ranks over any c10d::Backend that can send and receive: the link of groups that span nodes.
-// We write no network code.
+// Messages between ranks over any c10d::Backend that can send and receive: the link of groups that span
+// nodes. We write no network code.
 //
 // A Backend offers a blocking wait and no way to ask, so each message under way has a thread that waits for
 // it. Threads are made when they are needed and used again.
@@ -77,8 +77,8 @@ class BackendLink final : public hosts::Link {
   /// `ranks`: of the backend, by rank of the group.
   BackendLink(std::shared_ptr<InterNode> inter_node, std::vector<int> ranks);
 
-  std::unique_ptr<Message> send(int peer, std::uint32_t stream, const std::byte* data,
-                                std::size_t bytes, Owner owner) override;
+  std::unique_ptr<Message> send(int peer, std::uint32_t stream, const std::byte* data, std::size_t bytes,
+                                Owner owner) override;
   std::unique_ptr<Message> receive(int peer, std::uint32_t stream, std::byte* data, std::size_t bytes,
                                    Owner owner) override;
   const std::string& describe() const override { return inter_node_->describe(); }

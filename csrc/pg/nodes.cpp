@@ -29,8 +29,9 @@ std::uint64_t inode_of(const char* path) {
 std::uint64_t place_of_process() {
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  const std::string all = concat(boot, "/", inode_of("/proc/self/ns/net"), "/", inode_of("/proc/self/ns/user"), "/",
-                                 geteuid(), "/", engine().endpoint()->address().node);
+  const std::string all =
+      concat(boot, "/", inode_of("/proc/self/ns/net"), "/", inode_of("/proc/self/ns/user"), "/", geteuid(),
+             "/", engine().endpoint()->address().node);
   std::uint64_t hash = 0xcbf29ce484222325u;  // FNV-1a: the same in every process
   for (const char c : all) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
   return hash;
@@ -53,7 +54,8 @@ std::vector<std::uint8_t> reach_of(const std::vector<coll::Invitation>& invitati
       } catch (const Error& error) {
         const bool one_host = std::equal(own.host.begin(), own.host.end(), it.address.host.begin());
         if (one_host)
-          LOG(WARNING) << "occl: rank " << it.rank << " is on a host of the same name and shares no memory with this "
+          LOG(WARNING) << "occl: rank " << it.rank
+                       << " is on a host of the same name and shares no memory with this "
                        << "process, so their messages take the way between nodes: " << error.what();
       }
     reach.push_back(reached);

@@ -259,9 +259,7 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::allreduce_sparse(Tensors& tensors,
 
 void ProcessGroupOCCL::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
   check_not_forked(*group_);
-  translated([&] {
-    group_->monitored_barrier(or_default(opts.timeout), wait_all_ranks, interrupt_check());
-  });
+  translated([&] { group_->monitored_barrier(or_default(opts.timeout), wait_all_ranks, interrupt_check()); });
 }
 
 void ProcessGroupOCCL::startTimeEstimate() {

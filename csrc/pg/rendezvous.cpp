@@ -70,11 +70,13 @@ class Board {
         rank_(rank),
         size_(size),
         timeout_(timeout),
-        // One store can serve one name several times (init, destroy, init; or fewer ranks after a shrink, when
-        // PyTorch counts names from the start again), so each round of `size` ranks has keys of its own.
+        // One store can serve one name several times (init, destroy, init; or fewer ranks after a shrink,
+        // when PyTorch counts names from the start again), so each round of `size` ranks has keys of its own.
         round_((store.add(concat("occl/", size, "/joined"), 1) - 1) / size) {}
 
-  void put(const std::string& kind, const std::vector<uint8_t>& bytes) { store_.set(key(kind, rank_), bytes); }
+  void put(const std::string& kind, const std::vector<uint8_t>& bytes) {
+    store_.set(key(kind, rank_), bytes);
+  }
   /// Tells the ranks that read this kind why there is nothing.
   void put_failure(const std::string& kind, const std::string& why) {
     const std::string text = concat(kFailed, why);
@@ -91,8 +93,8 @@ class Board {
       for (std::size_t i = 0; i < keys.size(); ++i)
         if (!store_.check({keys[i]})) enlist(missing, ranks[i]);
       if (!missing.empty())
-        fail(Errc::timeout, "occl: Timed out after ", timeout_.count(), " ms on rank ", rank_, " of group ", name_,
-             " waiting for rank(s) ", missing, " of ", size_, " to create the group");
+        fail(Errc::timeout, "occl: Timed out after ", timeout_.count(), " ms on rank ", rank_, " of group ",
+             name_, " waiting for rank(s) ", missing, " of ", size_, " to create the group");
     }
     std::vector<std::vector<uint8_t>> all;
     for (std::size_t i = 0; i < keys.size(); ++i) {
@@ -122,10 +124,10 @@ class Board {
   const int64_t round_;
 };
 
-constexpr const char* kInvitation = "rank";    // the rank's place in a group whose ranks all share memory
-constexpr const char* kReach = "reach";        // which ranks it shares memory with
-constexpr const char* kInNode = "node";        // its place in the group of its node
-constexpr const char* kChannel = "channel";    // rank 0: the number of the group's messages between nodes
+constexpr const char* kInvitation = "rank";  // the rank's place in a group whose ranks all share memory
+constexpr const char* kReach = "reach";      // which ranks it shares memory with
+constexpr const char* kInNode = "node";      // its place in the group of its node
+constexpr const char* kChannel = "channel";  // rank 0: the number of the group's messages between nodes
 
 std::vector<int> all_ranks(int size) {
   std::vector<int> ranks(size);
@@ -136,14 +138,16 @@ std::vector<int> all_ranks(int size) {
 std::vector<std::string> descriptions(const std::vector<coll::Invitation>& invitations) {
   std::vector<std::string> texts;
   for (const coll::Invitation& it : invitations)
-    texts.push_back(concat("pid ", it.address.pid, ", host ", printable(it.address.host.data(), it.address.host.size())));
+    texts.push_back(
+        concat("pid ", it.address.pid, ", host ", printable(it.address.host.data(), it.address.host.size())));
   return texts;
 }
 
 /// Makes the group of ranks of which some share memory and others do not.
-Met meet_over_nodes(const c10::intrusive_ptr<c10d::Store>& store, Board& board, const std::string& name, int rank,
-                    const std::vector<coll::Invitation>& invitations, const std::function<Tuning()>& tuning,
-                    std::chrono::milliseconds timeout, const MakeBetween& make_between) {
+Met meet_over_nodes(const c10::intrusive_ptr<c10d::Store>& store, Board& board, const std::string& name,
+                    int rank, const std::vector<coll::Invitation>& invitations,
+                    const std::function<Tuning()>& tuning, std::chrono::milliseconds timeout,
+                    const MakeBetween& make_between) {
   const int size = static_cast<int>(invitations.size());
   const auto everyone = all_ranks(size);
   board.put(kReach, reach_of(invitations));
@@ -153,7 +157,8 @@ Met meet_over_nodes(const c10::intrusive_ptr<c10d::Store>& store, Board& board, 
   Met met;
   std::unique_ptr<coll::Mesh> mesh;
   try {
-    mesh = std::make_unique<coll::Mesh>(engine().endpoint(), name, local, partition.node_size(node), tuning());
+    mesh =
+        std::make_unique<coll::Mesh>(engine().endpoint(), name, local, partition.node_size(node), tuning());
     mesh->show_ranks(members);
     board.put(kInNode, to_bytes(mesh->invitation()));
     mesh->join(board.read_invitations(kInNode, members), Deadline::after(timeout));
@@ -172,12 +177,13 @@ Met meet_over_nodes(const c10::intrusive_ptr<c10d::Store>& store, Board& board, 
   hosts::Membership membership{name, rank, partition, descriptions(invitations), 0};
   std::memcpy(&membership.channel, channel.data(), sizeof(membership.channel));
   if (rank == 0)
-    LOG(INFO) << "occl: group " << name << " of " << size << " ranks spans " << partition.nodes() << " nodes: "
-              << describe_nodes(partition, membership.processes) << ". Between them: "
-              << met.between.inter_node->describe();
+    LOG(INFO) << "occl: group " << name << " of " << size << " ranks spans " << partition.nodes()
+              << " nodes: " << describe_nodes(partition, membership.processes)
+              << ". Between them: " << met.between.inter_node->describe();
   auto group = coll::Group::open(engine(), std::move(mesh), Deadline::after(timeout), interrupt_check());
-  met.group = std::make_shared<hosts::Group>(std::move(membership), std::move(group),
-                                             std::make_shared<BackendLink>(met.between.inter_node, met.between.ranks));
+  met.group = std::make_shared<hosts::Group>(
+      std::move(membership), std::move(group),
+      std::make_shared<BackendLink>(met.between.inter_node, met.between.ranks));
   engine().add(met.group);
   return met;
 }

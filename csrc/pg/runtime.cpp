@@ -79,8 +79,8 @@ void set_return_check(std::function<void()> check) { the_return_check = std::mov
 const std::function<void()>& return_check() { return the_return_check; }
 
 void set_make_inter_node(MakeInterNode make) { the_make_inter_node = std::move(make); }
-c10::intrusive_ptr<c10d::Backend> make_inter_node(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                                                  std::chrono::milliseconds timeout) {
+c10::intrusive_ptr<c10d::Backend> make_inter_node(const c10::intrusive_ptr<c10d::Store>& store, int rank,
+                                                  int size, std::chrono::milliseconds timeout) {
   return the_make_inter_node(store, rank, size, timeout);
 }
 

@@ -38,13 +38,13 @@ const std::function<void()>& interrupt_check();
 void set_return_check(std::function<void()> check);
 const std::function<void()>& return_check();
 
-/// Makes the backend that carries messages between nodes, for all ranks of a group. The Python module sets it,
-/// because that reads the environment as PyTorch does.
+/// Makes the backend that carries messages between nodes, for all ranks of a group. The Python module sets
+/// it, because that reads the environment as PyTorch does.
 using MakeInterNode = std::function<c10::intrusive_ptr<c10d::Backend>(
     const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, std::chrono::milliseconds timeout)>;
 void set_make_inter_node(MakeInterNode make);
-c10::intrusive_ptr<c10d::Backend> make_inter_node(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                                                  std::chrono::milliseconds timeout);
+c10::intrusive_ptr<c10d::Backend> make_inter_node(const c10::intrusive_ptr<c10d::Store>& store, int rank,
+                                                  int size, std::chrono::milliseconds timeout);
 
 /// The defaults, overridden by OCCL_TUNING. Throws Error(invalid_argument) for an unknown name, or what is no
 /// number.

@@ -105,8 +105,9 @@ WorkOCCL::WorkOCCL(std::shared_ptr<coll::Communicator> group, c10d::OpType type,
   if (hook_) hook_->launched();
 }
 
-c10::intrusive_ptr<WorkOCCL> WorkOCCL::launch(std::shared_ptr<coll::Communicator> group, std::span<Request> requests,
-                                              Mode mode, std::shared_ptr<CompletionHook> hook) {
+c10::intrusive_ptr<WorkOCCL> WorkOCCL::launch(std::shared_ptr<coll::Communicator> group,
+                                              std::span<Request> requests, Mode mode,
+                                              std::shared_ptr<CompletionHook> hook) {
   const Request& first = requests.front();
   Tensors all;  // what a profiler shows
   if (requests.size() > 1 && at::hasCallbacks())
@@ -300,8 +301,8 @@ void WorkOCCL::wait_on_host(std::chrono::milliseconds timeout) {
     const coll::Operation& op = part.operation;
     if (!engine().wait(*group_, op, deadline, interrupt_check()))
       raise(Error(Errc::timeout, concat("occl: Timed out waiting ", timeout.count(), "ms for ", op.describe(),
-                                        " #", op.sequence(), " of group ", group_->name(), " on rank ",
-                                        rank_, "; it is still in flight")));
+                                        " #", op.sequence(), " of group ", group_->name(), " on rank ", rank_,
+                                        "; it is still in flight")));
   }
   if (const Error* failed = error()) raise(*failed);
 }

@@ -27,13 +27,14 @@ class WorkOCCL final : public c10d::Work {
  public:
   /// A work without operations: `add` them, then `seal`. The hook may be null. `title` and `inputs` are for
   /// the profiler.
-  WorkOCCL(std::shared_ptr<coll::Communicator> group, c10d::OpType type, const char* title, at::TensorList inputs,
-           std::shared_ptr<CompletionHook> hook = nullptr);
+  WorkOCCL(std::shared_ptr<coll::Communicator> group, c10d::OpType type, const char* title,
+           at::TensorList inputs, std::shared_ptr<CompletionHook> hook = nullptr);
 
   /// Makes a work of the requests, of which there is at least one, and moves from them. Mode::blocking:
   /// returns when they have ended, and throws the first error.
-  static c10::intrusive_ptr<WorkOCCL> launch(std::shared_ptr<coll::Communicator> group, std::span<Request> requests,
-                                             Mode mode, std::shared_ptr<CompletionHook> hook = nullptr);
+  static c10::intrusive_ptr<WorkOCCL> launch(std::shared_ptr<coll::Communicator> group,
+                                             std::span<Request> requests, Mode mode,
+                                             std::shared_ptr<CompletionHook> hook = nullptr);
 
   /// Submits one more operation. Call it before `seal`.
   void add(Request&& request, Mode mode);

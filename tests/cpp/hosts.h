@@ -30,9 +30,11 @@ class Wire {
 
   explicit Wire(int ranks) : engines(ranks), sent(ranks) {}
 
-  std::shared_ptr<Side> start(bool send, const Key& key, std::byte* data, std::size_t bytes, hosts::Link::Owner owner) {
+  std::shared_ptr<Side> start(bool send, const Key& key, std::byte* data, std::size_t bytes,
+                              hosts::Link::Owner owner) {
     const auto [from, to, stream] = key;
-    auto side = std::make_shared<Side>(Side{data, bytes, send ? from : to, &mutex, std::move(owner), false, false, ""});
+    auto side = std::make_shared<Side>(
+        Side{data, bytes, send ? from : to, &mutex, std::move(owner), false, false, ""});
     std::lock_guard lock(mutex);
     if (dead[from] || dead[to]) {
       side->ended = true;
@@ -103,12 +105,15 @@ class MemoryLink final : public hosts::Link {
     std::shared_ptr<Wire::Side> side;
   };
 
-  std::unique_ptr<Message> send(int peer, std::uint32_t stream, const std::byte* data, std::size_t bytes, Owner owner) override {
+  std::unique_ptr<Message> send(int peer, std::uint32_t stream, const std::byte* data, std::size_t bytes,
+                                Owner owner) override {
     return std::make_unique<InMemory>(
         wire_.start(true, {rank_, peer, stream}, const_cast<std::byte*>(data), bytes, std::move(owner)));
   }
-  std::unique_ptr<Message> receive(int peer, std::uint32_t stream, std::byte* data, std::size_t bytes, Owner owner) override {
-    return std::make_unique<InMemory>(wire_.start(false, {peer, rank_, stream}, data, bytes, std::move(owner)));
+  std::unique_ptr<Message> receive(int peer, std::uint32_t stream, std::byte* data, std::size_t bytes,
+                                   Owner owner) override {
+    return std::make_unique<InMemory>(
+        wire_.start(false, {peer, rank_, stream}, data, bytes, std::move(owner)));
   }
   const std::string& describe() const override { return name_; }
 
@@ -126,7 +131,8 @@ class Hosts {
     std::vector<std::string> names;
     for (int r = 0; r < partition.size(); ++r)
       names.push_back(concat("pid ", 100 + r, ", host ", char('a' + partition.node_of(r) % 26)));
-    for (int m = 0; m < partition.nodes(); ++m) nodes.push_back(std::make_unique<Cluster>(partition.node_size(m)));
+    for (int m = 0; m < partition.nodes(); ++m)
+      nodes.push_back(std::make_unique<Cluster>(partition.node_size(m)));
     for (int r = 0; r < partition.size(); ++r) {
       Rank& local = (*nodes[partition.node_of(r)])[partition.local_rank(r)];
       wire.engines[r] = local.engine.get();
@@ -136,8 +142,8 @@ class Hosts {
       ranks[r].regions = local.regions;
       ranks[r].endpoint = local.endpoint;
       ranks[r].engine_of_another = local.engine.get();
-      ranks[r].wide = std::make_shared<hosts::Group>(hosts::Membership{"0", r, partition, names, 0, 64 << 10}, local.group,
-                                                     std::make_shared<MemoryLink>(wire, r));
+      ranks[r].wide = std::make_shared<hosts::Group>(hosts::Membership{"0", r, partition, names, 0, 64 << 10},
+                                                     local.group, std::make_shared<MemoryLink>(wire, r));
       local.engine->add(ranks[r].wide);
     }
   }

@@ -9,8 +9,9 @@ using coll::Kind;
 
 namespace {
 
-constexpr Kind kAll[] = {Kind::barrier,  Kind::broadcast, Kind::all_reduce,     Kind::reduce,    Kind::all_gather,
-                         Kind::gather,   Kind::scatter,   Kind::reduce_scatter, Kind::all_to_all};
+constexpr Kind kAll[] = {Kind::barrier, Kind::broadcast,      Kind::all_reduce,
+                         Kind::reduce,  Kind::all_gather,     Kind::gather,
+                         Kind::scatter, Kind::reduce_scatter, Kind::all_to_all};
 
 const std::vector<std::vector<int>> kShapes = {{0, 0, 1, 1}, {0, 0, 1}, {0, 1, 0, 1, 2}, {0, 1, 2}};
 
@@ -58,7 +59,8 @@ TEST("ranks that call different operations all learn it, and the group goes on")
         const std::string text = mismatch_on(rank, c);
         CHECK(text.find(concat("all_reduce(int64[", count, "], SUM)")) != text.npos &&
                   text.find(concat("all_reduce(int64[", count / 2 + 7, "], SUM)")) != text.npos &&
-                  text.find(concat("rank ", odd, " (pid ", 100 + odd, ", host ", odd < 2 ? 'a' : 'b', ")")) != text.npos,
+                  text.find(concat("rank ", odd, " (pid ", 100 + odd, ", host ", odd < 2 ? 'a' : 'b', ")")) !=
+                      text.npos,
               text);
         Case good{Kind::all_reduce, 0, std::vector<std::size_t>(4, 300), false, odd};
         run(rank, good, false);
@@ -126,7 +128,8 @@ TEST("a closed connection ends the group on every rank") {
     const Error error = error_of([&] {
       for (int i = 0; i < 2; ++i) rank.run(coll::Collective{});  // the first may not have ended here
     });
-    if (rank.rank != 3) CHECK(contains(error, "rank 2 (pid 102, host b) is not reached any more"), error.what());
+    if (rank.rank != 3)
+      CHECK(contains(error, "rank 2 (pid 102, host b) is not reached any more"), error.what());
   });
 }
 
@@ -163,7 +166,8 @@ TEST("messages inside a node and between nodes, small and large, in any order of
             first.assign(count + 1, -1), second.assign(count + 1, -1);
             rank.run(message(false, from, second.data(), count, 2));
             rank.run(message(false, from, first.data(), count, 1));
-            for (std::size_t i = 0; i < count; ++i) CHECK(first[i] == from && second[i] == from, "element ", i);
+            for (std::size_t i = 0; i < count; ++i)
+              CHECK(first[i] == from && second[i] == from, "element ", i);
           }
         }
     }
@@ -180,10 +184,12 @@ TEST("a receive from any rank takes messages of its node and of others") {
       } else {
         std::vector<int> seen(4);
         for (int i = 0; i < 60; ++i) {
-          Call call(message(false, coll::Transfer::kAnyRank, data.data(), count), Deadline::after(std::chrono::seconds(30)));
+          Call call(message(false, coll::Transfer::kAnyRank, data.data(), count),
+                    Deadline::after(std::chrono::seconds(30)));
           rank.submit(call);
           rank.wait(call);
-          CHECK(call.operation.source() == data[0] && data[0] == data[count - 1], "from ", call.operation.source(), " came ", data[0]);
+          CHECK(call.operation.source() == data[0] && data[0] == data[count - 1], "from ",
+                call.operation.source(), " came ", data[0]);
           ++seen[data[0]];
         }
         CHECK(seen == std::vector<int>({0, 20, 20, 20}), "messages");
@@ -197,8 +203,11 @@ TEST("a large message that does not fit its receive fails both sides, and the gr
   Hosts hosts({0, 1});
   hosts.each([&](Rank& rank) {
     std::vector<std::int64_t> data(5000, rank.rank);
-    const Error error = error_of([&] { rank.run(message(rank.rank == 0, 1 - rank.rank, data.data(), 5000 - rank.rank)); });
-    CHECK(contains(error, "rank 0 sent int64[5000] with tag 0 where rank 1 called recv(int64[4999]) in group 0"), error.what());
+    const Error error =
+        error_of([&] { rank.run(message(rank.rank == 0, 1 - rank.rank, data.data(), 5000 - rank.rank)); });
+    CHECK(contains(error,
+                   "rank 0 sent int64[5000] with tag 0 where rank 1 called recv(int64[4999]) in group 0"),
+          error.what());
     rank.run(message(rank.rank == 0, 1 - rank.rank, data.data(), 3));
   });
 }
@@ -213,7 +222,8 @@ TEST("many operations in flight, waited for in another order") {
       for (int i = 0; i < 8; ++i) {
         data.push_back(std::make_unique<Memory>(rank, sizes[i], i % 2));
         for (std::size_t k = 0; k < sizes[i]; ++k) data[i]->data[k] = value_of(rank.rank, i, k, round);
-        calls.push_back(std::make_unique<Call>(all_reduce(data[i]->data, sizes[i]), Deadline::after(std::chrono::seconds(20))));
+        calls.push_back(std::make_unique<Call>(all_reduce(data[i]->data, sizes[i]),
+                                               Deadline::after(std::chrono::seconds(20))));
         rank.submit(*calls[i]);
       }
       for (int i = 0; i < 8; ++i) rank.wait(*calls[(i * 5 + round) % 8]);

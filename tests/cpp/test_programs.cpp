@@ -30,10 +30,14 @@ struct Case {
   bool in_place = false;
 };
 
-std::size_t pair_count(const Case& c, int s, int d) { return c.listed ? c.counts[s] * 2 + c.counts[d] : c.counts[0]; }
+std::size_t pair_count(const Case& c, int s, int d) {
+  return c.listed ? c.counts[s] * 2 + c.counts[d] : c.counts[0];
+}
 
 /// Small whole numbers: exact in every dtype, also their sums.
-int number_of(int rank, std::size_t block, std::size_t i) { return static_cast<int>((rank * 5 + block * 3 + i * 7) % 11) - 5; }
+int number_of(int rank, std::size_t block, std::size_t i) {
+  return static_cast<int>((rank * 5 + block * 3 + i * 7) % 11) - 5;
+}
 
 void store(DType dtype, std::byte* at, int number) {
   if (dtype == DType::f32) {
@@ -69,7 +73,9 @@ struct Pending {
 
 class Simulation {
  public:
-  Simulation(std::vector<int> node_of, Case c, unsigned seed) : p(node_of), c(std::move(c)), random(seed) { prepare(); }
+  Simulation(std::vector<int> node_of, Case c, unsigned seed) : p(node_of), c(std::move(c)), random(seed) {
+    prepare();
+  }
 
   void run() {
     while (!all_done()) {
@@ -79,7 +85,8 @@ class Simulation {
         any = kind == 0 ? start_one() : kind == 1 ? deliver_one() : carry_out_one();
       CHECK(any, "deadlock: ", coll::traits(c.kind).name);
     }
-    for (auto& [pair, queue] : sends) CHECK(queue.empty() && receives[pair].empty(), "a message is left over");
+    for (auto& [pair, queue] : sends)
+      CHECK(queue.empty() && receives[pair].empty(), "a message is left over");
     check();
   }
 
@@ -98,7 +105,8 @@ class Simulation {
       return slot.data() + piece.offset;
     }
     if (piece.count == 0) return nullptr;
-    const coll::Block block = (piece.where == Where::in ? s.collective.in : s.collective.out).at(piece.block, size);
+    const coll::Block block =
+        (piece.where == Where::in ? s.collective.in : s.collective.out).at(piece.block, size);
     CHECK(block.data && piece.offset + piece.bytes() <= block.count * size, "outside of a block");
     return block.data + piece.offset;
   }
@@ -115,13 +123,20 @@ class Simulation {
       SimulatedRank& s = ranks[r];
       const bool has_in = !t.in_root_only || r == c.root, has_out = !t.out_root_only || r == c.root;
       for (int b = 0; has_in && b < (t.in_per_rank ? n : 1); ++b) {
-        const std::size_t count = c.kind == Kind::all_to_all ? pair_count(c, r, b) : c.counts[t.in_per_rank ? b : t.out_per_rank ? r : 0];
+        const std::size_t count = c.kind == Kind::all_to_all ? pair_count(c, r, b)
+                                                             : c.counts[t.in_per_rank    ? b
+                                                                        : t.out_per_rank ? r
+                                                                                         : 0];
         s.in.emplace_back(count * size + 1);
         s.in_blocks.push_back({s.in.back().data(), count});
-        for (std::size_t i = 0; i < count; ++i) store(c.dtype, s.in.back().data() + i * size, number_of(r, b, i));
+        for (std::size_t i = 0; i < count; ++i)
+          store(c.dtype, s.in.back().data() + i * size, number_of(r, b, i));
       }
       for (int b = 0; has_out && b < (t.out_per_rank ? n : 1); ++b) {
-        const std::size_t count = c.kind == Kind::all_to_all ? pair_count(c, b, r) : c.counts[t.in_per_rank ? r : t.out_per_rank ? b : 0];
+        const std::size_t count = c.kind == Kind::all_to_all ? pair_count(c, b, r)
+                                                             : c.counts[t.in_per_rank    ? r
+                                                                        : t.out_per_rank ? b
+                                                                                         : 0];
         s.out.emplace_back(count * size + 1, std::byte{0x5a});
         s.out_blocks.push_back({s.out.back().data(), count});
       }
@@ -133,7 +148,8 @@ class Simulation {
       const auto side = [&](std::vector<coll::Block>& blocks) {
         std::size_t largest = 0;
         for (const auto& block : blocks) largest = std::max(largest, block.count);
-        return coll::Blocks{blocks.empty() ? nullptr : blocks[0].data, largest, static_cast<std::uint32_t>(blocks.size()),
+        return coll::Blocks{blocks.empty() ? nullptr : blocks[0].data, largest,
+                            static_cast<std::uint32_t>(blocks.size()),
                             blocks.empty() ? nullptr : blocks.data()};
       };
       if (c.kind == Kind::broadcast && r == c.root) s.out_blocks = s.in_blocks;
@@ -142,7 +158,8 @@ class Simulation {
         if (own.count > 0) std::memcpy(own.data, s.in_blocks[0].data, own.count * size);
         s.in_blocks[0] = own;
       }
-      if (c.in_place && t.in_per_rank && !t.out_per_rank && has_in && has_out) s.out_blocks[0] = s.in_blocks[r];
+      if (c.in_place && t.in_per_rank && !t.out_per_rank && has_in && has_out)
+        s.out_blocks[0] = s.in_blocks[r];
       k.in = side(s.in_blocks);
       k.out = side(s.out_blocks);
       s.program = std::make_unique<Program>(p, r, k, c.window_bytes, c.kind == Kind::all_to_all && c.listed);
@@ -226,7 +243,8 @@ class Simulation {
         void* const to[] = {at(r, item.window, k->dst)};
         kernels::reduce(k->dtype, k->op, to, from, k->dst.count, kernels::Store::cached);
       } else if (auto* v = std::get_if<Convert>(&step)) {
-        CHECK(v->src.count == v->dst.count && kernels::convertible(v->narrow, v->wide), "a conversion that does not fit");
+        CHECK(v->src.count == v->dst.count && kernels::convertible(v->narrow, v->wide),
+              "a conversion that does not fit");
         void* const to = at(r, item.window, v->dst);
         const void* const from = at(r, item.window, v->src);
         if (v->widen)
@@ -249,7 +267,8 @@ class Simulation {
     const Pending a = from.front(), b = to.front();
     from.pop_front();
     to.pop_front();
-    CHECK(a.bytes == b.bytes, "rank ", a.rank, " sends ", a.bytes, " bytes, rank ", b.rank, " receives ", b.bytes);
+    CHECK(a.bytes == b.bytes, "rank ", a.rank, " sends ", a.bytes, " bytes, rank ", b.rank, " receives ",
+          b.bytes);
     std::memcpy(b.data, a.data, a.bytes);
     --ranks[a.rank].open[a.key];
     --ranks[b.rank].open[b.key];
@@ -283,7 +302,10 @@ class Simulation {
                 op.counts == first.counts && ops[d].key == ops[0].key,
             "local ranks start different operations");
       CHECK(op.in.size() == (t.in_root_only && d != op.root ? 0 : t.in_per_rank ? n : 1), t.name, ": inputs");
-      CHECK(op.out.size() == (t.out_root_only && d != op.root ? 0 : t.out_per_rank ? n : 1), t.name, ": outputs");
+      CHECK(op.out.size() == (t.out_root_only && d != op.root ? 0
+                              : t.out_per_rank                ? n
+                                                              : 1),
+            t.name, ": outputs");
     }
     // First all results, then all outputs: they may lie where inputs lie.
     std::vector<std::pair<std::byte*, std::vector<std::byte>>> results;
@@ -323,12 +345,15 @@ class Simulation {
           if (t.reduces) {
             expected = number_of(0, block, i);
             for (int s = 1; s < p.size(); ++s)
-              expected = c.op == ReduceOp::min ? std::min(expected, number_of(s, block, i)) : expected + number_of(s, block, i);
+              expected = c.op == ReduceOp::min ? std::min(expected, number_of(s, block, i))
+                                               : expected + number_of(s, block, i);
             if (c.op == ReduceOp::avg) expected = expected / p.size();
           }
           std::byte bytes[16];
           store(c.dtype, bytes, expected);
-          CHECK(std::memcmp(bytes, ranks[d].out_blocks[b].data + i * size, size) == 0, t.name, " of ", name_of(c.dtype), " ", name_of(c.op), ": rank ", d, " of ", p.size(), ", block ", b, ", element ", i);
+          CHECK(std::memcmp(bytes, ranks[d].out_blocks[b].data + i * size, size) == 0, t.name, " of ",
+                name_of(c.dtype), " ", name_of(c.op), ": rank ", d, " of ", p.size(), ", block ", b,
+                ", element ", i);
         }
   }
 
@@ -347,9 +372,12 @@ std::vector<int> nodes_of(const std::vector<int>& sizes) {
   return node_of;
 }
 
-const std::vector<std::vector<int>> kShapes = {{1}, {2}, {1, 1}, {2, 2}, {2, 1}, {1, 2}, {3, 1, 2}, {1, 1, 1, 1, 1}, {4, 4}, {1, 3}, {5, 2, 3}, {2, 2, 2, 2}};
+const std::vector<std::vector<int>> kShapes = {{1},    {2},    {1, 1},    {2, 2},
+                                               {2, 1}, {1, 2}, {3, 1, 2}, {1, 1, 1, 1, 1},
+                                               {4, 4}, {1, 3}, {5, 2, 3}, {2, 2, 2, 2}};
 
-constexpr Kind kKindsWithData[] = {Kind::broadcast, Kind::all_reduce, Kind::reduce, Kind::all_gather, Kind::gather, Kind::scatter, Kind::reduce_scatter, Kind::all_to_all};
+constexpr Kind kKindsWithData[] = {Kind::broadcast, Kind::all_reduce, Kind::reduce,         Kind::all_gather,
+                                   Kind::gather,    Kind::scatter,    Kind::reduce_scatter, Kind::all_to_all};
 
 TEST("every collective on every shape of nodes") {
   std::mt19937 random(7);
@@ -367,7 +395,8 @@ TEST("every collective on every shape of nodes") {
         const ReduceOp ops[] = {ReduceOp::sum, ReduceOp::min, ReduceOp::avg};
         c.op = ops[random() % 3];
         if (c.op == ReduceOp::avg && (c.dtype == DType::f32 || c.dtype == DType::bf16)) c.op = ReduceOp::sum;
-        const bool may_list = kind == Kind::all_gather || kind == Kind::reduce_scatter || kind == Kind::all_to_all;
+        const bool may_list =
+            kind == Kind::all_gather || kind == Kind::reduce_scatter || kind == Kind::all_to_all;
         c.listed = may_list && round % 2;
         const std::size_t most[] = {0, 1, 5, 70, 400};
         const std::size_t limit = most[random() % 5];
@@ -400,7 +429,8 @@ TEST("all_reduce of 64 nodes of 16 ranks") {
 }
 
 TEST("no node sends more than the least possible") {
-  for (const auto& shape : std::vector<std::vector<int>>{{2, 2}, {4, 4}, {2, 2, 2}, {8, 8, 8, 8}, {3, 1, 2}}) {
+  for (const auto& shape :
+       std::vector<std::vector<int>>{{2, 2}, {4, 4}, {2, 2, 2}, {8, 8, 8, 8}, {3, 1, 2}}) {
     const std::size_t m = shape.size(), count = 16 << 10, bytes = count * 4;
     const auto most_sent = [&](Kind kind, std::size_t of) {
       Case c;
@@ -414,7 +444,8 @@ TEST("no node sends more than the least possible") {
       return *std::max_element(s.sent.begin(), s.sent.end());
     };
     const auto slack = [&](std::size_t least) { return least + least / 20; };
-    CHECK(most_sent(Kind::all_reduce, count) <= slack(2 * (m - 1) * bytes / m), "all_reduce over ", m, " nodes");
+    CHECK(most_sent(Kind::all_reduce, count) <= slack(2 * (m - 1) * bytes / m), "all_reduce over ", m,
+          " nodes");
     CHECK(most_sent(Kind::broadcast, count) <= bytes, "broadcast over ", m, " nodes");
     CHECK(most_sent(Kind::reduce, count) <= bytes, "reduce over ", m, " nodes");
     const std::size_t largest = *std::max_element(shape.begin(), shape.end());
