@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import pickle
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -50,7 +49,8 @@ class Call:
     style: str
     """How tracebacks are shown: pytest's ``--tb``."""
     locals: bool
-    terminal: debugger.Terminal | None
+    debugged: int | None
+    """The rank that gets the terminal."""
     coverage: coverage.Settings | None
 
 
@@ -65,7 +65,7 @@ def prepare(place: Place) -> None:
         try:
             modules.load(source)
         except BaseException as error:  # noqa: BLE001 the user sees it, and a module may also skip itself
-            where = pytest.ExceptionInfo.from_exception(error).getrepr(style="short")
+            where = shown(error, "short")
             raise WrongUse(
                 f"The processes of the ranks cannot import {source.file or source.name}, which pytest could. "
                 "Let the import depend on nothing that only the pytest process has, or use start='spawn' if "
@@ -83,24 +83,25 @@ def settle(place: Place) -> None:
         importlib.import_module("torch_occl")
 
 
-def run(rank: int, world_size: int, *, call: Call) -> bytes | None:
+def run(rank: int, world_size: int, *, sent: bytes) -> bytes:
     """Runs the function, and returns what it returned, pickled.
 
     Raises:
         Described: it raised.
     """
+    call: Call = sending.loads(sent)
     try:
         prepare(call.place)
-        debugger.take(call.terminal, rank)
+        debugger.take(call.debugged, rank)
         with coverage.measured(call.coverage, tell):
             result = _call(rank, call)
-        return pickle.dumps(result)
+        return sending.dumps(result)
     except BaseException as error:  # noqa: BLE001 KeyboardInterrupt and SystemExit are the test's business too
-        if call.terminal and call.terminal.rank == rank and not isinstance(error, pytest.skip.Exception):
+        if call.debugged == rank and not isinstance(error, pytest.skip.Exception):
             debugger.post_mortem(error)
         raise Described(
             raised=f"{type(error).__name__}: {error}",
-            traceback=_shown(error, call),
+            traceback="" if isinstance(error, WrongUse) else shown(error, call.style, call.locals),
             skipped=getattr(error, "msg", "") if isinstance(error, pytest.skip.Exception) else None,
             xfailed=getattr(error, "msg", "") if isinstance(error, pytest.xfail.Exception) else None,
         ) from None
@@ -162,13 +163,14 @@ def make_group(rank: int, options: Options, device: torch.device, store: str) ->
     )
 
 
-def _shown(error: BaseException, call: Call) -> str:
-    """As pytest shows it, from the test's own function on, if it came that far."""
-    if isinstance(error, WrongUse):
-        return ""
+def shown(error: BaseException, style: str, show_locals: bool = False) -> str:
+    """As pytest shows it, without the frames of this package and of the import that lead to the test's."""
     trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_globals.get("__package__") == __package__:
+    while trace is not None and (
+        trace.tb_frame.f_globals.get("__package__") == __package__
+        or trace.tb_frame.f_code.co_filename.startswith("<frozen importlib")
+    ):
         trace = trace.tb_next
     info = pytest.ExceptionInfo.from_exception(error.with_traceback(trace or error.__traceback__))
-    style: Any = call.style if call.style in ("long", "native") else "short"
-    return str(info.getrepr(style=style, showlocals=call.locals))
+    chosen: Any = style if style in ("long", "native") else "short"
+    return str(info.getrepr(style=chosen, showlocals=show_locals))

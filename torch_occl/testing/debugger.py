@@ -6,35 +6,24 @@ import os
 import pdb
 import sys
 import traceback
-from dataclasses import dataclass
 from typing import Any
 
+from torch_occl.testing.rank import receive
 
-@dataclass(frozen=True)
-class Terminal:
-    """Where the rank that is debugged reads and writes: the pytest process's own stdin and stdout."""
-
-    rank: int
-    input: str
-    output: str
-
-    @classmethod
-    def of_this_process(cls, rank: int) -> Terminal:
-        return cls(rank, f"/proc/{os.getpid()}/fd/0", f"/proc/{os.getpid()}/fd/1")
+TERMINAL = (0, 1)
+"""The descriptors of the pytest process that the rank which is debugged gets."""
 
 
-def take(terminal: Terminal | None, rank: int) -> None:
+def take(debugged: int | None, rank: int) -> None:
     """Gives the terminal to the rank that is debugged, and says what ``breakpoint()`` does in the others."""
-    if terminal is None:
+    if debugged is None:
         sys.breakpointhook = _refuse(rank)
-    elif terminal.rank != rank:
+    elif debugged != rank:
         sys.breakpointhook = _pass_by  # all ranks run the same lines, and one of them is debugged
     else:
-        for path, flags, fds in ((terminal.input, os.O_RDONLY, (0,)), (terminal.output, os.O_WRONLY, (1, 2))):
-            opened = os.open(path, flags | os.O_NOCTTY)
-            for fd in fds:
-                os.dup2(opened, fd)
-            os.close(opened)
+        read, write = receive(len(TERMINAL))
+        for given, fd in ((read, 0), (write, 1), (write, 2)):
+            os.dup2(given, fd)
         sys.stdin = os.fdopen(0, closefd=False)
         sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
         sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
@@ -49,6 +38,7 @@ def post_mortem(error: BaseException) -> None:
 
 def _refuse(rank: int) -> Any:
     def hook(*_: object, **__: object) -> None:
+        __tracebackhide__ = True
         raise RuntimeError(
             f"breakpoint() in rank {rank}, which has no terminal: run pytest with --ranks-pdb={rank}"
         )

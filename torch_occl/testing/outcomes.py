@@ -38,9 +38,9 @@ class RanksFailed(AssertionError):
         outputs: what each failed rank has printed, by rank.
     """
 
-    def __init__(self, report: str, outputs: Mapping[int, str]) -> None:
+    def __init__(self, report: str, outputs: Mapping[int, str] | None = None) -> None:
         self.report = report
-        self.outputs = dict(outputs)
+        self.outputs = dict(outputs or {})
         printed = [f"---- output of rank {rank}\n{text}" for rank, text in self.outputs.items() if text]
         super().__init__("\n".join([report, *printed]))
 

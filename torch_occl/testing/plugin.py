@@ -14,7 +14,6 @@ from typing import Any, NoReturn
 import pytest
 
 from torch_occl.testing import options, report
-from torch_occl.testing.debugger import Terminal
 from torch_occl.testing.options import DEFAULT_LIMIT, Options
 from torch_occl.testing.outcomes import WrongUse
 from torch_occl.testing.run import RunRanks
@@ -68,7 +67,7 @@ def pytest_configure(config: pytest.Config) -> None:
             style=config.getoption("tbstyle", "auto"),
             locals=bool(config.getoption("showlocals", False)),
             live=config.getoption("capture", "fd") == "no",
-            terminal=None if rank is None else Terminal.of_this_process(rank),
+            debugged=rank,
         ),
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 import socket
 import subprocess
@@ -14,7 +13,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Protocol
 
-from torch_occl.testing import zygote
+from torch_occl.testing import sending, zygote
 from torch_occl.testing.outcomes import WrongUse, too_many_processes
 from torch_occl.testing.rank import Descriptors
 
@@ -76,11 +75,11 @@ class Warm:
             TimeoutError: it has not answered in so many seconds.
         """
         self.socket.settimeout(timeout)
-        socket.send_fds(self.socket, [pickle.dumps(request)], fds)
+        socket.send_fds(self.socket, [sending.dumps(request)], fds)
         reply = self.socket.recv(1 << 20)
         if not reply:
             raise RuntimeError("the warm process has ended")
-        answer = pickle.loads(reply)
+        answer = sending.loads(reply)
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -176,19 +175,26 @@ class Member:
         self.pidfd = -1
         self.exitcode: int | None = None
         self.order = 0
-        ours, theirs = socket.socketpair()
-        self.pipe = Connection(ours.detach())
-        self.log = os.memfd_create(f"output of rank {rank}")
-        self.stacks = os.memfd_create(f"stacks of rank {rank}")
-        self.bell, ring = os.pipe()
-        self.given = Descriptors(theirs.detach(), self.log, self.stacks, ring)
         self.shown = 0
+        opened: list[int] = []
+        try:
+            opened += (end.detach() for end in socket.socketpair())
+            opened += os.pipe()
+            opened.append(os.memfd_create(f"output of rank {rank}"))
+            opened.append(os.memfd_create(f"stacks of rank {rank}"))
+        except OSError:
+            for fd in opened:
+                os.close(fd)
+            raise
+        ours, theirs, self.bell, ring, self.log, self.stacks = opened
+        self.pipe = Connection(ours)
+        self.given = Descriptors(theirs, self.log, self.stacks, ring)
 
     def begin(self, pid: int) -> None:
         """The process is there, and has the descriptors that were for it."""
+        self.let_go()
         self.pid = pid
         self.pidfd = os.pidfd_open(pid)
-        self.let_go()
 
     def let_go(self) -> None:
         """Closes what is only for the rank."""
@@ -212,9 +218,13 @@ class Member:
         self.kill(signal.SIGUSR1)
 
     def stacks_written(self, patience: float) -> str:
-        """What it has written; "" if it writes nothing in so many seconds, as where it was stopped."""
-        wait([self.bell, self.pidfd], timeout=patience)
+        """What it has written; "" if it is stopped, or writes nothing in so many seconds."""
+        wait([self.bell, self.pidfd], timeout=0 if self.state() == "T" else patience)
         return os.pread(self.stacks, 1 << 20, 0).decode(errors="replace")
+
+    def state(self) -> str:
+        """Of the main thread, in the kernel's letters: "S" sleeps, "T" was stopped by a signal."""
+        return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         """By descriptor: it cannot hit another process that has got the same number since."""
@@ -224,6 +234,7 @@ class Member:
     def close(self) -> None:
         """Closes all that is here. The process must have ended."""
         for fd in (self.pidfd, self.log, self.stacks, self.bell):
-            os.close(fd)
+            if fd >= 0:
+                os.close(fd)
         self.pipe.close()
         self.pidfd = -1

@@ -11,6 +11,7 @@ import importlib
 import os
 import pickle
 import signal
+import socket
 import sys
 import traceback
 from collections.abc import Callable
@@ -57,6 +58,13 @@ def listen() -> Any:
     """From a function: waits for what the test sends with ``Team.say(rank, message)``."""
     assert _parent is not None, "listen() is for functions that a Team runs"
     return _parent.recv()
+
+
+def receive(number: int) -> list[int]:
+    """From a function: takes as many descriptors as the test's process gives with ``Team.give``."""
+    assert _parent is not None, "receive() is for functions that a Team runs"
+    with socket.socket(fileno=os.dup(_parent.fileno())) as pipe:
+        return socket.recv_fds(pipe, 1, number)[1]
 
 
 def prctl(option: int, value: int) -> None:

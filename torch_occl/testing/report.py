@@ -54,7 +54,11 @@ def failures(
     for rank, outcome in sorted(outcomes.items(), key=lambda item: item[1] is None):
         if outcome is None:
             seen = without_harness(stacks[rank])
-            text = f"Its threads are in:\n{seen}" if seen else "It does not answer, as where it was stopped."
+            text = (
+                f"Its threads are in:\n{seen}"
+                if seen
+                else "It does not answer: it may have been stopped by a signal."
+            )
             parts.setdefault((f"did not finish {late}".strip(), text), []).append(rank)
         elif outcome.died:
             parts.setdefault((f"(pid {pids[rank]}) was {outcome.died}", ""), []).append(rank)

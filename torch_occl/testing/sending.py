@@ -1,15 +1,45 @@
-"""Arguments that travel from the pytest process to the ranks, and results that come back, as bytes."""
+"""Values that travel between the pytest process, the warm processes and the ranks, as bytes."""
 
 from __future__ import annotations
 
+import importlib
+import io
 import pickle
 from collections.abc import Mapping
+from types import FunctionType
 from typing import Any
 
 from torch_occl.testing.outcomes import WrongUse
 
 here: dict[str, Any] = {}
 """In a rank: what is different in each rank, by the name of the argument."""
+
+
+class _Pickler(pickle.Pickler):
+    """Has its own names for what this package has: pickle imports ``torch_occl`` with it, and so makes ``dev``."""
+
+    def persistent_id(self, value: object) -> tuple[str, str] | None:
+        if isinstance(value, type | FunctionType) and value.__module__.startswith(f"{__package__}."):
+            return value.__module__, value.__qualname__
+        return None
+
+
+class _Unpickler(pickle.Unpickler):
+    def persistent_load(self, name: tuple[str, str]) -> object:
+        module, attribute = name
+        return getattr(importlib.import_module(module), attribute)
+
+
+def dumps(value: object) -> bytes:
+    """As `pickle.dumps`."""
+    buffer = io.BytesIO()
+    _Pickler(buffer).dump(value)
+    return buffer.getvalue()
+
+
+def loads(sent: bytes) -> Any:
+    """As `pickle.loads`."""
+    return _Unpickler(io.BytesIO(sent)).load()
 
 
 class OfEachRank:
@@ -39,7 +69,7 @@ def packed(arguments: Mapping[str, object]) -> dict[str, bytes]:
     sent = {}
     for name, value in arguments.items():
         try:
-            sent[name] = pickle.dumps(value)
+            sent[name] = dumps(value)
         except Exception as error:  # any, of any class's own code
             raise WrongUse(
                 f"The fixture or argument {name!r} cannot be sent to the ranks, because it cannot be pickled "
@@ -58,7 +88,7 @@ def unpacked(sent: Mapping[str, bytes]) -> dict[str, Any]:
     arguments = {}
     for name, value in sent.items():
         try:
-            arguments[name] = pickle.loads(value)
+            arguments[name] = loads(value)
         except Exception as error:
             raise WrongUse(
                 f"The fixture or argument {name!r} cannot be rebuilt in this rank ({type(error).__name__}: "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from torch_occl.testing import body, coverage, modules, sending
-from torch_occl.testing.debugger import Terminal
+from torch_occl.testing.debugger import TERMINAL
 from torch_occl.testing.options import Options
 from torch_occl.testing.outcomes import Outcome, RanksFailed, WrongUse
 from torch_occl.testing.processes import Clone, Source, Spawned, Zygote, environment
@@ -56,7 +55,8 @@ class Showing:
     style: str = "auto"
     locals: bool = False
     live: bool = False
-    terminal: Terminal | None = None
+    debugged: int | None = None
+    """The rank that gets the terminal."""
 
 
 class Session:
@@ -96,10 +96,10 @@ class Session:
             WrongUse: it cannot run, or has returned what this process cannot rebuild; the text says why.
         """
         place = _place((*conftests, module), options)
-        terminal = self.showing.terminal
-        if terminal is not None and terminal.rank >= options.world_size:
-            terminal = None
-        if terminal is not None:
+        debugged = self.showing.debugged
+        if debugged is not None and debugged >= options.world_size:
+            debugged = None
+        if debugged is not None:
             options = Options(**{**vars(options), "limit": NO_LIMIT, "timeout": NO_LIMIT})
         call = body.Call(
             place,
@@ -111,13 +111,15 @@ class Session:
             self.first.new_file(),
             self.showing.style,
             self.showing.locals,
-            terminal,
+            debugged,
             coverage.settings(),
         )
         source = self._source(place, options)
         try:
             with Team(source, options.world_size, live=self.showing.live, once=True) as team:
-                team.start(body.run, limit=options.limit, call=call)
+                team.start(body.run, limit=options.limit, sent=sending.dumps(call))
+                if debugged is not None:
+                    team.give(debugged, TERMINAL)
                 try:
                     outcomes = team.finish()
                 except RanksFailed as error:
@@ -178,10 +180,10 @@ def _place(imported: Sequence[ModuleType], options: Options) -> body.Place:
 
 def _rebuilt(outcome: Outcome) -> Any:
     """What the function returned, which `body.run` has pickled."""
-    if outcome.result is None:
+    if outcome.failed:
         return None
     try:
-        return pickle.loads(outcome.result)
+        return sending.loads(outcome.result)
     except Exception as error:  # any, of any class's own code
         raise WrongUse(
             f"What rank {outcome.rank} returned cannot be rebuilt in the pytest process "

@@ -7,12 +7,13 @@ not finish in time, the test fails with its traceback and output, and the proces
 from __future__ import annotations
 
 import errno
+import os
 import signal
+import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import Any
 
 from torch_occl.testing import report
@@ -101,6 +102,11 @@ class Team:
         """To ``rank.listen`` in that rank's body."""
         self.members[rank].pipe.send(message)
 
+    def give(self, rank: int, descriptors: Sequence[int]) -> None:
+        """To ``rank.receive`` in that rank's body, which must take them before anything else."""
+        with socket.socket(fileno=os.dup(self.members[rank].pipe.fileno())) as pipe:
+            socket.send_fds(pipe, [b"!"], descriptors)
+
     def hear(self, rank: int) -> Any:
         """The next message that this rank's body has told."""
         while not self.heard[rank]:
@@ -110,8 +116,7 @@ class Team:
 
     def wait_until_asleep(self, rank: int) -> None:
         """Until the kernel says that the rank's main thread sleeps (in whatever its body calls next)."""
-        stat = Path(f"/proc/{self.members[rank].pid}/stat")
-        while stat.read_text().rpartition(")")[2].split()[0] != "S":
+        while self.members[rank].state() != "S":
             if time.monotonic() > self.deadline:
                 self.fail(f"rank {rank} does not sleep")
 

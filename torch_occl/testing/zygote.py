@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import pickle
 import signal
 import socket
 import sys
@@ -17,7 +16,7 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
-from torch_occl.testing import rank
+from torch_occl.testing import rank, sending
 from torch_occl.testing.outcomes import WrongUse, too_many_processes
 
 MOST_DESCRIPTORS = 252
@@ -72,14 +71,14 @@ class Zygote:
             request, fds, _, _ = socket.recv_fds(self.control, 1 << 20, 253)
             if not request:
                 break
-            name, *args = pickle.loads(request)
+            name, *args = sending.loads(request)
             try:
                 answer = getattr(self, name)(fds, *args)
             except WrongUse as error:
                 answer = error
             except Exception:  # noqa: BLE001 whatever it is, the test shows it
                 answer = RuntimeError(f"in the warm process:\n{traceback.format_exc()}")
-            self.control.send(pickle.dumps(answer))
+            self.control.send(sending.dumps(answer))
         for pid in _children():
             os.kill(pid, signal.SIGKILL)
 
