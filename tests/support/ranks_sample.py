@@ -165,6 +165,19 @@ def test_deaths_can_be_expected(run_ranks):
         run_ranks(leaves, group=False)
 
 
+def leaves_a_child():
+    child = os.fork()
+    if child == 0:
+        while True:
+            signal.pause()
+    return child
+
+
+def test_processes_that_ranks_leave_behind_are_ended(run_ranks):
+    for child in run_ranks(leaves_a_child, 2, group=False):
+        assert not Path(f"/proc/{child}").exists()
+
+
 def test_a_call_that_cannot_be_is_refused(run_ranks):
     with pytest.raises(WrongUse, match=r"<lambda> cannot be found by name.*top of a module"):
         run_ranks(lambda: 1)

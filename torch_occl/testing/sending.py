@@ -16,7 +16,7 @@ here: dict[str, Any] = {}
 
 
 class _Pickler(pickle.Pickler):
-    """Has its own names for what this package has: pickle imports ``torch_occl`` with it, and so makes ``dev``."""
+    """Has its own names for what is in this package: pickle's import ``torch_occl``, which makes ``dev``."""
 
     def persistent_id(self, value: object) -> tuple[str, str] | None:
         if isinstance(value, type | FunctionType) and value.__module__.startswith(f"{__package__}."):
