@@ -180,7 +180,7 @@ def _problem(item: pytest.Item, mark: pytest.Mark) -> str | None:
             hint = f"did you mean {close[0]!r}?" if close else f"the mark gives {', '.join(OURS)}"
             return f"the test has an argument {name!r}, and there is no such fixture; {hint.rstrip('?')}"
     try:
-        _options(item, mark, {"world_size": 1} if _size_of_fixture(item) else {})
+        _options(item, mark, {"world_size": 1} if _of_project(item, "world_size") else {})
     except WrongUse as error:
         return str(error)
     return None
@@ -194,10 +194,6 @@ def _of_project(item: pytest.Function, name: str) -> bool:
     """Whether the test's own project has a fixture of a name that this plugin has too."""
     definitions = item._fixtureinfo.name2fixturedefs.get(name, ())
     return bool(definitions) and definitions[-1].func.__module__ != __name__
-
-
-def _size_of_fixture(item: pytest.Function) -> bool:
-    return _of_project(item, "world_size")
 
 
 def _options(item: pytest.Function, mark: pytest.Mark, found: dict[str, Any]) -> Options:
