@@ -67,21 +67,29 @@ def registered() -> bool:
     return plugin is not None and plugin.creator_fn.__module__ in (__name__, "torch_occl._backend")
 
 
-def _without_device(name: str) -> ModuleType:
+def load_alone(name: str) -> ModuleType:
     """A module of ``torch_occl``, loaded without the package's ``__init__``, which makes the device.
 
     The package is not left in ``sys.modules``, so that ``import torch_occl`` still makes the device later.
+    Where the package has been imported, the module is loaded as any other.
     """
     name = f"torch_occl.{name}"
-    if name not in sys.modules:
+    if name not in sys.modules and "torch_occl" in sys.modules:
+        importlib.import_module(name)
+    elif name not in sys.modules:
         spec = importlib.util.find_spec("torch_occl")  # finds, and does not execute
         locations = spec.submodule_search_locations if spec else None
         package = ModuleType("torch_occl")
         package.__path__ = list(locations or ())
         sys.modules["torch_occl"] = package
         try:
-            importlib.import_module("torch_occl._versions").check_running()
             importlib.import_module(name)
         finally:
             del sys.modules["torch_occl"]
     return sys.modules[name]
+
+
+def _without_device(name: str) -> ModuleType:
+    """The same for modules that need PyTorch, whose version is checked first."""
+    load_alone("_versions").check_running()
+    return load_alone(name)

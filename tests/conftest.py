@@ -8,7 +8,7 @@ import pytest
 import torch_occl  # noqa: F401  (makes the device for all tests)
 from tests.support import cpp_build
 
-pytest_plugins = ["tests.support.thinning", "tests.support.tables"]
+pytest_plugins = ["tests.support.thinning", "tests.support.tables", "pytester"]
 
 FIRST = ("test_cpp.py", "test_distributed.py")
 """The files that take longest: processes that share the files of a run end together if these come first."""

@@ -363,7 +363,7 @@ def copy_tree(root: Path, built: bool = True) -> None:
     without = shutil.ignore_patterns("__pycache__", "*.so")
     for folder in ("csrc", "tests", "torch_occl"):
         shutil.copytree(cpp_build.ROOT / folder, root / folder, ignore=without)
-    for file in ("pyproject.toml", "_torch_occl_autoload.py"):
+    for file in ("pyproject.toml", "_torch_occl_autoload.py", "pytest_torch_occl.py"):
         shutil.copy2(cpp_build.ROOT / file, root / file)
     objects = cpp_build.ROOT / "build" / "cpp"
     if built and objects.exists():  # with their times: then little is to be built anew

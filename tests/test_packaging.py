@@ -89,6 +89,7 @@ def test_the_wheel_has_the_package_and_nothing_of_the_repository():
         "torch_occl.dev",
         "torch_occl.doctor",
         "torch_occl.replicas",
+        "torch_occl.testing",
     ]
     sources = (ROOT / "torch_occl").rglob("*.py")
     assert [

@@ -12,6 +12,8 @@ Where the package is installed, ``import torch`` alone registers the backend for
 extension cannot be loaded.
 """
 
+import sys
+
 from torch_occl import _command, _versions
 
 __all__ = []
@@ -43,4 +45,6 @@ if not _command.starting():
         replace_as_environment_says()
         __all__ += ["ArgumentError", "ProcessGroupOCCL", "WorkOCCL", "empty_shared", "memory_stats"]
         __all__ += ["replace", "serves", "share_cpu_memory", "shrink_group"]
+    if (_loaded := sys.modules.get("torch_occl.testing")) is not None:  # by pytest, without this package
+        testing = _loaded
 __version__ = _versions.VERSION

@@ -71,7 +71,7 @@ def test_a_pooled_team_keeps_its_processes_and_its_group(pool):
 
 def test_an_exception_in_one_rank_fails_the_test_with_its_traceback(pool):
     with pytest.raises(
-        RanksFailed, match=r"(?s)failed in rank 1 .*rank 1 raised.*fails_on_rank_1.*rank one is unhappy"
+        RanksFailed, match=r"(?s)^rank 1 raised ValueError.*of 2 ranks.*fails_on_rank_1.*rank one is unhappy"
     ):
         pool.run(fails_on_rank_1, 2)
     assert pool.run(sum_of_ranks, 2) == [3, 3]

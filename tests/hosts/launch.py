@@ -18,8 +18,8 @@ import torch.distributed as dist
 from tests.hosts.namespaces import INTERFACE, Host, Network
 from tests.support.devices import DEVICES
 from tests.support.harness import Pool, Team
-from tests.support.processes import ZygoteClient
 from tests.support.thinning import first
+from torch_occl.testing.processes import Zygote
 
 
 def devices_of(backend: str) -> list[str]:
@@ -65,13 +65,11 @@ def meet(
 class HostTeam(Team):
     """Processes that are the ranks of a shape, each in its host."""
 
-    def __init__(self, zygote: ZygoteClient, network: Network, shape: str) -> None:
+    def __init__(self, zygote: Zygote, network: Network, shape: str) -> None:
         places = placement(shape)
         super().__init__(zygote, len(places))
         self.network = network
         self.host_of = [network.hosts[place] for place in places]
-        for member, host in zip(self.members, self.host_of, strict=True):
-            member.name = f"rank {member.rank} on host {host.number}"
         self.run(enter, hosts=self.host_of)
 
     def meet(self, backend: str, *, timeout: float = 60.0) -> HostTeam:
@@ -79,6 +77,10 @@ class HostTeam(Team):
         address, port = self.network.hosts[0].address, self.network.new_port()
         self.run(meet, backend=backend, address=address, port=port, timeout=timeout)
         return self
+
+    def report(self) -> str:
+        hosts = ", ".join(f"rank {rank} on host {host.number}" for rank, host in enumerate(self.host_of))
+        return f"{super().report()}\nThe ranks: {hosts}."
 
     def ranks_on(self, host: int) -> list[int]:
         return [rank for rank, place in enumerate(self.host_of) if place.number == host]

@@ -49,7 +49,7 @@ def install(folder: Path) -> Path:
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(PACKAGE / "torch_occl", folder / "torch_occl", ignore=ignored)
     groups = tomllib.loads(PYPROJECT.read_text())["project"]["entry-points"]
-    for target in groups["torch.backends"].values():
+    for target in (target for points in groups.values() for target in points.values()):
         shutil.copy(PACKAGE / f"{target.split(':')[0]}.py", folder)
     info = folder / "torch_occl-0.0.dist-info"
     info.mkdir()
