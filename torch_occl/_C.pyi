@@ -92,6 +92,7 @@ def _replicas_reduce(
 
 def _set_make_inter_node(make: Callable[[c10d.Store, int, int, timedelta], c10d.Backend]) -> None:
     """Says what makes the backend between nodes, from store, rank, size and timeout."""
+
 def _init_device_groups() -> None:
     """Once ``dev`` is made: its quantized and sparse tensors reach their backend."""
 
