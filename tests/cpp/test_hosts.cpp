@@ -1,5 +1,4 @@
 // Groups over several nodes, with ranks as threads and a link through memory: results, mismatches, and ends.
-// modes: plain asan tsan
 #include "collective_cases.h"
 #include "hosts.h"
 

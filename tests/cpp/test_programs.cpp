@@ -1,6 +1,7 @@
 // Runs the programs of all ranks in one thread, in random order, against the rule in coll/collective.h. Bytes
 // of a message are copied only when it is delivered, and those of an operation inside a node when it is
 // carried out, so that memory that is used again too early shows.
+// modes: plain asan
 #include <cstring>
 #include <deque>
 #include <map>
