@@ -95,11 +95,11 @@ void bind_options(
       "``_timeout``: for operations without a timeout of their own; PyTorch's own functions replace it by "
       "their ``timeout=``.")
       .def(py::init([](std::chrono::milliseconds timeout, NamedNumbers tuning, std::uint64_t staging_bytes,
-                       c10::intrusive_ptr<c10d::Backend> inter_node) {
+                       std::optional<c10::intrusive_ptr<c10d::Backend>> inter_node) {
              auto options = c10::make_intrusive<Options>(timeout);
              options->set_numbers(std::move(tuning));
              options->set_staging_bytes(staging_bytes);
-             options->set_inter_node(std::move(inter_node));
+             options->set_inter_node(inter_node.value_or(c10::intrusive_ptr<c10d::Backend>()));
              return options;
            }),
            py::arg("timeout") = kBackendDefaultTimeout, py::kw_only(), py::arg("tuning") = NamedNumbers{},
@@ -219,13 +219,17 @@ void bind_backend(py::module_& module) {
       py::arg("min_bytes"));
   module.def("_cpu_memory_stats", [] { return by_name(pg::cpu_memory_stats()); });
   module.def("_announce_end", &pg::announce_end);
-  module.def("_set_make_inter_node", [](py::object make) {
-    pg::set_make_inter_node([make = make.release()](const c10::intrusive_ptr<c10d::Store>& store, int rank,
-                                                    int size, std::chrono::milliseconds timeout) {
-      const py::gil_scoped_acquire gil;
-      return make(store, rank, size, timeout).cast<c10::intrusive_ptr<c10d::Backend>>();
-    });
-  });
+  module.def(
+      "_set_make_inter_node",
+      [](py::function make) {
+        pg::set_make_inter_node([make = make.release()](const c10::intrusive_ptr<c10d::Store>& store,
+                                                        int rank, int size,
+                                                        std::chrono::milliseconds timeout) {
+          const py::gil_scoped_acquire gil;
+          return make(store, rank, size, timeout).cast<c10::intrusive_ptr<c10d::Backend>>();
+        });
+      },
+      py::arg("make"));
   module.def("_isa", &kernels::isa, "The instruction set that the reduction kernels use here.");
 }
 

@@ -467,4 +467,24 @@ TEST("narrow floats are rounded once") {
   CHECK(bits == 0x4382, "259 is ", bits, " in bfloat16");
 }
 
+TEST("sums of nodes are combined in the order of the nodes on every node") {
+  const Partition p({0, 1});
+  float data[2] = {1, 2}, out[2] = {};
+  for (int rank = 0; rank < 2; ++rank) {
+    coll::Collective c;
+    c.kind = Kind::all_reduce;
+    c.dtype = DType::f32;
+    c.op = ReduceOp::sum;
+    c.in = {reinterpret_cast<std::byte*>(data), 2, 1, nullptr};
+    c.out = {reinterpret_cast<std::byte*>(out), 2, 1, nullptr};
+    const Program program(p, rank, c, 4096);
+    std::vector<std::size_t> offsets;
+    for (const Step& step : program.steps(2, 0))
+      if (const auto* combine = std::get_if<Combine>(&step))
+        for (const Piece& src : combine->srcs) offsets.push_back(src.offset);
+    CHECK(offsets.size() == 2 && (offsets[rank] < offsets[1 - rank]), "rank ", rank,
+          " combines its own sum, which lies first, in the place of its node");
+  }
+}
+
 }  // namespace

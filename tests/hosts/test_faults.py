@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 
 from tests.hosts.launch import BACKENDS, HostTeam
-from tests.support.processes import Outcome
 from tests.support.thinning import first
 from tests.support.worker import listen, tell
+from torch_occl.testing.outcomes import Outcome
 
 TIMEOUT = 3.0
 """Seconds of the groups."""
