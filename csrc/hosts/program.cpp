@@ -547,16 +547,17 @@ std::vector<Step> Program::steps(int stage, std::uint64_t window) const {
 
 // ---- schedule
 
-Schedule::Schedule(int stages, std::uint64_t windows) : stages_(stages), windows_(windows), stage_(stages) {
-  next();
+Schedule::Schedule(int stages, std::uint64_t windows) : stages_(stages), windows_(windows) {
+  if (done()) return;
+  while (item().window >= windows_) next();
 }
 
 void Schedule::next() {
   do {
-    if (--stage_ >= 0) continue;
-    stage_ = stages_ - 1;
+    if (++stage_ < stages_ && static_cast<std::uint64_t>(stage_) <= time_) continue;
+    stage_ = 0;
     ++time_;
-  } while (!done() && (time_ < static_cast<std::uint64_t>(stage_) || item().window >= windows_));
+  } while (!done() && item().window >= windows_);
 }
 
 bool Schedule::done() const {

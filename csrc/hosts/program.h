@@ -182,7 +182,10 @@ class Program {
 /// The order in which a rank starts the stages of the windows; the same on every rank, so that operations of
 /// the node's group meet and messages between two ranks match.
 ///
-///     stage 0 of window 0; stage 1 of window 0, stage 0 of window 1; stage 2 of window 0, ...
+///     stage 0 of window 0; stage 0 of window 1, stage 1 of window 0; stage 0 of window 2, stage 1 of window
+///     1, ...
+///
+/// Early stages come first, so that the network has the next window before this one is combined.
 ///
 /// A stage may start when the window's previous stage has ended, and the first one when the scratch memory of
 /// the window is free: at most `stages` windows are under way.
@@ -204,7 +207,7 @@ class Schedule {
   const int stages_;
   const std::uint64_t windows_;
   std::uint64_t time_ = 0;
-  int stage_;
+  int stage_ = 0;
 };
 
 }  // namespace occl::hosts
