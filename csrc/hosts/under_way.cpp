@@ -4,9 +4,9 @@
 
 namespace occl::hosts {
 
-UnderWay::Nested::Nested(coll::Task given, std::vector<coll::Block> in, std::vector<coll::Block> out,
+UnderWay::Nested::Nested(const coll::Task& given, std::vector<coll::Block> in, std::vector<coll::Block> out,
                          Deadline deadline)
-    : in(std::move(in)), out(std::move(out)), task(std::move(given)), operation(*this, task, deadline) {
+    : in(std::move(in)), out(std::move(out)), task(given), operation(*this, task, deadline) {
   if (auto* c = std::get_if<coll::Collective>(&task)) {
     if (c->in.n > 1) c->in.list = this->in.data();
     if (c->out.n > 1) c->out.list = this->out.data();
