@@ -37,7 +37,7 @@ from torch_occl.bench.report import Table, summarize
 NO_LIMIT = "none"
 SIZES = [parse_size(size) for size in ("4", "64K", "1M", "16M", "64M")]
 COUNTED_BYTES, MOST_COUNTED = 16 << 20, 50
-"""Calls whose bytes are counted: as many as move these bytes, but at least one and at most so many."""
+"""Calls whose bytes are counted: as many as move COUNTED_BYTES, but at least 1 and at most MOST_COUNTED."""
 RESULTS = Path(__file__).parent / "results"
 
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/hash.h"
 
 namespace occl::coll {
 namespace {
@@ -17,6 +18,15 @@ static_assert(kKinds <= 1 << kPartOfBit && kDTypes <= 1 << (kOpBit - kDTypeBit) 
 
 const char* name_of(const Collective& c) {
   return c.part_of == Composite::all_reduce_sparse ? "all_reduce_sparse" : traits(c.kind).name;
+}
+
+void set_sizes(Collective& c, const std::vector<std::size_t>& counts) {
+  const auto [least, most] = std::minmax_element(counts.begin(), counts.end());
+  c.largest = c.volume = *most;
+  if (*least == *most) return;
+  std::uint64_t hash = kHashStart;
+  for (const std::size_t n : counts) hash = hashed(hash, n);
+  c.volume = kUneven | (hash & (kUneven - 1));
 }
 
 Signature Signature::of(const Collective& c) {

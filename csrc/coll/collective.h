@@ -8,10 +8,12 @@
 // where c = d if inputs have one block for each rank, else 0.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "base/dtype.h"
 
@@ -83,7 +85,13 @@ struct Collective {
   std::size_t largest = 0;  // elements of the largest block that this rank knows of
   std::size_t volume = 0;   // what all ranks must agree on: elements of a block, or kUneven and a hash
   double factor = 1;        // this rank's factor for PREMUL_SUM
+
+  /// Elements of the largest block of this rank.
+  std::size_t count() const { return std::max(in.count, out.count); }
 };
+
+/// Sets what all ranks must agree on, for blocks of these sizes.
+void set_sizes(Collective& c, const std::vector<std::size_t>& counts);
 
 /// The name of the call: "all_reduce".
 const char* name_of(const Collective& c);

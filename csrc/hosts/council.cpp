@@ -2,10 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
-#include <vector>
 
 #include "base/error.h"
-#include "hosts/program.h"
+#include "hosts/sums.h"
 #include "kernels/convert.h"
 #include "kernels/kernels.h"
 
@@ -14,15 +13,18 @@ namespace {
 
 using coll::Kind;
 
-std::size_t count_of(const coll::Collective& c) { return std::max(c.in.count, c.out.count); }
+using Data = std::vector<std::byte>;
 
-/// The data of notes in the wide dtype, combined in their order.
-void combine(DType wide, ReduceOp op, std::vector<std::vector<std::byte>>& data, std::size_t count,
-             std::span<const double> factors, std::byte* to) {
-  std::vector<const void*> from;
-  for (const auto& one : data) from.push_back(one.data());
-  void* const dst[] = {to};
-  kernels::reduce(wide, op, dst, from, count, kernels::Store::cached, factors);
+/// dst = combine(srcs), in their order.
+void combine(DType dtype, ReduceOp op, std::byte* dst, const std::vector<const void*>& srcs,
+             std::size_t count, std::span<const double> factors = {}) {
+  void* const to[] = {dst};
+  kernels::reduce(dtype, op, to, srcs, count, kernels::Store::cached, factors);
+}
+
+/// Whether notes of ranks that fit each other hold data to be combined.
+bool reduces_in_notes(const coll::Collective& c) {
+  return coll::traits(c.kind).reduces && fits_note(c) && c.count() > 0;
 }
 
 std::string mismatch(const Note& odd, const std::string& odd_rank, const Note& own,
@@ -35,6 +37,7 @@ std::string mismatch(const Note& odd, const std::string& odd_rank, const Note& o
                 " as operation #", own.number);
 }
 
+/// Whether two calls belong together.
 bool fits(const Note& a, const Note& b) {
   return a.number == b.number && coll::Signature{a.signature}.fits(coll::Signature{b.signature});
 }
@@ -52,7 +55,7 @@ void Note::refuse(const std::string& text) {
 bool fits_note(const coll::Collective& c) {
   if (c.kind == Kind::barrier) return true;
   if (c.kind != Kind::all_reduce && c.kind != Kind::reduce && c.kind != Kind::broadcast) return false;
-  return count_of(c) <= Note{}.data.size() / size_of(wide_dtype(c.dtype, c.op));
+  return c.count() <= Note{}.data.size() / size_of(wide_dtype(c.dtype, c.op));
 }
 
 void write_note(Note& note, const coll::Collective& c, std::uint64_t number, int rank) {
@@ -77,34 +80,31 @@ Note note_of_node(const coll::Collective& c, std::span<const Note> notes, const 
     }
     result.pairwise |= notes[i].pairwise;
   }
-  if (!fits_note(c) || c.kind == Kind::barrier || count_of(c) == 0) return result;
-  if (c.kind == Kind::broadcast) {
-    if (partition.node_of(c.root) == node) result.data = notes[partition.local_rank(c.root)].data;
-    return result;
-  }
+  if (c.kind == Kind::broadcast && partition.node_of(c.root) == node)
+    result.data = notes[partition.local_rank(c.root)].data;
+  if (!reduces_in_notes(c)) return result;
   const DType wide = wide_dtype(c.dtype, c.op);
-  std::vector<std::vector<std::byte>> data;
+  std::vector<Data> data;
+  std::vector<const void*> from;
   std::vector<double> factors;
   for (const Note& note : notes) {
-    data.emplace_back(c.in.count * size_of(wide));
-    if (wide == c.dtype)
-      std::memcpy(data.back().data(), note.data.data(), data.back().size());
-    else
-      kernels::widen(c.dtype, wide, data.back().data(), note.data.data(), c.in.count);
+    from.push_back(note.data.data());
+    if (wide != c.dtype) {
+      data.emplace_back(c.count() * size_of(wide));
+      kernels::widen(c.dtype, wide, data.back().data(), note.data.data(), c.count());
+      from.back() = data.back().data();
+    }
     if (c.op == ReduceOp::premul_sum) factors.push_back(note.factor);
   }
-  combine(wide, inside_node(c.op), data, c.in.count, factors, result.data.data());
+  combine(wide, inside_node(c.op), result.data.data(), from, c.count(), factors);
   return result;
 }
 
 Note verdict(const coll::Collective& c, std::span<const Note> notes, const Partition& partition, int node,
              const Describe& describe) {
-  Note result = notes[node];
   for (const Note& note : notes)
-    if (note.refused) {
-      result = note;
-      return result;
-    }
+    if (note.refused) return note;
+  Note result = notes[node];
   for (int m = 0; m < partition.nodes(); ++m) {
     if (!fits(notes[m], notes[node])) {
       result.refuse(
@@ -113,23 +113,31 @@ Note verdict(const coll::Collective& c, std::span<const Note> notes, const Parti
     }
     result.pairwise |= notes[m].pairwise;
   }
-  if (!fits_note(c) || c.kind == Kind::barrier || count_of(c) == 0) return result;
-  if (c.kind == Kind::broadcast) {
-    result.data = notes[partition.node_of(c.root)].data;
-    return result;
-  }
+  if (c.kind == Kind::broadcast) result.data = notes[partition.node_of(c.root)].data;
+  if (!reduces_in_notes(c)) return result;
   const DType wide = wide_dtype(c.dtype, c.op);
-  std::vector<std::vector<std::byte>> data;
+  std::vector<Data> sums;
   for (const Note& note : notes)
-    data.emplace_back(note.data.begin(), note.data.begin() + c.in.count * size_of(wide));
-  std::vector<std::byte> sum(c.in.count * size_of(wide));
-  combine(wide, between_nodes(c.op), data, c.in.count, {}, sum.data());
+    sums.emplace_back(note.data.begin(), note.data.begin() + c.count() * size_of(wide));
+  for (const auto& [into, from] : Tree(partition.nodes()).merges())
+    combine(wide, between_nodes(c.op), sums[into].data(), {sums[into].data(), sums[from].data()}, c.count());
   if (needs_narrowing(c.dtype, c.op))
-    kernels::narrow(c.dtype, wide, result.data.data(), sum.data(), c.in.count,
+    kernels::narrow(c.dtype, wide, result.data.data(), sums[0].data(), c.count(),
                     c.op == ReduceOp::avg ? partition.size() : 1);
   else
-    std::memcpy(result.data.data(), sum.data(), sum.size());
+    std::memcpy(result.data.data(), sums[0].data(), sums[0].size());
   return result;
+}
+
+std::vector<std::vector<Exchange>> exchanges(int nodes) {
+  constexpr int kRadix = 8;
+  std::vector<std::vector<Exchange>> rounds;
+  for (int have = 1; have < nodes; have *= kRadix) {
+    rounds.emplace_back();
+    for (int i = 1; i < kRadix && i * have < nodes; ++i)
+      rounds.back().push_back({i * have, std::min(have, nodes - i * have)});
+  }
+  return rounds;
 }
 
 void read_result(const Note& verdict, const coll::Collective& c, int rank) {

@@ -1,9 +1,9 @@
 // How all ranks of all nodes meet at the start of a collective. Each rank writes what it calls into a note of
 // fixed size. The first rank of each node, its leader, gathers the notes of its node, compares them, and
-// exchanges one note with every other leader. What the leaders find is told to every rank of the node.
+// exchanges one note with the other leaders. What the leaders find is told to every rank of the node.
 //
-//     ranks           notes ─▶ leader          (an all_gather inside the node)
-//     leaders         note ◀──▶ note           (messages)
+//     ranks           notes ─▶ leader          (a gather inside the node)
+//     leaders         note ◀──▶ note           (messages, in rounds)
 //     leader          verdict ─▶ ranks         (a broadcast inside the node)
 //
 // Notes are of one size whatever is called, so ranks that call different operations still meet. A small
@@ -18,6 +18,7 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "coll/collective.h"
 #include "hosts/partition.h"
@@ -36,6 +37,7 @@ struct Note {
 
   std::string text() const;
   void refuse(const std::string& text);
+  std::byte* bytes() { return reinterpret_cast<std::byte*>(this); }
 };
 static_assert(sizeof(Note) == kNoteBytes);
 
@@ -56,6 +58,17 @@ Note note_of_node(const coll::Collective& c, std::span<const Note> notes, const 
 /// What all nodes together find, from the notes of all leaders: a refusal, or the result.
 Note verdict(const coll::Collective& c, std::span<const Note> notes, const Partition& partition, int node,
              const Describe& describe);
+
+/// Leaders exchange notes in rounds, so that each sends and receives about 7 log8(nodes) messages and has the
+/// notes of all nodes at the end, those of the next nodes first. In a round a leader sends the notes that it
+/// has, and no more than are wanted, to the leaders so far before it, and receives as many from those so far
+/// behind it. (An all-gather after Bruck et al., Efficient algorithms for all-to-all communications in
+/// multiport message-passing systems, 1997.)
+struct Exchange {
+  int distance = 0;  // between the two nodes; where the received notes begin
+  int notes = 0;
+};
+std::vector<std::vector<Exchange>> exchanges(int nodes);
 
 /// Takes the result out of a verdict, where the data travels in the notes.
 void read_result(const Note& verdict, const coll::Collective& c, int rank);

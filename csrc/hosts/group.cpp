@@ -12,10 +12,13 @@
 namespace occl::hosts {
 namespace {
 
-/// A rank names what is missing when an operation's deadline has passed. One that knows less about it waits
-/// so much longer, or half of it. A rank that leaves waits as long until the others know, and they wait as
-/// long for what it sent before.
-constexpr std::chrono::nanoseconds kGrace = std::chrono::seconds(1);
+/// A rank that leaves waits up to so long until the others know, and they wait as long for what it sent
+/// before.
+constexpr std::chrono::nanoseconds kPartingTime = std::chrono::seconds(1);
+
+/// After the deadline of an operation, a rank that does not know what is missing waits this part of the
+/// timeout for one that knows; a leader half of it.
+constexpr int kGracePart = 20;
 
 /// How often a leader looks for trouble of its node while it computes.
 constexpr auto kWatch = std::chrono::milliseconds(200);
@@ -23,23 +26,11 @@ constexpr auto kWatch = std::chrono::milliseconds(200);
 /// What a leader tells other leaders between collectives: Note::number.
 enum News : std::uint64_t { ended = 1, left = 2 };
 
-/// No deadline: the group's own is checked by Group::check, which can name what is missing.
-Deadline none() { return Deadline::never(); }
-
 coll::Blocks blocks_of(const std::vector<coll::Block>& list) {
   if (list.empty()) return {};
   std::size_t largest = 0;
   for (const coll::Block& block : list) largest = std::max(largest, block.count);
   return {list.front().data, largest, static_cast<std::uint32_t>(list.size()), nullptr};
-}
-
-/// What all ranks must agree on, for blocks of these sizes.
-std::uint64_t volume_of(const std::vector<std::size_t>& counts) {
-  if (std::all_of(counts.begin(), counts.end(), [&](std::size_t n) { return n == counts.front(); }))
-    return counts.front();
-  std::uint64_t hash = 0;
-  for (const std::size_t n : counts) hash = (hash ^ n) * 0x9e3779b97f4a7c15u;
-  return coll::kUneven | (hash & (coll::kUneven - 1));
 }
 
 }  // namespace
@@ -52,17 +43,18 @@ Group::Group(Membership membership, std::shared_ptr<coll::Group> node, std::shar
       link_(std::move(link)),
       notes_(engine().endpoint()),
       work_(engine().endpoint()),
+      exchanges_(exchanges(m_.partition.nodes())),
       messenger_(m_, *node_, *link_),
       roll_call_(m_, *link_) {
   notes_.reserve((2 + node_->size()) * kNoteBytes);
   if (!leads()) return;
-  for (int m = 0; m < m_.partition.nodes(); ++m) {
-    if (m == node_number_) continue;
-    Ear ear{m, std::make_shared<Note>(), nullptr};
-    ear.message = link_->receive(m_.partition.leader(m), m_.stream(Stream::news),
-                                 reinterpret_cast<std::byte*>(ear.note.get()), kNoteBytes, ear.note);
-    ears_.push_back(std::move(ear));
-  }
+  for (const auto& round : exchanges_)
+    for (const Exchange& exchange : round) {
+      Letter letter{node_after(exchange.distance), std::make_shared<Note>(), nullptr};
+      letter.message = link_->receive(m_.partition.leader(letter.node), m_.stream(Stream::news),
+                                      letter.note->bytes(), kNoteBytes, letter.note);
+      expected_.push_back(std::move(letter));
+    }
   watch_ = start_thread<std::thread>("that watches over the ranks of this node", [this] { watch(); });
 }
 
@@ -87,73 +79,76 @@ void Group::start(coll::Operation& op) {
   op_ = &op;
   phase_ = Phase::gather;
   write_note(own(), op.collective(), op.sequence(), m_.rank);
-  const auto inside = [&](coll::Kind kind, Note* from, Note* to, int blocks) {
-    coll::Collective c;
-    c.kind = kind;
-    if (from) c.in = {reinterpret_cast<std::byte*>(from), kNoteBytes, 1, nullptr};
-    if (to)
-      c.out = {reinterpret_cast<std::byte*>(to), kNoteBytes, static_cast<std::uint32_t>(blocks), nullptr};
-    c.largest = c.volume = kNoteBytes;
-    under_way_.add(
-        *node_,
-        std::make_unique<UnderWay::Nested>(c, std::vector<coll::Block>{}, std::vector<coll::Block>{}, none()),
-        0);
-  };
-  inside(coll::Kind::gather, &own(), leads() ? of_node().data() : nullptr, node_->size());
+  meet_inside(coll::Kind::gather, &own(), leads() ? of_node().data() : nullptr);
   if (leads()) return;
-  phase_ = Phase::spread;  // whoever leads broadcasts what all nodes found
-  inside(coll::Kind::broadcast, nullptr, &verdict(), 1);
+  phase_ = Phase::spread;  // the leader broadcasts what all nodes found
+  meet_inside(coll::Kind::broadcast, nullptr, &verdict());
+}
+
+/// Starts a collective of the node on notes: a broadcast of one, or a gather of one from each rank.
+void Group::meet_inside(coll::Kind kind, Note* from, Note* to) {
+  coll::Collective c;
+  c.kind = kind;
+  if (from) c.in = {from->bytes(), kNoteBytes, 1, nullptr};
+  const auto blocks = kind == coll::Kind::gather ? static_cast<std::uint32_t>(node_->size()) : 1;
+  if (to) c.out = {to->bytes(), kNoteBytes, blocks, nullptr};
+  c.largest = c.volume = kNoteBytes;
+  under_way_.add(*node_, std::make_unique<UnderWay::Nested>(c), 0);
 }
 
 /// The leader has the notes of its node.
+void Group::begin_exchange() {
+  of_leaders_ = std::make_shared<std::vector<Note>>(m_.partition.nodes());
+  of_leaders_->front() = note_of_node(op_->collective(), of_node(), m_.partition, node_number_,
+                                      [this](int r) { return m_.describe(r); });
+  round_ = 0;
+  exchange_notes();
+}
+
 void Group::exchange_notes() {
-  const Describe describe = [this](int r) { return m_.describe(r); };
-  of_leaders_.assign(m_.partition.nodes(), nullptr);
-  for (auto& note : of_leaders_) note = std::make_shared<Note>();
-  const auto& mine = of_leaders_[node_number_];
-  *mine = note_of_node(op_->collective(), of_node(), m_.partition, node_number_, describe);
-  const auto bytes_of = [](Note& note) { return reinterpret_cast<std::byte*>(&note); };
-  for (int m = 0; m < m_.partition.nodes(); ++m) {
-    if (m == node_number_) continue;
-    const int peer = m_.partition.leader(m);
-    const auto& theirs = of_leaders_[m];
-    const auto stream = m_.stream(Stream::notes);
-    under_way_.add(link_->send(peer, stream, bytes_of(*mine), kNoteBytes, mine), peer, 0);
-    under_way_.add(link_->receive(peer, stream, bytes_of(*theirs), kNoteBytes, theirs), peer, 0);
+  const auto stream = m_.stream(Stream::notes);
+  for (const auto& [distance, notes] : exchanges_[round_]) {
+    const int to = m_.partition.leader(node_after(-distance)),
+              from = m_.partition.leader(node_after(distance));
+    const std::size_t bytes = notes * kNoteBytes;
+    under_way_.add(link_->send(to, stream, of_leaders_->front().bytes(), bytes, of_leaders_), to, 0);
+    under_way_.add(link_->receive(from, stream, (*of_leaders_)[distance].bytes(), bytes, of_leaders_), from,
+                   0);
   }
+}
+
+/// The leader has the notes of all nodes.
+Note Group::find_verdict() const {
+  std::vector<Note> all(of_leaders_->size());
+  for (std::size_t i = 0; i < all.size(); ++i) all[node_after(static_cast<int>(i))] = (*of_leaders_)[i];
+  return hosts::verdict(op_->collective(), all, m_.partition, node_number_,
+                        [this](int r) { return m_.describe(r); });
 }
 
 /// Everything of this phase has ended. False if the collective is at its end.
 bool Group::next_phase() {
-  const Describe describe = [this](int r) { return m_.describe(r); };
   const coll::Collective& c = op_->collective();
   switch (phase_) {
     case Phase::gather:
-      exchange_notes();
+      begin_exchange();
       phase_ = Phase::exchange;
       return true;
-    case Phase::exchange: {
-      std::vector<Note> all;
-      for (const auto& note : of_leaders_) all.push_back(*note);
-      verdict() = hosts::verdict(c, all, m_.partition, node_number_, describe);
-      coll::Collective told;
-      told.kind = coll::Kind::broadcast;
-      told.in = told.out = {reinterpret_cast<std::byte*>(&verdict()), kNoteBytes, 1, nullptr};
-      told.largest = told.volume = kNoteBytes;
-      under_way_.add(*node_,
-                     std::make_unique<UnderWay::Nested>(told, std::vector<coll::Block>{},
-                                                        std::vector<coll::Block>{}, none()),
-                     0);
+    case Phase::exchange:
+      if (++round_ < exchanges_.size()) {
+        exchange_notes();
+        return true;
+      }
+      verdict() = find_verdict();
+      meet_inside(coll::Kind::broadcast, &verdict(), &verdict());
       phase_ = Phase::spread;
       return true;
-    }
     case Phase::spread:
       if (verdict().refused) return false;
       if (fits_note(c)) {
         read_result(verdict(), c, m_.rank);
         return false;
       }
-      program_ = std::make_unique<Program>(m_.partition, m_.rank, c, m_.window_bytes, verdict().pairwise);
+      program_ = Program::make(m_.partition, m_.rank, c, m_.window_bytes, verdict().pairwise);
       schedule_ = std::make_unique<Schedule>(program_->stages(), program_->windows());
       open_.assign(program_->stages() * program_->stages(), 0);
       work_.reserve(program_->stages() * program_->work_bytes());
@@ -225,12 +220,15 @@ void Group::carry_out(const Inside& step, std::uint64_t window, int place) {
   c.root = step.root;
   c.in = blocks_of(in);
   c.out = blocks_of(out);
-  c.largest = std::max(c.in.count, c.out.count);
-  for (const std::size_t n : step.counts) c.largest = std::max(c.largest, n);
-  c.volume = step.counts.empty() ? coll::kUneven : volume_of(step.counts);
+  if (step.counts.empty()) {
+    c.largest = c.count();
+    c.volume = coll::kUneven;
+  } else {
+    coll::set_sizes(c, step.counts);
+  }
   c.factor = op_->collective().factor;
   ++open_[place];
-  under_way_.add(*node_, std::make_unique<UnderWay::Nested>(c, std::move(in), std::move(out), none()), place);
+  under_way_.add(*node_, std::make_unique<UnderWay::Nested>(c, std::move(in), std::move(out)), place);
 }
 
 void Group::carry_out(const Step& step, std::uint64_t window, int place) {
@@ -280,14 +278,16 @@ void Group::check(coll::OperationList&) {
   if (const auto error = node_->trouble()) throw *error;
   read_news();
   for (const coll::Operation* op = collectives().begin(); op; op = coll::OperationList::next(*op))
-    if (op->deadline().passed_by(grace())) time_out(*op);
+    if (op->deadline().passed_by(grace(*op))) time_out(*op);
   if (const coll::Operation* message = messenger_.overdue()) time_out(*message);
 }
 
-/// How long after its deadline this rank waits for one that knows more about what is missing.
-std::chrono::nanoseconds Group::grace() const {
-  if (!leads()) return kGrace;
-  return phase_ == Phase::gather ? std::chrono::nanoseconds(0) : kGrace / 2;
+/// How long after the deadline of an operation this rank waits for one that knows what is missing.
+std::chrono::nanoseconds Group::grace(const coll::Operation& op) const {
+  if (leads() && phase_ == Phase::gather) return {};
+  const std::chrono::nanoseconds most =
+      std::min<std::chrono::nanoseconds>(op.deadline().span() / kGracePart, kPartingTime);
+  return leads() ? most / 2 : most;
 }
 
 void Group::time_out(const coll::Operation& op) const {
@@ -307,16 +307,18 @@ void Group::time_out(const coll::Operation& op) const {
 }
 
 void Group::read_news() {
-  for (Ear& ear : ears_) {
-    if (!ear.message || !ear.message->ended()) continue;
-    const int peer = m_.partition.leader(ear.node);
-    const auto broken = ear.message->error();
-    ear.message.reset();
+  for (Letter& letter : expected_) {
+    if (!letter.message || !letter.message->ended()) continue;
+    const int peer = m_.partition.leader(letter.node);
+    const auto broken = letter.message->error();
+    letter.message.reset();
     if (broken) throw m_.lost(peer, *link_, *broken);
-    if (ear.note->number == News::ended)
-      fail(Errc::aborted, m_.describe(peer), " ended group ", m_.name, ": ", ear.note->text());
+    if (letter.note->number == News::ended) {
+      heard_ = letter.note->text();
+      fail(Errc::aborted, heard_);
+    }
     left_ = concat(m_.describe(peer), " has left group ", m_.name);
-    patience_ = Deadline::after(kGrace);  // what it sent before may still be on its way
+    patience_ = Deadline::after(kPartingTime);  // what it sent before may still be on its way
   }
   if (!left_.empty() && !collectives().empty() && patience_.passed())
     fail(Errc::peer_left, left_, " during ", collectives().front().describe());
@@ -324,20 +326,22 @@ void Group::read_news() {
 
 void Group::send_news(std::uint64_t kind, const std::string& text) {
   if (!leads() || silent_) return;
-  for (int m = 0; m < m_.partition.nodes(); ++m) {
-    if (m == node_number_) continue;
-    Ear mouth{m, std::make_shared<Note>(), nullptr};
-    mouth.note->number = kind;
-    mouth.note->refuse(text);
-    mouth.message = link_->send(m_.partition.leader(m), m_.stream(Stream::news),
-                                reinterpret_cast<std::byte*>(mouth.note.get()), kNoteBytes, mouth.note);
-    told_.push_back(std::move(mouth));
-  }
+  for (const auto& round : exchanges_)
+    for (const Exchange& exchange : round) {
+      Letter letter{node_after(-exchange.distance), std::make_shared<Note>(), nullptr};
+      letter.note->number = kind;
+      letter.note->refuse(text);
+      letter.message = link_->send(m_.partition.leader(letter.node), m_.stream(Stream::news),
+                                   letter.note->bytes(), kNoteBytes, letter.note);
+      told_.push_back(std::move(letter));
+    }
 }
 
 void Group::give_up(const Error& error) {
   if (!silent_) node_->end(error);
-  send_news(News::ended, error.what());
+  send_news(News::ended, !heard_.empty()
+                             ? heard_
+                             : concat(m_.describe(m_.rank), " ended group ", m_.name, ": ", error.what()));
   silent_ = true;
   under_way_.cancel();  // after the news, because it can take a moment
 }
@@ -350,17 +354,17 @@ void Group::leave() {
   watch_wake_.notify_all();
   send_news(News::left, "");
   silent_ = true;
-  const auto until = Deadline::after(kGrace);
-  const auto waits = [this](const Ear& told) {
-    const auto ear =
-        std::find_if(ears_.begin(), ears_.end(), [&](const Ear& e) { return e.node == told.node; });
-    const bool gone = !ear->message || ear->message->ended();  // it has left as well
+  const auto until = Deadline::after(kPartingTime);
+  const auto waits = [this](const Letter& told) {
+    const bool gone = std::any_of(expected_.begin(), expected_.end(), [&](const Letter& letter) {
+      return letter.node == told.node && (!letter.message || letter.message->ended());
+    });
     return !gone && !told.message->ended();
   };
   while (!until.passed() && std::any_of(told_.begin(), told_.end(), waits))
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   told_.clear();
-  ears_.clear();
+  expected_.clear();
   under_way_.cancel();
   node_->close();
   under_way_.clear();

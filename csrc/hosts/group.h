@@ -4,7 +4,8 @@
 //
 //     gather the notes ─▶ leaders exchange theirs ─▶ broadcast the verdict ─▶ run the program
 //
-// What ends the group on a node is told to the leaders of the other nodes, and by them to their nodes.
+// What ends the group on a node is told to the leaders of other nodes, and by them to their nodes and to more
+// leaders, along the same paths on which leaders exchange notes.
 #pragma once
 
 #include <condition_variable>
@@ -22,6 +23,7 @@
 #include "hosts/messenger.h"
 #include "hosts/program.h"
 #include "hosts/roll_call.h"
+#include "hosts/schedule.h"
 #include "hosts/scratch.h"
 #include "hosts/under_way.h"
 
@@ -29,7 +31,7 @@ namespace occl::hosts {
 
 class Group final : public coll::Communicator {
  public:
-  /// `node`: the group of the ranks of this node, in the order of the partition. Nobody else uses it.
+  /// `node`: the group of the ranks of this node, in the order of the partition. This group alone uses it.
   Group(Membership membership, std::shared_ptr<coll::Group> node, std::shared_ptr<Link> link);
   ~Group() override;
 
@@ -68,16 +70,21 @@ class Group final : public coll::Communicator {
   std::string ahead_of_this(const shm::Peer&) const override { return ""; }
 
   void watch();
+  void meet_inside(coll::Kind kind, Note* from, Note* to);
+  void begin_exchange();
   void exchange_notes();
+  Note find_verdict() const;
   bool next_phase();
   bool run_program();
-  void begin_stage(Schedule::Item item);
   void carry_out(const Step& step, std::uint64_t window, int place);
   void carry_out(const Inside& step, std::uint64_t window, int place);
   std::byte* at(const Piece& piece, std::uint64_t window) const;
   void send_news(std::uint64_t kind, const std::string& text);
   void read_news();
-  std::chrono::nanoseconds grace() const;
+  std::chrono::nanoseconds grace(const coll::Operation& op) const;
+  int node_after(int distance) const {
+    return (node_number_ + m_.partition.nodes() + distance) % m_.partition.nodes();
+  }
   [[noreturn]] void time_out(const coll::Operation& op) const;
 
   bool leads() const { return m_.partition.leader(node_number_) == m_.rank; }
@@ -100,18 +107,21 @@ class Group final : public coll::Communicator {
   std::vector<int> open_;  // steps that have not ended, by stage and place of the window
   UnderWay under_way_;
   Scratch notes_, work_;
-  std::vector<std::shared_ptr<Note>> of_leaders_;  // by node
+  const std::vector<std::vector<Exchange>> exchanges_;
+  std::size_t round_ = 0;                          // of them
+  std::shared_ptr<std::vector<Note>> of_leaders_;  // by distance of their nodes
   Messenger messenger_;
   RollCall roll_call_;
 
-  // News from other leaders, for leaders.
-  struct Ear {
+  // News between leaders.
+  struct Letter {
     int node = 0;
     std::shared_ptr<Note> note;
     std::unique_ptr<Link::Message> message;
   };
-  std::vector<Ear> ears_;
-  std::vector<Ear> told_;  // news on its way to others
+  std::vector<Letter> expected_;  // news from the leaders behind this one
+  std::vector<Letter> told_;      // news on its way to those before it
+  std::string heard_;             // why the group has ended, if another leader has said so
   // A leader that computes looks for trouble of its node now and then, because other nodes may wait for it.
   std::mutex watch_mutex_;
   std::condition_variable watch_wake_;

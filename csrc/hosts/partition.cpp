@@ -17,7 +17,7 @@ Partition::Partition(const std::vector<int>& node_of) {
   }
 }
 
-int Partition::owner(int node, int rail) const { return rail * node_size(node) / rails_; }
+int Partition::owner(int node, int rail) const { return members_[node][rail * node_size(node) / rails_]; }
 
 int Partition::first_rail(int node, int local) const {
   const int n = node_size(node);
@@ -25,13 +25,13 @@ int Partition::first_rail(int node, int local) const {
 }
 
 int Partition::holder(int node, int rank) const {
-  return local_rank_[rank] * node_size(node) / node_size(node_of_[rank]);
+  return members_[node][local_rank_[rank] * node_size(node) / node_size(node_of_[rank])];
 }
 
 std::vector<int> Partition::held(int node, int local, int of_node) const {
   std::vector<int> ranks;
   for (const int rank : members_[of_node])
-    if (holder(node, rank) == local) ranks.push_back(rank);
+    if (holder(node, rank) == members_[node][local]) ranks.push_back(rank);
   return ranks;
 }
 

@@ -31,13 +31,13 @@ class Partition {
   /// The rank that speaks for its node when the nodes meet.
   int leader(int node) const { return members_[node].front(); }
 
-  /// The local rank that owns `rail` in `node`. Owners are in the order of their rails.
+  /// The rank of `node` that owns `rail`. Owners are in the order of their rails.
   int owner(int node, int rail) const;
   /// The first rail of a local rank; that of the next local rank is the end.
   int first_rail(int node, int local) const;
 
-  /// The local rank of `node` that holds the block of `rank`: in the rank's own node the rank itself,
-  /// elsewhere a counterpart. The holders of a node's ranks are in the order of these ranks.
+  /// The rank of `node` that holds the block of `rank`: in the rank's own node the rank itself, elsewhere a
+  /// counterpart. The holders of a node's ranks are in the order of these ranks.
   int holder(int node, int rank) const;
   /// The ranks of `of_node` whose blocks `local` of `node` holds.
   std::vector<int> held(int node, int local, int of_node) const;

@@ -11,8 +11,7 @@ namespace occl::hosts {
 void RollCall::post(int peer, const Note& note) {
   const auto copy = std::make_shared<Note>(note);
   std::erase_if(posted_, [](const auto& message) { return message->ended(); });
-  posted_.push_back(link_.send(peer, m_.stream(Stream::roll_call), reinterpret_cast<std::byte*>(copy.get()),
-                               kNoteBytes, copy));
+  posted_.push_back(link_.send(peer, m_.stream(Stream::roll_call), copy->bytes(), kNoteBytes, copy));
 }
 
 /// Whether the peer's note for this barrier has come.
@@ -22,8 +21,7 @@ RollCall::Peer RollCall::look(int peer) {
     if (!letter.message) {
       letter.note = std::make_shared<Note>();
       letter.message =
-          link_.receive(peer, m_.stream(Stream::roll_call), reinterpret_cast<std::byte*>(letter.note.get()),
-                        kNoteBytes, letter.note);
+          link_.receive(peer, m_.stream(Stream::roll_call), letter.note->bytes(), kNoteBytes, letter.note);
     }
     if (!letter.message->ended()) break;
     if (letter.message->error())

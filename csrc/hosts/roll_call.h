@@ -1,5 +1,5 @@
 // The monitored barrier of a group over several nodes: every rank reports to rank 0, which tells all of them
-// who is missing. The group stays usable after it.
+// which ranks are missing. The group stays usable after it.
 #pragma once
 
 #include <chrono>
@@ -17,8 +17,8 @@ class RollCall {
  public:
   RollCall(const Membership& membership, Link& link) : m_(membership), link_(link) {}
 
-  /// A call of all ranks, one at a time. Throws as coll::monitored_barrier does. `group`: whose error ends
-  /// it.
+  /// A call of all ranks, one at a time. Throws as coll::monitored_barrier does. The error of `group`
+  /// ends it.
   void run(coll::Communicator& group, std::chrono::milliseconds timeout, bool all_ranks,
            const std::function<void()>& interrupted);
 

@@ -15,8 +15,8 @@ class UnderWay {
   /// An operation of the node's group, with what it points to.
   class Nested final : public coll::Listener {
    public:
-    Nested(const coll::Task& given, std::vector<coll::Block> in, std::vector<coll::Block> out,
-           Deadline deadline);
+    explicit Nested(const coll::Task& given, std::vector<coll::Block> in = {},
+                    std::vector<coll::Block> out = {}, Deadline deadline = Deadline::never());
     void completed(coll::Operation&) noexcept override {
       completed_.store(true, std::memory_order_release);  // pairs with ended
     }

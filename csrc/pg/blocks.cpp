@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/hash.h"
 #include "kernels/kernels.h"
 #include "pg/checks.h"
 #include "pg/errors.h"
@@ -97,20 +98,13 @@ coll::Blocks whole(const at::Tensor& t) {
   return {block.data, block.count, 1, nullptr};
 }
 
-namespace {
-
-constexpr std::uint64_t kFnvStart = 0xcbf29ce484222325u, kFnvPrime = 0x100000001b3u;  // FNV-1a
-std::uint64_t hashed(std::uint64_t hash, std::uint64_t value) { return (hash ^ value) * kFnvPrime; }
-
-}  // namespace
-
 std::uint32_t order_of(const at::Tensor& t) {
   if (t.is_contiguous()) return 0;
   std::vector<int64_t> dims;
   for (int64_t d = 0; d < t.dim(); ++d)
     if (t.size(d) > 1) dims.push_back(d);
   std::sort(dims.begin(), dims.end(), [&](int64_t a, int64_t b) { return t.stride(a) > t.stride(b); });
-  std::uint64_t hash = kFnvStart;
+  std::uint64_t hash = kHashStart;
   for (const int64_t d : dims) hash = hashed(hash, static_cast<std::uint64_t>(d));
   return static_cast<std::uint32_t>(hash >> 32) | 1;
 }
@@ -120,7 +114,7 @@ void set_even(coll::Collective& c, std::size_t count) { c.largest = c.volume = c
 void set_dense(coll::Collective& c, const at::Tensor& t) {
   set_even(c, count_of(t));
   if (const std::uint32_t order = order_of(t))
-    c.volume = coll::kUneven | (hashed(hashed(kFnvStart, c.volume), order) & (coll::kUneven - 1));
+    c.volume = coll::kUneven | (hashed(hashed(kHashStart, c.volume), order) & (coll::kUneven - 1));
 }
 
 namespace {
@@ -159,14 +153,9 @@ coll::Blocks output_list(const char* call, Request& request, const Tensors& tens
 }
 
 void set_listed(coll::Collective& c, const std::vector<coll::Block>& blocks) {
-  const auto [least, most] = std::minmax_element(
-      blocks.begin(), blocks.end(), [](const auto& a, const auto& b) { return a.count < b.count; });
-  c.largest = most->count;
-  c.volume = most->count;
-  if (least->count == most->count) return;
-  std::uint64_t hash = kFnvStart;
-  for (const auto& block : blocks) hash = hashed(hash, block.count);
-  c.volume = coll::kUneven | (hash & (coll::kUneven - 1));
+  std::vector<std::size_t> counts;
+  for (const coll::Block& block : blocks) counts.push_back(block.count);
+  coll::set_sizes(c, counts);
 }
 
 }  // namespace occl::pg

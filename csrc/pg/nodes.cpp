@@ -6,11 +6,11 @@
 #include <algorithm>
 #include <chrono>
 #include <fstream>
-#include <map>
 
 #include <c10/util/Logging.h>
 
 #include "base/error.h"
+#include "base/hash.h"
 #include "pg/runtime.h"
 
 namespace occl::pg {
@@ -32,8 +32,8 @@ std::uint64_t place_of_process() {
   const std::string all =
       concat(boot, "/", inode_of("/proc/self/ns/net"), "/", inode_of("/proc/self/ns/user"), "/", geteuid(),
              "/", engine().endpoint()->address().node);
-  std::uint64_t hash = 0xcbf29ce484222325u;  // FNV-1a: the same in every process
-  for (const char c : all) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
+  std::uint64_t hash = kHashStart;
+  for (const char c : all) hash = hashed(hash, static_cast<unsigned char>(c));
   return hash;
 }
 

@@ -223,7 +223,7 @@ Request all_to_all(ThisRank self, Tensors& outputs, Tensors& inputs) {
   r.collective().out = output_list(call, r, outputs, inputs.front(), self.size);
   // Each pair of ranks has a size of its own: compared when the ranks meet.
   r.collective().volume = coll::kUneven;
-  r.collective().largest = std::max(r.collective().in.count, r.collective().out.count);
+  r.collective().largest = r.collective().count();
   check_overlap(call, r.in, r.out, size_of(r.collective().dtype), nullptr);
   r.inputs = inputs;
   r.outputs = outputs;
@@ -284,7 +284,7 @@ Request all_to_all_single(ThisRank self, at::Tensor& output, at::Tensor& input,
   r.collective().in = split(*read, input_splits, "input", r.in);
   r.collective().out = split(*written, output_splits, "output", r.out);
   r.collective().volume = coll::kUneven;
-  r.collective().largest = std::max(r.collective().in.count, r.collective().out.count);
+  r.collective().largest = r.collective().count();
   return r;
 }
 

@@ -9,8 +9,12 @@
 #include <random>
 #include <utility>
 
+#include "base/error.h"
 #include "check.h"
+#include "hosts/council.h"
 #include "hosts/program.h"
+#include "hosts/schedule.h"
+#include "hosts/ways.h"
 #include "kernels/convert.h"
 #include "kernels/kernels.h"
 
@@ -163,7 +167,7 @@ class Simulation {
         s.out_blocks[0] = s.in_blocks[r];
       k.in = side(s.in_blocks);
       k.out = side(s.out_blocks);
-      s.program = std::make_unique<Program>(p, r, k, c.window_bytes, c.kind == Kind::all_to_all && c.listed);
+      s.program = Program::make(p, r, k, c.window_bytes, c.kind == Kind::all_to_all && c.listed);
       s.schedule = std::make_unique<Schedule>(s.program->stages(), s.program->windows());
       for (int i = 0; i < s.program->stages(); ++i)
         s.work.emplace_back(s.program->work_bytes(), std::byte{0xa5});
@@ -373,9 +377,20 @@ std::vector<int> nodes_of(const std::vector<int>& sizes) {
   return node_of;
 }
 
-const std::vector<std::vector<int>> kShapes = {{1},    {2},    {1, 1},    {2, 2},
-                                               {2, 1}, {1, 2}, {3, 1, 2}, {1, 1, 1, 1, 1},
-                                               {4, 4}, {1, 3}, {5, 2, 3}, {2, 2, 2, 2}};
+const std::vector<std::vector<int>> kShapes = {{1},
+                                               {2},
+                                               {1, 1},
+                                               {2, 2},
+                                               {2, 1},
+                                               {1, 2},
+                                               {3, 1, 2},
+                                               {1, 1, 1, 1, 1},
+                                               {4, 4},
+                                               {1, 3},
+                                               {5, 2, 3},
+                                               {2, 2, 2, 2},
+                                               {2, 1, 1, 3, 1, 2},
+                                               {1, 1, 1, 1, 1, 1, 1, 1, 1}};
 
 constexpr Kind kKindsWithData[] = {Kind::broadcast, Kind::all_reduce, Kind::reduce,         Kind::all_gather,
                                    Kind::gather,    Kind::scatter,    Kind::reduce_scatter, Kind::all_to_all};
@@ -454,6 +469,87 @@ TEST("no node sends more than the least possible") {
   }
 }
 
+/// The messages that one rank sends and receives one after the other, and altogether.
+TEST("small data takes a logarithmic number of steps") {
+  for (const int nodes : {2, 31, 64}) {
+    const Partition p(nodes_of(std::vector<int>(nodes, 1)));
+    for (const Kind kind : {Kind::all_reduce, Kind::broadcast}) {
+      std::vector<float> data(1000);
+      std::size_t most = 0;
+      int stages = 0;
+      for (int rank = 0; rank < nodes; ++rank) {
+        coll::Collective c;
+        c.kind = kind;
+        c.dtype = DType::f32;
+        c.op = kind == Kind::all_reduce ? ReduceOp::sum : ReduceOp::none;
+        c.in = c.out = {reinterpret_cast<std::byte*>(data.data()), data.size(), 1, nullptr};
+        const auto program = Program::make(p, rank, c, 1 << 20);
+        stages = program->stages();
+        std::size_t messages = 0;
+        for (int stage = 0; stage < stages; ++stage)
+          for (const Step& step : program->steps(stage, 0)) messages += std::holds_alternative<Message>(step);
+        most = std::max(most, messages);
+      }
+      const int rounds = doublings(nodes);
+      CHECK(stages <= rounds + 4, coll::traits(kind).name, " over ", nodes, ": ", stages);
+      CHECK(most <= 2u * static_cast<unsigned>(rounds) + 2, coll::traits(kind).name, " over ", nodes, ": ",
+            most);
+    }
+  }
+}
+
+TEST("leaders have the notes of all nodes after their exchanges") {
+  for (const int nodes : {1, 2, 3, 8, 9, 40, 64, 65, 200}) {
+    std::vector<std::vector<int>> has(nodes);
+    for (int m = 0; m < nodes; ++m) has[m] = {m};
+    std::size_t messages = 0;
+    for (const auto& round : exchanges(nodes)) {
+      const auto before = has;
+      for (int m = 0; m < nodes; ++m)
+        for (const auto& [distance, notes] : round) {
+          const auto& from = before[(m + distance) % nodes];
+          CHECK(notes <= static_cast<int>(from.size()), "a leader sends what it does not have");
+          has[m].resize(std::max<std::size_t>(has[m].size(), distance + notes), -1);
+          std::copy_n(from.begin(), notes, has[m].begin() + distance);
+        }
+      messages += round.size();
+    }
+    for (int m = 0; m < nodes; ++m) {
+      CHECK(has[m].size() == static_cast<std::size_t>(nodes), "node ", m, " has ", has[m].size());
+      for (int i = 0; i < nodes; ++i) CHECK(has[m][i] == (m + i) % nodes, "node ", m, ", place ", i);
+    }
+    CHECK(messages <= 21, messages, " messages for ", nodes, " nodes");
+  }
+}
+
+TEST("sums of nodes are combined by one tree whatever the size") {
+  for (const int nodes : {3, 4, 5, 7, 8, 12}) {
+    const std::vector<int> shape(nodes, 1);
+    const Partition p(nodes_of(shape));
+    std::vector<std::string> tree(nodes);
+    for (int m = 0; m < nodes; ++m) tree[m] = std::to_string(m);
+    for (const auto& [into, from] : Tree(nodes).merges()) {
+      CHECK(into < from, "the order of the nodes is lost");
+      tree[into] = "(" + tree[into] + "+" + tree[from] + ")";
+    }
+    // By doubling: what each node has after each round.
+    const Tree t(nodes);
+    std::vector<std::string> sums(nodes);
+    for (int m = 0; m < nodes; ++m)
+      sums[m] = t.takes_next(m) ? concat("(", m, "+", m + 1, ")") : std::to_string(m);
+    for (int round = 0; round < t.rounds(); ++round) {
+      const auto before = sums;
+      for (int m = 0; m < nodes; ++m) {
+        if (t.folded(m)) continue;
+        const int other = t.partner(m, round);
+        CHECK(t.partner(other, round) == m && !t.folded(other), "nodes ", m, " and ", other, " are no pair");
+        sums[m] = concat("(", before[std::min(m, other)], "+", before[std::max(m, other)], ")");
+      }
+    }
+    for (int m = 0; m < nodes; ++m) CHECK(t.folded(m) || sums[m] == tree[0], sums[m], " is not ", tree[0]);
+  }
+}
+
 TEST("narrow floats are rounded once") {
   // 256 + 1 and 1 + 1 on two nodes: 259 is 260 in bfloat16, and 258 if the first sum is rounded too.
   const Partition p({0, 0, 1, 1});
@@ -477,9 +573,9 @@ TEST("sums of nodes are combined in the order of the nodes on every node") {
     c.op = ReduceOp::sum;
     c.in = {reinterpret_cast<std::byte*>(data), 2, 1, nullptr};
     c.out = {reinterpret_cast<std::byte*>(out), 2, 1, nullptr};
-    const Program program(p, rank, c, 4096);
+    const auto program = Program::make(p, rank, c, 4096);
     std::vector<std::size_t> offsets;
-    for (const Step& step : program.steps(2, 0))
+    for (const Step& step : program->steps(2, 0))
       if (const auto* combine = std::get_if<Combine>(&step))
         for (const Piece& src : combine->srcs) offsets.push_back(src.offset);
     CHECK(offsets.size() == 2 && (offsets[rank] < offsets[1 - rank]), "rank ", rank,

@@ -72,7 +72,7 @@ class Warm:
         Raises:
             WrongUse: it refuses, and the text says why.
             RuntimeError: it has failed or ended.
-            TimeoutError: it has not answered in so many seconds.
+            TimeoutError: it has not answered within `timeout` seconds.
         """
         self.socket.settimeout(timeout)
         socket.send_fds(self.socket, [sending.dumps(request)], fds)
@@ -218,7 +218,7 @@ class Member:
         self.kill(signal.SIGUSR1)
 
     def stacks_written(self, patience: float) -> str:
-        """What it has written; "" if it is stopped, or writes nothing in so many seconds."""
+        """What it has written; "" if it is stopped, or writes nothing within `patience` seconds."""
         wait([self.bell, self.pidfd], timeout=0 if self.state() == "T" else patience)
         return os.pread(self.stacks, 1 << 20, 0).decode(errors="replace")
 

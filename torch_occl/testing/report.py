@@ -43,7 +43,9 @@ def failures(
     pids: Mapping[int, int],
     late: str = "",
 ) -> str:
-    """The report, in the order in which the ranks have failed; those that have not ended come last.
+    """The report, in the order in which the ranks have failed.
+
+    Deaths come first, because they are the likely cause of the rest, and ranks that have not ended come last.
 
     Args:
         outcomes: by rank, in the order in which they came; None for a rank that has not ended.
@@ -51,7 +53,7 @@ def failures(
         late: how long they have had.
     """
     parts: dict[tuple[str, str], list[int]] = {}
-    for rank, outcome in sorted(outcomes.items(), key=lambda item: item[1] is None):
+    for rank, outcome in sorted(outcomes.items(), key=lambda item: _order(item[1])):
         if outcome is None:
             seen = without_harness(stacks[rank])
             text = (
@@ -76,6 +78,10 @@ def failures(
         lines.append(f"---- {ranks(who)} {title}")
         lines += [text.rstrip()] * bool(text)
     return "\n".join(lines)
+
+
+def _order(outcome: Outcome | None) -> int:
+    return 2 if outcome is None else 0 if outcome.died else 1
 
 
 def _short(text: str) -> str:

@@ -23,7 +23,7 @@ MOST_CLONES = 4
 """Warm processes that stay. Each has imported one test module, and tests come module by module."""
 
 NO_LIMIT = 7 * 24 * 3600.0
-"""Seconds that somebody may take who debugs a rank."""
+"""Seconds for debugging a rank."""
 
 
 @dataclass

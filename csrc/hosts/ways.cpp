@@ -1,0 +1,38 @@
+#include "hosts/ways.h"
+
+#include "hosts/sums.h"
+
+namespace occl::hosts {
+namespace {
+
+// Fitted to all_reduce and broadcast over 2 to 8 network namespaces (docs/decisions.md, Several nodes).
+constexpr double kInARow = 48 << 10;  // a message that must arrive before the next one can be sent
+constexpr double kAtATime = 8 << 10;  // a message beside others
+
+}  // namespace
+
+int doublings(int nodes) {
+  int rounds = 0;
+  while (1 << rounds < nodes) ++rounds;
+  return rounds;
+}
+
+bool all_reduces_by_doubling(int nodes, std::size_t wide, std::size_t narrow, bool more_windows) {
+  if (nodes == 1) return false;
+  const Tree tree(nodes);
+  const int rounds = tree.rounds() + (tree.folds() ? 2 : 0);
+  const double others = nodes - 1, each_wide = static_cast<double>(wide);
+  double doubling = rounds * each_wide, in_parts = others / nodes * (each_wide + static_cast<double>(narrow));
+  if (!more_windows) {
+    doubling += rounds * (kInARow + kAtATime);
+    in_parts += 2 * kInARow + 2 * others * kAtATime;
+  }
+  return doubling <= in_parts;
+}
+
+bool broadcasts_by_tree(int nodes, std::size_t bytes) {
+  const double one = kAtATime + static_cast<double>(bytes);
+  return doublings(nodes) * (kInARow + one) < kInARow + (nodes - 1) * one;
+}
+
+}  // namespace occl::hosts
