@@ -83,7 +83,7 @@ def init_process_group(**arguments) -> None:
 
 
 def finalize() -> None:
-    """Ends the engines and MPI: every rank must call this. Otherwise mpirun takes the rank's end for a failure.
+    """Ends the engines and MPI. Every rank must call it: mpirun takes an end without it for a failure.
 
     Raises:
         RuntimeError: a message has not ended. MPI could then wait for it forever.
