@@ -76,3 +76,12 @@ def test_a_rank_that_is_killed_is_named_on_both_nodes_over_mpi(settings, tmp_pat
     assert sorted(found) == [0, 1, 2]
     for raised in found.values():
         assert "rank 3 (pid " in raised, raised
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_messages_that_are_given_up_over_mpi_hang_nothing(settings, tmp_path, transport):
+    """Rank 3 is stopped, until the others have an error and have ended their engines."""
+    found = run(settings, tmp_path, "stop", transport, "--enable-recovery")
+    assert sorted(found) == [0, 1, 2]
+    for raised in found.values():
+        assert "Timed out waiting" in raised and "rank 3 (pid " in raised, raised

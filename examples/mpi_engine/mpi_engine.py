@@ -82,14 +82,26 @@ def init_process_group(**arguments) -> None:
     )
 
 
+def close() -> int:
+    """Ends the engines, and gives up their messages. Takes 0.3 seconds at most for each engine.
+
+    Returns:
+        The number of messages that MPI goes on working on, because a peer has died or does not answer.
+    """
+    left = 0
+    while _engines:
+        left += _engines.pop().close()
+    return left
+
+
 def finalize() -> None:
     """Ends the engines and MPI. Every rank must call it: mpirun takes an end without it for a failure.
 
     Raises:
         RuntimeError: a message has not ended. MPI could then wait for it forever.
     """
-    while _engines:
-        _engines.pop().close()
+    if left := close():
+        raise RuntimeError(f"{left} messages over MPI have not ended, so MPI_Finalize could wait forever")
     build().finalize()
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 RANK = int(os.environ["OMPI_COMM_WORLD_RANK"])
@@ -91,6 +92,33 @@ def death() -> str:
     except RuntimeError as error:
         raised = str(error)
     dist.destroy_process_group()
+    return raised
+
+
+def stop() -> str:
+    """Rank 3 is stopped, so messages to and from it are given up on the way. Ends them and the engine."""
+    limit = timedelta(seconds=3)
+    mpi_engine.init_process_group(init_method=f"file://{folder}/store", timeout=limit)
+    pids = [None] * 4
+    dist.all_gather_object(pids, os.getpid())
+    store = dist.FileStore(f"{folder}/after", 3)
+    if RANK == 3:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    large = torch.ones(8 << 20)
+    if RANK == 1:  # the send has been announced, and its payload waits for the answer of rank 3
+        dist.isend(large, 3)
+    try:
+        while True:
+            dist.all_reduce(large)
+    except RuntimeError as error:
+        raised = str(error)
+    dist.destroy_process_group()
+    del large
+    mpi_engine.close()
+    store.set(str(RANK), "ended")
+    if RANK == 0:
+        store.wait(["0", "1", "2"])
+        os.kill(pids[3], signal.SIGKILL)
     return raised
 
 
