@@ -6,8 +6,8 @@
 #include <tuple>
 #include <vector>
 
-#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/utils/pybind.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 
 namespace {
 
