@@ -1,0 +1,229 @@
+"""What occl asks of the engine that carries its messages between nodes. The engine of these tests
+(``recorder.cpp``) passes messages on to Gloo and remembers them; any other call to it is an error.
+
+The ranks say which node they are on (OCCL_NODE), so these tests need no network.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shlex
+import subprocess
+import sysconfig
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.utils.cpp_extension import include_paths
+
+from tests.hosts.launch import counts, placement
+from tests.support import cpp_build
+from tests.support.checks import assert_works
+from tests.support.devices import DEVICES
+from tests.support.harness import Pool
+from torch_occl import ProcessGroupOCCL, _inter_node
+from torch_occl._C import _set_make_inter_node
+
+BLOCK = 1 << 20
+"""Bytes of each rank's block."""
+LONG = 8
+"""Blocks of a broadcast that nodes pass on. The root sends a shorter one to each node itself."""
+CONTROL = 64 << 10
+"""Bytes that suffice for all messages of an operation that carry none of its data."""
+TIMEOUT = timedelta(seconds=60)
+
+Entry = tuple[str, int, int, int]
+"""``"send"`` or ``"receive"``, the other rank, the tag, and the number of bytes."""
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Pool]:
+    with Pool() as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def library() -> Path:
+    """The compiled engine."""
+    source = Path(__file__).with_name("recorder.cpp")
+    out = cpp_build.ROOT / "build" / "recorder"
+    out.mkdir(parents=True, exist_ok=True)
+    includes = [f"-isystem{path}" for path in [*include_paths(), sysconfig.get_path("include")]]
+    flags = ["-O1", "-fPIC", "-std=c++20", "-DTORCH_EXTENSION_NAME=recorder", *includes]
+    compiler = shlex.split(cpp_build.compiler())
+    subprocess.run([*compiler, *flags, "-c", source, "-o", out / "recorder.o"], check=True)
+    link = [*compiler, "-shared", out / "recorder.o", *cpp_build.torch_libraries(), "-o", out / "recorder.so"]
+    subprocess.run(link, check=True)
+    return out / "recorder.so"
+
+
+def meet(rank: int, n: int, device: str, *, places: list[int], library: Path, store: str):
+    """Makes the default group over a recording engine, which it returns. occl may make no engine itself."""
+    spec = importlib.util.spec_from_file_location("recorder", library)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    os.environ["OCCL_NODE"] = f"node {places[rank]}"
+    everyone = dist.FileStore(store, n)
+    gloo = _inter_node.make(dist.PrefixStore("gloo", everyone), rank, n, TIMEOUT)
+    recorder = module.Recorder(gloo)
+
+    def make_none(*_: object) -> None:
+        raise AssertionError("occl makes an engine although it has one")
+
+    _set_make_inter_node(make_none)
+    options = ProcessGroupOCCL.Options(inter_node=recorder)
+    dist.init_process_group(
+        "occl", store=everyone, rank=rank, world_size=n, timeout=TIMEOUT, pg_options=options
+    )
+    return recorder
+
+
+def block(device: str, blocks: int = 1) -> torch.Tensor:
+    return torch.ones(blocks * BLOCK // 4, device=device)
+
+
+def all_to_all(n: int, device: str) -> None:
+    dist.all_to_all_single(block(device, n), block(device, n))
+
+
+def all_to_all_uneven(n: int, device: str) -> None:
+    """Rank a sends a + b blocks to rank b."""
+    rank = dist.get_rank()
+    splits = [(rank + other) * BLOCK // 4 for other in range(n)]
+    tensor = torch.ones(sum(splits), device=device)
+    dist.all_to_all_single(torch.empty_like(tensor), tensor, splits, splits)
+
+
+def gather(n: int, device: str) -> None:
+    out = list(block(device, n).chunk(n)) if dist.get_rank() == 0 else None
+    dist.gather(block(device), out, 0)
+
+
+def scatter(n: int, device: str) -> None:
+    given = list(block(device, n).chunk(n)) if dist.get_rank() == 0 else None
+    dist.scatter(block(device), given, 0)
+
+
+def message(n: int, device: str) -> None:
+    """From the first rank to the last."""
+    if dist.get_rank() == 0:
+        dist.send(block(device), n - 1)
+    if dist.get_rank() == n - 1:
+        dist.recv(block(device), 0)
+
+
+OPERATIONS: dict[str, Callable[[int, str], object]] = {
+    "all_reduce": lambda n, device: dist.all_reduce(block(device)),
+    "reduce": lambda n, device: dist.reduce(block(device), 0),
+    "broadcast": lambda n, device: dist.broadcast(block(device, LONG), 0),
+    "all_gather": lambda n, device: dist.all_gather_single(block(device, n), block(device)),
+    "reduce_scatter": lambda n, device: dist.reduce_scatter_single(block(device), block(device, n)),
+    "all_to_all": all_to_all,
+    "all_to_all_uneven": all_to_all_uneven,
+    "gather": gather,
+    "scatter": scatter,
+    "message": message,
+}
+
+
+def least(operation: str, places: list[int]) -> list[float]:
+    """Blocks that must leave each node. In a broadcast each node but the last passes the data on."""
+    n, nodes = len(places), len(set(places))
+    size = Counter(places)
+    pairs = [(a, b) for a in range(n) for b in range(n) if places[a] != places[b]]
+    of = {
+        "all_reduce": lambda m: 2 * (nodes - 1) / nodes,
+        "reduce": lambda m: float(m != 0),
+        "broadcast": lambda m: LONG * (m != nodes - 1),
+        "all_gather": lambda m: size[m] * (nodes - 1),
+        "reduce_scatter": lambda m: n - size[m],
+        "all_to_all": lambda m: size[m] * (n - size[m]),
+        "all_to_all_uneven": lambda m: sum(a + b for a, b in pairs if places[a] == m),
+        "gather": lambda m: size[m] if m else 0,
+        "scatter": lambda m: 0 if m else n - size[0],
+        "message": lambda m: float(m == 0),
+    }
+    return [of[operation](m) for m in range(nodes)]
+
+
+def recorded(rank: int, n: int, device: str, *, operations: list[str], **how) -> dict[str, list[Entry]]:
+    """The messages of each operation, and of all that this rank has ever begun."""
+    recorder = meet(rank, n, device, **how)
+    found = {}
+    for name in operations:
+        dist.barrier()
+        before = len(recorder.entries())
+        OPERATIONS[name](n, device)
+        found[name] = recorder.entries()[before:]
+    dist.barrier()
+    return found | {"all": recorder.entries()}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("shape", ["2+2", "1+2+1"])
+def test_no_byte_leaves_a_node_that_need_not(ranks, library, shape, device):
+    places = placement(shape)
+    with ranks.fresh(len(places)) as team:
+        how = {"places": places, "library": library, "store": ranks.zygote.new_file()}
+        found = team.run(recorded, device, operations=list(OPERATIONS), **how)
+    for name in OPERATIONS:
+        sent = [0] * len(counts(shape))
+        for rank, entries in enumerate(found):
+            sent[places[rank]] += sum(size for kind, _, _, size in entries[name] if kind == "send")
+        for node, blocks in enumerate(least(name, places)):
+            assert -1 < sent[node] - blocks * BLOCK <= CONTROL, (name, node, sent, blocks)
+
+
+@pytest.mark.parametrize("shape", ["2+2", "1+2+1"])
+def test_messages_go_between_nodes_only_and_meet_receives_of_their_length(ranks, library, shape):
+    places = placement(shape)
+    with ranks.fresh(len(places)) as team:
+        how = {"places": places, "library": library, "store": ranks.zygote.new_file()}
+        found = team.run(recorded, operations=list(OPERATIONS), **how)
+    streams: dict[tuple[str, int, int, int], list[int]] = defaultdict(list)
+    for rank, entries in enumerate(found):
+        for kind, peer, tag, size in entries["all"]:
+            assert places[rank] != places[peer], (rank, peer)
+            assert 0 <= tag <= 32767, "the least tag that every MPI must offer"
+            assert size > 0
+            streams[kind, rank, peer, tag].append(size)
+    assert streams
+    for (kind, rank, peer, tag), sizes in streams.items():
+        if kind == "send":
+            taken = streams["receive", peer, rank, tag]
+            assert taken[: len(sizes)] == sizes, (rank, peer, tag)
+
+
+def groups(rank: int, n: int, device: str, **how) -> None:
+    """Of two nodes with ranks 0, 1 and 2, 3: groups inside each, and across."""
+    recorder = meet(rank, n, device, **how)
+    inside = [dist.new_group(members) for members in ([0, 1], [2, 3])]
+    dist.barrier()
+    before = recorder.entries()
+    assert_works(device, inside[rank // 2])
+    assert recorder.entries() == before, "a group inside a node uses the engine"
+    for members in ([0, 3], [3, 1, 0], [0, 1, 2, 3]):
+        group = dist.new_group(members)
+        if rank in members:
+            before = recorder.entries()
+            assert_works(device, group)
+            after = recorder.entries()[len(before) :]
+            peers = {peer for _, peer, _, _ in after}
+            assert peers <= {other for other in members if other // 2 != rank // 2}, peers
+            sent, earlier = (
+                {tag for kind, _, tag, _ in entries if kind == "send"} for entries in (after, before)
+            )
+            assert sent and not sent & earlier, "another group has sent with the tags of this one"
+            dist.destroy_process_group(group)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_groups_share_the_engine_and_those_inside_a_node_do_not_use_it(ranks, library, device):
+    with ranks.fresh(4) as team:
+        how = {"places": placement("2+2"), "library": library, "store": ranks.zygote.new_file()}
+        team.run(groups, device, **how)
