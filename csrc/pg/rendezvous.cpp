@@ -19,6 +19,7 @@
 #include "pg/nodes.h"
 #include "pg/runtime.h"
 #include "pg/store_server.h"
+#include "pg/store_thread.h"
 
 namespace occl::pg {
 namespace {
@@ -57,17 +58,18 @@ T from_bytes(const std::vector<uint8_t>& bytes) {
 /// What the ranks of one group put into its store. Each kind of thing has a key for each rank.
 class Board {
  public:
-  Board(c10d::Store& store, std::string name, int rank, int size, Deadline deadline)
+  Board(const c10::intrusive_ptr<c10d::Store>& store, std::string name, int rank, int size, Deadline deadline)
       : store_(store),
         name_(std::move(name)),
         rank_(rank),
         size_(size),
         deadline_(deadline),
-        processes_(size),
-        // One store can serve one name several times (init, destroy, init; or fewer ranks after a shrink,
-        // when PyTorch counts names from the start again), so each round of `size` ranks has keys of its own.
-        round_((in_store([&] { return store_.add(concat("occl/", size, "/joined"), 1); }) - 1) / size) {
+        processes_(size) {
     processes_[rank] = this_process();
+    // One store can serve one name several times (init, destroy, init; or fewer ranks after a shrink, when
+    // PyTorch counts names from the start again), so each round of `size` ranks has keys of its own.
+    const auto join = [key = concat("occl/", size, "/joined")](c10d::Store& s) { return s.add(key, 1); };
+    round_ = (in_store(join) - 1) / size;
   }
 
   /// From now on errors name these processes ("pid 4711, host a"), and the rank that runs the store's server.
@@ -83,7 +85,7 @@ class Board {
   }
 
   void put(const std::string& kind, const std::vector<uint8_t>& bytes) {
-    in_store([&] { store_.set(key(kind, rank_), bytes); });
+    in_store([key = key(kind, rank_), bytes](c10d::Store& s) { s.set(key, bytes); });
   }
   /// Tells the ranks that read this kind why there is nothing. They learn nothing if the store fails too.
   void put_failure(const std::string& kind, const std::exception& error) noexcept try {
@@ -104,7 +106,7 @@ class Board {
         enlist(missing, describe(rank));
         continue;
       }
-      all.push_back(in_store([&] { return store_.get(key(kind, rank)); }));
+      all.push_back(in_store([key = key(kind, rank)](c10d::Store& s) { return s.get(key); }));
       if (const std::string_view text(reinterpret_cast<const char*>(all.back().data()), all.back().size());
           text.starts_with(kFailed))
         fail(Errc::aborted, text.substr(kFailed.size()));
@@ -133,7 +135,7 @@ class Board {
   bool wait_for(const std::string& key, std::chrono::milliseconds grace) {
     constexpr std::chrono::microseconds kFirstNap{100}, kLongestNap{50'000};
     std::chrono::nanoseconds nap = kFirstNap;
-    while (!in_store([&] { return store_.check({key}); })) {
+    while (!in_store([key](c10d::Store& s) { return s.check({key}); })) {
       if (deadline_.passed_by(grace)) return false;
       interrupt_check()();
       std::this_thread::sleep_for(nap);
@@ -144,8 +146,11 @@ class Board {
 
   /// Calls the store, whose errors name no rank.
   template <class F>
-  std::invoke_result_t<F> in_store(F&& call) const try {
-    return call();
+  std::invoke_result_t<F, c10d::Store&> in_store(F call) try {
+    const auto left = std::max<std::chrono::nanoseconds>(deadline_.left(deadline_.span()), kGrace);
+    return store_.run(std::move(call), Deadline::after(left), interrupt_check());
+  } catch (const Error& error) {
+    lost_store(error.what());
   } catch (const c10::Error& error) {
     lost_store(error.what_without_backtrace());
   } catch (const std::system_error& error) {
@@ -158,13 +163,13 @@ class Board {
          ": see what it prints, and whether this host reaches it");
   }
 
-  c10d::Store& store_;
+  StoreThread store_;
   const std::string name_;
   const int rank_, size_;
   const Deadline deadline_;
   std::vector<std::string> processes_;  // by rank; empty where it is not known
   std::optional<int> store_host_;
-  const int64_t round_;
+  std::int64_t round_ = 0;
 };
 
 constexpr const char* kCard = "rank";        // what the rank is, and its place in a group of one node
@@ -320,7 +325,7 @@ Met rendezvous(const c10::intrusive_ptr<c10d::Store>& store, const std::string& 
     mesh = make_mesh();
     mesh->join({mesh->invitation()}, deadline);
   } else {
-    Board board(*store, name, rank, size, deadline);
+    Board board(store, name, rank, size, deadline);
     try {
       mesh = make_mesh();
     } catch (const Error& error) {

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Iterator
 from datetime import timedelta
-from unittest import mock
 
 import pytest
 import torch
@@ -41,13 +39,6 @@ APART = {
     ),
     "three kinds": (["user", "users", "pid", "users_of_another"], "0 3, 1 2: another user, 0"),
 }
-
-
-@pytest.fixture(scope="module")
-def logging() -> Iterator[Hosts]:
-    """Ranks that print what the package logs."""
-    with mock.patch.dict(os.environ, {"TORCH_CPP_LOG_LEVEL": "INFO"}), Hosts(None) as pool:
-        yield pool
 
 
 def ring(device: str, rank: int, n: int) -> None:
