@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import timedelta
 
-    Connect = Callable[[dist.Store, int, int, timedelta], dist.Backend]
+    Connect = Callable[[dist.Store, int, int, timedelta], dist.ProcessGroupGloo]
 
 
 def prepare(one_network: bool) -> tuple[str, Connect]:
@@ -40,8 +40,8 @@ def prepare(one_network: bool) -> tuple[str, Connect]:
     names = _interfaces.wished(os.environ)
     if missing := [name for name in names if name not in found]:
         raise RuntimeError(
-            f"{_interfaces.VARIABLE} names the interface {missing[0]!r}, which does not exist here: set it to "
-            f"one of {', '.join(found)}, or unset it"
+            f"{_interfaces.VARIABLE} names the interface {missing[0]!r}, which does not exist here: set it "
+            f"to one of {', '.join(found)}, or unset it"
         )
     if names:
         places = [f"{name} ({', '.join(found[name][:1]) or 'no address'})" for name in names]
@@ -52,8 +52,8 @@ def prepare(one_network: bool) -> tuple[str, Connect]:
         local = _interfaces.is_loopback(address)
     if local and not one_network:
         raise RuntimeError(
-            f"Gloo would listen on {places[0]}, which other nodes cannot reach: set {_interfaces.VARIABLE} to "
-            f"the interface between the hosts, or let the name {socket.gethostname()!r} mean its address"
+            f"Gloo would listen on {places[0]}, which other nodes cannot reach: set {_interfaces.VARIABLE} "
+            f"to the interface between the hosts, or let the name {socket.gethostname()!r} mean its address"
         )
     make = dist.ProcessGroupGloo.create_device
     devices = [make(interface=name) for name in names] or [dist.ProcessGroupGloo.create_default_device()]

@@ -89,9 +89,13 @@ class Board {
   }
   /// Tells the ranks that read this kind why there is nothing. They learn nothing if the store fails too.
   void put_failure(const std::string& kind, const std::exception& error) noexcept try {
-    const std::string text =
-        concat(kFailed, describe(rank_), " could not take part in group ", name_, ": ", first_line(error));
-    put(kind, std::vector<uint8_t>(text.begin(), text.end()));
+    // An error that begins with a rank is passed on as it is.
+    const std::string why = first_line(error),
+                      own = concat(describe(rank_), " could not take part in group ");
+    const std::string text = concat(kFailed, why.starts_with("rank ") ? "" : concat(own, name_, ": "), why);
+    const std::vector<uint8_t> bytes(text.begin(), text.end());
+    put(kind, bytes);
+    in_store([key = prefix("failure"), bytes](c10d::Store& s) { s.set(key, bytes); });
   } catch (const std::exception&) {
   }
 
@@ -117,6 +121,14 @@ class Board {
            " ranks to create the group: see what they print, and whether they have started");
     return all;
   }
+  /// Throws Error(aborted) with the reason if a rank has failed.
+  void check_failure() {
+    const std::string key = prefix("failure");
+    if (!in_store([key](c10d::Store& s) { return s.check({key}); })) return;
+    const auto bytes = in_store([key](c10d::Store& s) { return s.get(key); });
+    fail(Errc::aborted, std::string(bytes.begin(), bytes.end()).substr(kFailed.size()));
+  }
+
   std::string prefix(const std::string& kind) const { return concat("occl/", size_, "/", round_, "/", kind); }
 
   /// Throws Error(protocol) unless all ranks have the same text. `what`: "has", `remedy`: "install ...".
@@ -229,14 +241,9 @@ bool one_network(const std::vector<Card>& cards) {
   });
 }
 
-/// Connects the nodes. Throws Error(system) naming the ranks of other nodes.
-Between connect(const PreparedBetween& prepared, const c10::intrusive_ptr<c10d::Store>& store,
-                const Board& board, const std::string& name, int rank, const hosts::Partition& partition,
-                Deadline deadline) try {
-  using std::chrono::milliseconds;
-  const auto left = std::chrono::duration_cast<milliseconds>(deadline.left(deadline.span()));
-  return prepared.connect(store, std::max(left, milliseconds(1)));
-} catch (const std::exception& error) {
+[[noreturn]] void fail_to_connect(const PreparedBetween& prepared, const Board& board,
+                                  const std::string& name, int rank, const hosts::Partition& partition,
+                                  const std::exception& error) {
   std::string others;
   for (int m = 0; m < partition.nodes(); ++m)
     if (m != partition.node_of(rank)) enlist(others, board.describe(partition.leader(m)));
@@ -244,6 +251,26 @@ Between connect(const PreparedBetween& prepared, const c10::intrusive_ptr<c10d::
        " with the other nodes, whose first ranks are ", others, ": ", first_line(error),
        ". Check that the hosts reach each other over this interface (GLOO_SOCKET_IFNAME selects it) at all "
        "ports, because Gloo listens on any");
+}
+
+/// Connects the nodes. Throws Error(system) naming the ranks of other nodes.
+Between connect(const PreparedBetween& prepared, const c10::intrusive_ptr<c10d::Store>& store, Board& board,
+                const std::string& name, int rank, const hosts::Partition& partition, Deadline deadline) try {
+  using std::chrono::milliseconds;
+  const auto left = std::chrono::duration_cast<milliseconds>(deadline.left(deadline.span()));
+  const auto call = [prepared, store, left](c10d::Store&) {
+    return prepared.connect(store, std::max(left, milliseconds(1)));
+  };
+  // In a thread, because Gloo waits for five times its timeout for ranks that should connect to this one.
+  return StoreThread(store).run(call, Deadline::after(left + kGrace), [&] {
+    interrupt_check()();
+    board.check_failure();
+  });
+} catch (const Error& error) {
+  if (error.code() == Errc::aborted) throw;
+  fail_to_connect(prepared, board, name, rank, partition, error);
+} catch (const std::exception& error) {
+  fail_to_connect(prepared, board, name, rank, partition, error);
 }
 
 /// Makes the group of ranks of which some share memory and others do not.

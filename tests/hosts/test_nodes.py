@@ -75,7 +75,9 @@ def separated(rank, n, device, *, names, port):
 def nodes_in(text: str) -> list[str]:
     """Of each line of the log about a group over nodes: the ranks of the nodes, and why they are apart."""
     lines = re.findall(r"occl: group 0 of \d+ ranks spans \d+ nodes: (.*)", text)
-    return [re.sub(r" \(host [^:)]*(?:(: [^)]*)|)\)", r"\1", line).partition(". Between")[0] for line in lines]
+    return [
+        re.sub(r" \(host [^:)]*(?:(: [^)]*)|)\)", r"\1", line).partition(". Between")[0] for line in lines
+    ]
 
 
 def run(pool: Hosts, names: list[str]) -> str:
@@ -122,9 +124,7 @@ def on_hosts_of_one_name(rank, n, device, *, address, port, others):
 )
 def test_hosts_of_the_same_name_are_different_nodes(logging, apart, others, nodes):
     with logging.fresh_on("2+2", apart) as team:
-        team.run(
-            on_hosts_of_one_name, address=apart.hosts[0].address, port=apart.new_port(), others=others
-        )
+        team.run(on_hosts_of_one_name, address=apart.hosts[0].address, port=apart.new_port(), others=others)
         text = team.members[0].output()
     assert nodes_in(text) == [nodes]
     assert f". Between them: gloo over {INTERFACE} ({apart.hosts[0].address4})" in text

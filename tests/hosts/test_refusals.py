@@ -20,9 +20,7 @@ TIMEOUT = 5.0
 
 def make(rank: int, n: int, store: dist.Store, options=None, timeout: float = TIMEOUT) -> None:
     limit = timedelta(seconds=timeout)
-    dist.init_process_group(
-        "occl", store=store, rank=rank, world_size=n, timeout=limit, pg_options=options
-    )
+    dist.init_process_group("occl", store=store, rank=rank, world_size=n, timeout=limit, pg_options=options)
 
 
 def error_of(rank: int, n: int, store: dist.Store, options=None) -> str:

@@ -35,7 +35,9 @@ def identity_line(boot: str, own: Mapping[str, int | None], user: int, host: str
     )
     if boot and all(own[name] for name in NEEDED):
         return Line("identity", text, value)
-    remedy = "Mount /proc: without it ranks cannot say why they share no memory, and a group takes longer to make."
+    remedy = (
+        "Mount /proc: without it ranks cannot say why they share no memory, and a group takes longer to make."
+    )
     return Line("identity", text, value, HINT, remedy)
 
 
@@ -45,8 +47,10 @@ def namespaces_line(own: Mapping[str, int | None], first: Mapping[str, int | Non
         name: "unknown" if first[name] is None else "shared" if own[name] == first[name] else "own"
         for name in own
     }
-    parts = [f"{state}: {', '.join(n for n in said if said[n] == state)}" for state in ("shared", "own", "unknown")
-             if state in said.values()]  # fmt: skip
+    by_state = {
+        state: [name for name in said if said[name] == state] for state in ("shared", "own", "unknown")
+    }
+    parts = [f"{state}: {', '.join(names)}" for state, names in by_state.items() if names]
     return Line("namespaces", f"with process 1: {'; '.join(parts)}", said)
 
 

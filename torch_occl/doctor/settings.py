@@ -26,7 +26,6 @@ OF_TESTS = "OCCL_TEST_"
 """Variables of the project's own tests begin like this."""
 
 
-
 def variable_lines(environment: Mapping[str, str]) -> list[Line]:
     """Those of occl that are set; unknown ones are warnings, because nothing reads them."""
     lines = []
