@@ -204,7 +204,6 @@ MUTATIONS = [
     Mutation("ranks with other versions are not refused", "pg/rendezvous.cpp", "  board.compare(builds,", "  if (false) board.compare(builds,", ("tests/hosts/test_refusals.py::test_ranks_with_different_versions_make_no_group",)),
     Mutation("ranks with other engines are not refused", "pg/rendezvous.cpp", "    board.compare(engines,", "    if (false) board.compare(engines,", ("tests/hosts/test_refusals.py::test_ranks_with_different_engines_make_no_group",)),
     Mutation("a store is waited for without a deadline", "pg/store_thread.h", "if (deadline.passed()) fail", "if (false) fail", ("tests/hosts/test_refusals.py::test_a_store_that_is_cut_off_is_an_error_in_time",)),
-    Mutation("ranks that reach each other one way are one node", "pg/nodes.cpp", "reach[a][b] && reach[b][a]", "(reach[a][b] || reach[b][a])", ("tests/hosts/test_nodes.py",)),
     Mutation("scratch memory of a window is used again too early", "hosts/program.cpp", "  if (item.window < stages) return std::nullopt;\n  return", "  return std::nullopt;\n  return", ("plain/test_programs:every collective",)),
     Mutation("sums of nodes are combined in another order on each", "hosts/program.cpp", "std::vector{mine, theirs} : std::vector{theirs, mine}", "std::vector{mine, theirs} : std::vector{mine, theirs}", ("plain/test_programs:order of the nodes",)),
     Mutation("narrow floats are exchanged as they are", "hosts/program.cpp", "return DType::f32;", "return dtype;", ("plain/test_programs:rounded once",)),
