@@ -18,11 +18,12 @@ import torch
 
 from tests.support.devices import DEVICES
 from tests.support.interpreter import PACKAGE, run_python
-from torch_occl import _command
+from torch_occl import _command, _interfaces
 from torch_occl.doctor import (
     cgroups,
     children,
     machine,
+    nodes,
     reading,
     report,
     selftest,
@@ -37,7 +38,7 @@ from torch_occl.doctor.report import FINE, HINT, PROBLEM, WARNING, Line, Section
 ROOT = Path(__file__).parents[1]
 CLEAN = dict.fromkeys(("OCCL_TUNING", "OCCL_ISA", "GLOO_SOCKET_IFNAME"), "")
 """Empty is as good as not set."""
-SECTIONS = ["machine", "system", "environment", "software", "choices of occl"]
+SECTIONS = ["machine", "system", "environment", "nodes", "software", "choices of occl"]
 
 PRELUDE = """
 import os, resource, sys
@@ -98,7 +99,7 @@ def test_the_self_test_checks_results_times_and_a_death(healthy):
 def test_warnings_name_what_is_wrong_in_80_columns_and_do_not_change_the_status():
     shown = doctor("--no-test", lower=FEW, OCCL_DEVIC_COUNT="3", GLOO_SOCKET_IFNAME="nosuch0")
     assert all(len(line) <= 80 or " " not in line.strip() for line in shown.splitlines()), shown
-    assert [line for line in shown.splitlines() if re.match(r"\S", line)][:5] == SECTIONS
+    assert [line for line in shown.splitlines() if re.match(r"\S", line)][:6] == SECTIONS
     words = " ".join(shown.split())
     assert "open files (-n) 12 WARNING: Raise it (ulimit -n 1024)" in words
     assert "OCCL_DEVIC_COUNT 3 WARNING: Correct or unset it" in words
@@ -610,7 +611,7 @@ def test_variables_are_listed_and_unknown_ones_are_warnings():
     lines = {line.name: (line.text, line.level) for line in settings.variable_lines(environment)}
     assert lines == {
         "OCCL_ISA": ("empty, as if not set", FINE),
-        "OCCL_NODE": ("a", FINE),
+        "OCCL_NODE": ("a", WARNING),
         "OCCL_X": ("1", WARNING),
     }
     assert settings.variable_lines({})[0].text == "none is set"
@@ -624,7 +625,51 @@ def test_every_interface_that_gloo_is_to_use_must_exist(wish, level):
 
 
 def test_loopback_has_its_address():
-    assert "127.0.0.1" in settings.interfaces()["lo"]
+    assert "127.0.0.1" in _interfaces.interfaces()["lo"]
+
+
+@pytest.mark.parametrize(
+    ("names", "address", "text", "level"),
+    [
+        (["eth0"], "127.0.0.1", "eth0 (GLOO_SOCKET_IFNAME)", FINE),
+        ([], "10.0.0.1", "eth0 (10.0.0.1), where the host's name a leads", FINE),
+        ([], "127.0.1.1", "lo (127.0.1.1), where the host's name a leads", HINT),
+        ([], "fe80::1%eth0", "eth0 (fe80::1%eth0), where the host's name a leads", FINE),
+    ],
+)
+def test_the_interface_that_gloo_takes_is_named(names, address, text, level):
+    found = {"lo": ["127.0.0.1", "::1"], "eth0": ["10.0.0.1", "fe80::1"]}
+    line = settings.choice_line(names, address, found, "a")
+    assert (line.text, line.level) == (text, level)
+
+
+# ---- nodes -----------------------------------------------------------------------------------------------
+
+
+def test_the_identity_of_this_process_is_what_the_kernel_says(healthy):
+    found = healthy["sections"]["nodes"]
+    assert found["identity"]["value"] == {
+        "kernel": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+        "user": os.geteuid(),
+        "host": os.uname().nodename,
+        "network": os.stat("/proc/self/ns/net").st_ino,
+        "users": os.stat("/proc/self/ns/user").st_ino,
+    }
+    assert set(found["namespaces"]["value"]) == set(nodes.NAMESPACES)
+
+
+def test_an_identity_that_proc_does_not_tell_is_a_hint():
+    assert nodes.identity_line("b", {"network": 1, "users": 2}, 0, "a").level == FINE
+    for boot, own in (("", {"network": 1, "users": 2}), ("b", {"network": None, "users": 2})):
+        line = nodes.identity_line(boot, own, 0, "a")
+        assert line.level == HINT and "unknown" in line.text and "/proc" in line.remedy
+
+
+def test_namespaces_are_compared_with_those_of_process_1():
+    line = nodes.namespaces_line(
+        {"network": 1, "users": 2, "IPC": 3}, {"network": 1, "users": 9, "IPC": None}
+    )
+    assert line.text == "with process 1: shared: network; own: users; unknown: IPC"
 
 
 # ---- the owner of PrivateUse1 ----------------------------------------------------------------------------

@@ -50,3 +50,23 @@ def test_make_test_all_leaves_no_test_out():
     parts = [collected(*everything.PARTS[name][1:]) for name in ("tests", "matrices")]
     assert parts[0] and parts[1] and not parts[0] & parts[1]
     assert parts[0] | parts[1] == collected("-m", "")
+
+
+def test_the_manifest_for_kubernetes_names_the_pod_that_the_ranks_meet_at():
+    yaml = pytest.importorskip("yaml")
+    text = (ROOT / "docs/hosts.md").read_text()
+    (manifest,) = re.findall(r"^```yaml\n(.*?)^```", text, re.M | re.S)
+    service, job = yaml.safe_load_all(manifest)
+    assert (service["apiVersion"], service["kind"]) == ("v1", "Service")
+    assert (job["apiVersion"], job["kind"]) == ("batch/v1", "Job")
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
+    spec = job["spec"]
+    assert spec["completionMode"] == "Indexed" and spec["completions"] == spec["parallelism"]
+    pod = spec["template"]["spec"]
+    assert pod["restartPolicy"] == "Never" and pod["subdomain"] == service["metadata"]["name"]
+    (container,) = pod["containers"]
+    assert container["name"] and container["image"] and container["env"]
+    assert f"--nnodes={spec['completions']}" in container["command"]
+    meeting = f"--rdzv-endpoint={job['metadata']['name']}-0.{pod['subdomain']}:29500"
+    assert meeting in container["command"]

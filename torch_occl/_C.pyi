@@ -90,8 +90,13 @@ def _replicas_reduce(
 ) -> None:
     """For each i: combines inputs[i] in their order and stores the result into every tensor of outputs[i]."""
 
-def _set_make_inter_node(make: Callable[[c10d.Store, int, int, timedelta], c10d.Backend]) -> None:
-    """Says what makes the backend between nodes, from store, rank, size and timeout."""
+def _set_build(build: str) -> None:
+    """Says which versions this process runs; ranks with different ones form no group."""
+
+def _set_prepare_inter_node(
+    prepare: Callable[[bool], tuple[str, Callable[[c10d.Store, int, int, timedelta], c10d.Backend]]],
+) -> None:
+    """Says what prepares the backend between nodes (`torch_occl._inter_node.prepare`)."""
 
 def _init_device_groups() -> None:
     """Once ``dev`` is made: its quantized and sparse tensors reach their backend."""

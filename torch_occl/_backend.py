@@ -14,14 +14,15 @@ import _torch_occl_autoload
 
 # Not through the package, which may not have been imported: see _torch_occl_autoload.
 import torch_occl._ending  # noqa: F401  (the extension calls it)
-from torch_occl import _in_place_of, _inter_node
-from torch_occl._C import ProcessGroupOCCL, _set_make_inter_node
+from torch_occl import _in_place_of, _inter_node, _versions
+from torch_occl._C import ProcessGroupOCCL, _set_build, _set_prepare_inter_node
 
 if TYPE_CHECKING:
     from datetime import timedelta
 
 
-_set_make_inter_node(_inter_node.make)
+_set_build(f"torch_occl {_versions.VERSION} for PyTorch {'.'.join(torch.__version__.split('.')[:2])}")
+_set_prepare_inter_node(_inter_node.prepare)
 
 
 def _world() -> ProcessGroupOCCL | None:

@@ -1,4 +1,5 @@
 #include <pybind11/chrono.h>
+#include <pybind11/functional.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <atomic>
@@ -12,6 +13,7 @@
 #include "pg/argument_error.h"
 #include "pg/cpu_memory.h"
 #include "pg/errors.h"
+#include "pg/nodes.h"
 #include "pg/process_group.h"
 #include "pg/registrations.h"
 #include "pg/runtime.h"
@@ -219,17 +221,18 @@ void bind_backend(py::module_& module) {
       py::arg("min_bytes"));
   module.def("_cpu_memory_stats", [] { return by_name(pg::cpu_memory_stats()); });
   module.def("_announce_end", &pg::announce_end);
+  module.def("_set_build", &pg::set_build, py::arg("build"));
   module.def(
-      "_set_make_inter_node",
-      [](py::function make) {
-        pg::set_make_inter_node([make = make.release()](const c10::intrusive_ptr<c10d::Store>& store,
-                                                        int rank, int size,
-                                                        std::chrono::milliseconds timeout) {
+      "_set_prepare_inter_node",
+      [](py::function prepare) {
+        pg::set_prepare_inter_node([prepare = prepare.release()](bool one_network) {
           const py::gil_scoped_acquire gil;
-          return make(store, rank, size, timeout).cast<c10::intrusive_ptr<c10d::Backend>>();
+          auto [name, connect] = prepare(one_network).cast<std::pair<std::string, py::function>>();
+          return pg::PreparedInterNode{std::move(name),
+                                       connect.cast<decltype(pg::PreparedInterNode::connect)>()};
         });
       },
-      py::arg("make"));
+      py::arg("prepare"));
   module.def("_isa", &kernels::isa, "The instruction set that the reduction kernels use here.");
 }
 

@@ -17,9 +17,10 @@ namespace {
 std::string name_of(const Options& options) { return options.group_name.empty() ? "?" : options.group_name; }
 
 Met meet_at(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, const Options& options,
-            const MakeBetween& make_between) {
+            const PrepareBetween& prepare_between) {
   return rendezvous(
-      store, name_of(options), rank, size, [&] { return options.tuning(); }, options.timeout, make_between);
+      store, name_of(options), rank, size, [&] { return options.tuning(); }, options.timeout,
+      prepare_between);
 }
 
 /// Makes a group of some ranks of another group; `rank` is this one's in the new group.
@@ -27,8 +28,10 @@ Met meet_in(const GroupBackend::Parent& parent, coll::Subgroup::Purpose purpose,
             const c10::intrusive_ptr<c10d::Store>& store, int rank) {
   check_not_forked(*parent.group);
   if (!parent.node)
-    return meet_at(store, rank, static_cast<int>(parent.ranks.size()), options,
-                   [&](const c10::intrusive_ptr<c10d::Store>&) { return parent.between; });
+    return meet_at(store, rank, static_cast<int>(parent.ranks.size()), options, [&](bool) {
+      return PreparedBetween{"", parent.between.inter_node->describe(),
+                             [&](auto&&...) { return parent.between; }};
+    });
   auto group = coll::make_subgroup(
       *parent.node, {parent.ranks, name_of(options), purpose}, [&] { return options.tuning(); },
       Deadline::after(options.timeout), interrupt_check());
@@ -36,16 +39,28 @@ Met meet_in(const GroupBackend::Parent& parent, coll::Subgroup::Purpose purpose,
 }
 
 /// What carries the messages of a group without a parent: what the options name, or a backend of its own.
-MakeBetween between_for(const Options& options, int rank, int size) {
-  return [&options, rank, size](const c10::intrusive_ptr<c10d::Store>& store) {
-    auto backend =
-        options.inter_node() ? options.inter_node() : make_inter_node(store, rank, size, options.timeout);
-    if (backend->getRank() != rank || backend->getSize() != size)
-      fail(Errc::invalid_argument, "inter_node is rank ", backend->getRank(), " of ", backend->getSize(),
-           " where this is rank ", rank, " of ", size, " of the group");
-    Between between{std::make_shared<InterNode>(std::move(backend), store), std::vector<int>(size)};
-    std::iota(between.ranks.begin(), between.ranks.end(), 0);
-    return between;
+PrepareBetween between_for(const Options& options, int rank, int size) {
+  return [given = options.inter_node(), rank, size](bool one_network) {
+    PreparedInterNode prepared;
+    if (given) {
+      if (given->getRank() != rank || given->getSize() != size)
+        fail(Errc::invalid_argument, "inter_node is rank ", given->getRank(), " of ", given->getSize(),
+             " where this is rank ", rank, " of ", size, " of the group");
+      prepared = {given->getBackendName(), [given](auto&&...) { return given; }};
+    } else {
+      prepared = prepare_inter_node(one_network);
+    }
+    const std::string engine = given ? concat("Options.inter_node=", prepared.name)
+                                     : "Gloo, which is used without Options.inter_node";
+    return PreparedBetween{
+        engine, prepared.name,
+        [prepared, rank, size](const c10::intrusive_ptr<c10d::Store>& store, auto timeout) {
+          Between between{
+              std::make_shared<InterNode>(prepared.name, prepared.connect(store, rank, size, timeout), store),
+              std::vector<int>(size)};
+          std::iota(between.ranks.begin(), between.ranks.end(), 0);
+          return between;
+        }};
   };
 }
 

@@ -115,8 +115,9 @@ void Waiters::work() {
 
 // ---- InterNode
 
-InterNode::InterNode(c10::intrusive_ptr<c10d::Backend> backend, c10::intrusive_ptr<c10d::Store> store)
-    : backend_(std::move(backend)), store_(std::move(store)), name_(backend_->getBackendName()) {}
+InterNode::InterNode(std::string name, c10::intrusive_ptr<c10d::Backend> backend,
+                     c10::intrusive_ptr<c10d::Store> store)
+    : backend_(std::move(backend)), store_(std::move(store)), name_(std::move(name)) {}
 
 std::uint32_t InterNode::new_channel() { return static_cast<std::uint32_t>(store_->add("occl/channels", 1)); }
 

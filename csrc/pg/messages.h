@@ -43,7 +43,9 @@ class Waiters {
 class InterNode {
  public:
   /// `store` must be one that all ranks of the backend use. It lives as long as this object.
-  InterNode(c10::intrusive_ptr<c10d::Backend> backend, c10::intrusive_ptr<c10d::Store> store);
+  /// `name` is for texts: "gloo over eth0 (10.0.0.1)".
+  InterNode(std::string name, c10::intrusive_ptr<c10d::Backend> backend,
+            c10::intrusive_ptr<c10d::Store> store);
 
   const std::string& describe() const { return name_; }
   c10d::Backend& backend() { return *backend_; }

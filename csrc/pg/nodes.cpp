@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <fstream>
+#include <string_view>
 
 #include <c10/util/Logging.h>
 
@@ -19,48 +21,88 @@ namespace {
 /// How long a rank tries to reach another one that does not answer.
 constexpr std::chrono::seconds kPatience{10};
 
+std::string the_build = "torch_occl";
+
 std::uint64_t inode_of(const char* path) {
   struct stat found {};
   return stat(path, &found) == 0 ? found.st_ino : 0;
 }
 
+/// The same in every process; 0 of an empty text.
+std::uint64_t hash_of(std::string_view text) {
+  std::uint64_t hash = kHashStart;
+  for (const char c : text) hash = hashed(hash, static_cast<unsigned char>(c));
+  return text.empty() ? 0 : hash;
+}
+
+template <std::size_t N>
+void copy(std::array<char, N>& to, std::string_view text) {
+  std::memcpy(to.data(), text.data(), std::min(text.size(), N - 1));
+}
+
+template <std::size_t N>
+std::string text_of(const std::array<char, N>& from) {
+  return printable(from.data(), N);
+}
+
+/// What differs between two places, so that ranks there cannot share memory; empty if nothing known does.
+std::string difference(const Place& first, const Place& other) {
+  if (first.node != other.node) return concat("OCCL_NODE=", text_of(other.node));
+  if (first.kernel != other.kernel) return "another kernel";
+  if (first.network != other.network) return "another network namespace";
+  if (first.user != other.user) return concat("another user, ", other.user);
+  return first.users != other.users ? "another user namespace" : "";
+}
+
 }  // namespace
 
-std::uint64_t place_of_process() {
+void set_build(const std::string& build) { the_build = build; }
+
+std::string this_process() {
+  std::array<char, 64> host{};
+  if (gethostname(host.data(), host.size() - 1) != 0) host = {"?"};
+  return concat("pid ", getpid(), ", host ", text_of(host));
+}
+
+Card card_of(const coll::Invitation& invitation) {
+  Card card;
+  copy(card.build, the_build);
+  copy(card.process, this_process());
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  const std::string all =
-      concat(boot, "/", inode_of("/proc/self/ns/net"), "/", inode_of("/proc/self/ns/user"), "/", geteuid(),
-             "/", engine().endpoint()->address().node);
-  std::uint64_t hash = kHashStart;
-  for (const char c : all) hash = hashed(hash, static_cast<unsigned char>(c));
-  return hash;
+  card.place.kernel = hash_of(boot);
+  card.place.network = inode_of("/proc/self/ns/net");
+  card.place.users = inode_of("/proc/self/ns/user");
+  card.place.user = geteuid();
+  card.place.host = invitation.address.host;
+  copy(card.place.node, node_name());
+  card.invitation = invitation;
+  return card;
 }
 
-bool one_place(const std::vector<coll::Invitation>& invitations) {
-  return std::all_of(invitations.begin(), invitations.end(),
-                     [&](const coll::Invitation& it) { return it.place == invitations.front().place; });
+bool one_place(const std::vector<Card>& cards) {
+  return std::all_of(cards.begin(), cards.end(),
+                     [&](const Card& it) { return it.place.known() && it.place == cards.front().place; });
 }
 
-std::vector<std::uint8_t> reach_of(const std::vector<coll::Invitation>& invitations) {
+std::vector<std::string> obstacles_to(const std::vector<Card>& cards, int rank, Deadline deadline) {
   shm::Endpoint& endpoint = *engine().endpoint();
-  const shm::Address& own = endpoint.address();
-  std::vector<std::uint8_t> reach;
-  for (const coll::Invitation& it : invitations) {
-    bool reached = false;
-    if (it.address.node == own.node) try {
-        endpoint.peer(it.address, Deadline::after(kPatience));
-        reached = true;
-      } catch (const Error& error) {
-        const bool one_host = std::equal(own.host.begin(), own.host.end(), it.address.host.begin());
-        if (one_host)
-          LOG(WARNING) << "occl: rank " << it.rank
-                       << " is on a host of the same name and shares no memory with this "
-                       << "process, so their messages take the way between nodes: " << error.what();
-      }
-    reach.push_back(reached);
+  std::vector<std::string> obstacles;
+  for (const Card& it : cards) {
+    const shm::Address& address = it.invitation.address;
+    std::string& obstacle = obstacles.emplace_back();
+    try {
+      if (address.node != endpoint.address().node) fail(Errc::not_implemented, "it has another OCCL_NODE");
+      endpoint.peer(address, Deadline::after(deadline.left(kPatience)));
+    } catch (const Error& error) {
+      obstacle = error.what();
+      if (difference(cards[rank].place, it.place).empty())
+        LOG(WARNING) << "occl: rank " << it.invitation.rank
+                     << " seems to share memory with this process, and "
+                     << "does not, so their messages take the way between nodes: " << obstacle;
+    }
   }
-  return reach;
+  return obstacles;
 }
 
 std::vector<int> nodes_from(const std::vector<std::vector<std::uint8_t>>& reach) {
@@ -82,14 +124,17 @@ std::vector<int> nodes_from(const std::vector<std::vector<std::uint8_t>>& reach)
   return node_of;
 }
 
-std::string describe_nodes(const hosts::Partition& partition, const std::vector<std::string>& descriptions) {
+std::string describe_nodes(const hosts::Partition& partition, const std::vector<Card>& cards,
+                           const std::vector<std::string>& obstacles) {
   std::string text;
   for (int m = 0; m < partition.nodes(); ++m) {
     std::string ranks;
     for (const int rank : partition.members(m)) ranks += concat(ranks.empty() ? "" : " ", rank);
-    const std::string& of_first = descriptions[partition.leader(m)];
-    const auto comma = of_first.find(", ");
-    enlist(text, ranks, " (", comma == of_first.npos ? of_first : of_first.substr(comma + 2), ")");
+    const int leader = partition.leader(m);
+    std::string why = m == 0 ? "" : difference(cards.front().place, cards[leader].place);
+    if (m > 0 && why.empty())
+      why = obstacles[leader].empty() ? "one of the two nodes cannot map the other" : obstacles[leader];
+    enlist(text, ranks, " (host ", text_of(cards[leader].place.host), why.empty() ? "" : ": ", why, ")");
   }
   return text;
 }

@@ -1,11 +1,15 @@
 #include "pg/rendezvous.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <numeric>
 #include <string_view>
+#include <system_error>
 #include <thread>
+#include <type_traits>
 
+#include <c10/util/Exception.h>
 #include <c10/util/Logging.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
@@ -15,6 +19,7 @@
 #include "pg/nodes.h"
 #include "pg/runtime.h"
 #include "pg/store_server.h"
+#include "pg/store_thread.h"
 
 namespace occl::pg {
 namespace {
@@ -23,111 +28,171 @@ namespace {
 // waits time out at the same moment can both hang for seconds.
 constexpr std::chrono::microseconds kFirstNap{100}, kLongestNap{50'000};
 
-/// Returns false if a key is still missing after `timeout`.
-bool wait_for(c10d::Store& store, const std::vector<std::string>& keys, std::chrono::milliseconds timeout) {
-  const Deadline deadline = Deadline::after(timeout);
-  std::chrono::nanoseconds nap = kFirstNap;
-  for (const std::string& key : keys)
-    while (!store.check({key})) {
-      if (deadline.passed()) return false;
-      interrupt_check()();
-      std::this_thread::sleep_for(deadline.left(nap));
-      nap = std::min<std::chrono::nanoseconds>(nap * 3 / 2, kLongestNap);
-    }
-  return true;
-}
-
-/// Begins the reason that a rank stores in place of an invitation that it could not make.
+/// Begins the reason that a rank stores in place of what it could not make.
 constexpr std::string_view kFailed = "failed: ";
 
-std::vector<uint8_t> to_bytes(const coll::Invitation& invitation) {
-  std::vector<uint8_t> bytes(sizeof(invitation));
-  std::memcpy(bytes.data(), &invitation, sizeof(invitation));
+/// How much longer than the group's timeout a rank waits for one that may be about to say why it failed.
+constexpr std::chrono::milliseconds kGrace{1500};
+
+std::string first_line(const std::exception& error) {
+  const std::string text = error.what();
+  return text.substr(0, text.find('\n'));
+}
+
+template <class T>
+std::vector<uint8_t> to_bytes(const T& plain) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  std::vector<uint8_t> bytes(sizeof(T));
+  std::memcpy(bytes.data(), &plain, sizeof(T));
   return bytes;
 }
 
-coll::Invitation from_bytes(const std::vector<uint8_t>& bytes, int rank, const std::string& name) {
-  coll::Invitation invitation;
-  if (const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-      text.starts_with(kFailed))
-    fail(Errc::aborted, "rank ", rank, " could not take part in group ", name, ": ",
-         text.substr(kFailed.size()));
-  if (bytes.size() != sizeof(invitation))
-    fail(Errc::protocol, "rank ", rank, " of group ", name, " put ", bytes.size(),
-         " bytes into the store where ", sizeof(invitation),
-         " are expected: use the same torch_occl on all ranks");
-  std::memcpy(&invitation, bytes.data(), sizeof(invitation));
-  return invitation;
+/// As much of it as there is.
+template <class T>
+T from_bytes(const std::vector<uint8_t>& bytes) {
+  T plain;
+  std::memcpy(&plain, bytes.data(), std::min(bytes.size(), sizeof(T)));
+  return plain;
 }
-static_assert(std::is_trivially_copyable_v<coll::Invitation>);
 
 /// What the ranks of one group put into its store. Each kind of thing has a key for each rank.
 class Board {
  public:
-  Board(c10d::Store& store, std::string name, int rank, int size, std::chrono::milliseconds timeout)
+  Board(const c10::intrusive_ptr<c10d::Store>& store, std::string name, int rank, int size, Deadline deadline)
       : store_(store),
         name_(std::move(name)),
         rank_(rank),
         size_(size),
-        timeout_(timeout),
-        // One store can serve one name several times (init, destroy, init; or fewer ranks after a shrink,
-        // when PyTorch counts names from the start again), so each round of `size` ranks has keys of its own.
-        round_((store.add(concat("occl/", size, "/joined"), 1) - 1) / size) {}
+        deadline_(deadline),
+        processes_(size) {
+    processes_[rank] = this_process();
+    // One store can serve one name several times (init, destroy, init; or fewer ranks after a shrink, when
+    // PyTorch counts names from the start again), so each round of `size` ranks has keys of its own.
+    const auto join = [key = concat("occl/", size, "/joined")](c10d::Store& s) { return s.add(key, 1); };
+    round_ = (in_store(join) - 1) / size;
+  }
+
+  /// From now on errors name these processes ("pid 4711, host a"), and the rank that runs the store's server.
+  void introduce(std::vector<std::string> processes, std::optional<int> store_host) {
+    processes_ = std::move(processes);
+    store_host_ = store_host;
+  }
+  const std::vector<std::string>& processes() const { return processes_; }
+  /// "rank 3 (pid 4711, host a)", or without the process where that is not known.
+  std::string describe(int rank) const {
+    return processes_[rank].empty() ? concat("rank ", rank)
+                                    : concat("rank ", rank, " (", processes_[rank], ")");
+  }
 
   void put(const std::string& kind, const std::vector<uint8_t>& bytes) {
-    store_.set(key(kind, rank_), bytes);
+    in_store([key = key(kind, rank_), bytes](c10d::Store& s) { s.set(key, bytes); });
   }
-  /// Tells the ranks that read this kind why there is nothing.
-  void put_failure(const std::string& kind, const std::string& why) {
-    const std::string text = concat(kFailed, why);
-    put(kind, std::vector<uint8_t>(text.begin(), text.end()));
+  /// Tells the ranks that read this kind why there is nothing. They learn nothing if the store fails too.
+  void put_failure(const std::string& kind, const std::exception& error) noexcept try {
+    // An error that begins with a rank is passed on as it is.
+    const std::string why = first_line(error),
+                      own = concat(describe(rank_), " could not take part in group ");
+    const std::string text = concat(kFailed, why.starts_with("rank ") ? "" : concat(own, name_, ": "), why);
+    const std::vector<uint8_t> bytes(text.begin(), text.end());
+    put(kind, bytes);
+    in_store([key = prefix("failure"), bytes](c10d::Store& s) { s.set(key, bytes); });
+  } catch (const std::exception&) {
   }
 
   /// What these ranks have put, in their order. Throws Error(timeout) naming the ranks that have not, and
   /// Error(aborted) with the reason of one that failed.
-  std::vector<std::vector<uint8_t>> read(const std::string& kind, const std::vector<int>& ranks) {
-    std::vector<std::string> keys;
-    for (const int i : ranks) keys.push_back(key(kind, i));
-    if (!wait_for(store_, keys, timeout_)) {
-      std::string missing;
-      for (std::size_t i = 0; i < keys.size(); ++i)
-        if (!store_.check({keys[i]})) enlist(missing, ranks[i]);
-      if (!missing.empty())
-        fail(Errc::timeout, "occl: Timed out after ", timeout_.count(), " ms on rank ", rank_, " of group ",
-             name_, " waiting for rank(s) ", missing, " of ", size_, " to create the group");
-    }
+  std::vector<std::vector<uint8_t>> read(const std::string& kind, const std::vector<int>& ranks,
+                                         std::chrono::milliseconds grace = {}) {
     std::vector<std::vector<uint8_t>> all;
-    for (std::size_t i = 0; i < keys.size(); ++i) {
-      all.push_back(store_.get(keys[i]));
-      if (const std::string_view text(reinterpret_cast<const char*>(all[i].data()), all[i].size());
+    std::string missing;
+    for (const int rank : ranks) {
+      if (!wait_for(key(kind, rank), grace)) {
+        enlist(missing, describe(rank));
+        continue;
+      }
+      all.push_back(in_store([key = key(kind, rank)](c10d::Store& s) { return s.get(key); }));
+      if (const std::string_view text(reinterpret_cast<const char*>(all.back().data()), all.back().size());
           text.starts_with(kFailed))
-        fail(Errc::aborted, "rank ", ranks[i], " could not take part in group ", name_, ": ",
-             text.substr(kFailed.size()));
+        fail(Errc::aborted, text.substr(kFailed.size()));
     }
+    if (!missing.empty())
+      fail(Errc::timeout, "occl: Timed out after ", deadline_.span().count(), " ms on ", describe(rank_),
+           " of group ", name_, " waiting for ", missing, " of ", size_,
+           " ranks to create the group: see what they print, and whether they have started");
     return all;
   }
-  std::vector<coll::Invitation> read_invitations(const std::string& kind, const std::vector<int>& ranks) {
-    std::vector<coll::Invitation> invitations;
-    for (const auto& bytes : read(kind, ranks))
-      invitations.push_back(from_bytes(bytes, ranks[invitations.size()], name_));
-    return invitations;
+  /// Throws Error(aborted) with the reason if a rank has failed.
+  void check_failure() {
+    const std::string key = prefix("failure");
+    if (!in_store([key](c10d::Store& s) { return s.check({key}); })) return;
+    const auto bytes = in_store([key](c10d::Store& s) { return s.get(key); });
+    fail(Errc::aborted, std::string(bytes.begin(), bytes.end()).substr(kFailed.size()));
   }
+
   std::string prefix(const std::string& kind) const { return concat("occl/", size_, "/", round_, "/", kind); }
+
+  /// Throws Error(protocol) unless all ranks have the same text. `what`: "has", `remedy`: "install ...".
+  void compare(const std::vector<std::string>& texts, const char* what, const char* remedy) const {
+    for (int i = 1; i < size_; ++i)
+      if (texts[i] != texts[0])
+        fail(Errc::protocol, "group ", name_, ": ", describe(0), " ", what, " ", texts[0], ", and ",
+             describe(i), " ", what, " ", texts[i], ": ", remedy);
+  }
 
  private:
   std::string key(const std::string& kind, int rank) const { return concat(prefix(kind), "/", rank); }
 
-  c10d::Store& store_;
+  /// Polls. Store::wait is of no use: it notices no interrupt, and two clients of a TCPStore whose waits time
+  /// out at the same moment can both hang for seconds. Returns false if the key is still missing.
+  bool wait_for(const std::string& key, std::chrono::milliseconds grace) {
+    constexpr std::chrono::microseconds kFirstNap{100}, kLongestNap{50'000};
+    std::chrono::nanoseconds nap = kFirstNap;
+    while (!in_store([key](c10d::Store& s) { return s.check({key}); })) {
+      if (deadline_.passed_by(grace)) return false;
+      interrupt_check()();
+      std::this_thread::sleep_for(nap);
+      nap = std::min<std::chrono::nanoseconds>(nap * 3 / 2, kLongestNap);
+    }
+    return true;
+  }
+
+  /// Calls the store, whose errors name no rank.
+  template <class F>
+  std::invoke_result_t<F, c10d::Store&> in_store(F call) try {
+    const auto left = std::max<std::chrono::nanoseconds>(deadline_.left(deadline_.span()), kGrace);
+    return store_.run(std::move(call), Deadline::after(left), interrupt_check());
+  } catch (const Error& error) {
+    lost_store(error.what());
+  } catch (const c10::Error& error) {
+    lost_store(error.what_without_backtrace());
+  } catch (const std::system_error& error) {
+    lost_store(error.what());
+  }
+  [[noreturn]] void lost_store(std::string why) const {
+    fail(Errc::system, describe(rank_), " lost the store while it made group ", name_, ": ",
+         why.substr(0, why.find('\n')), ". The store is served by ",
+         store_host_ ? describe(*store_host_) : "the process at MASTER_ADDR or of the launcher",
+         ": see what it prints, and whether this host reaches it");
+  }
+
+  StoreThread store_;
   const std::string name_;
   const int rank_, size_;
-  const std::chrono::milliseconds timeout_;
-  const int64_t round_;
+  const Deadline deadline_;
+  std::vector<std::string> processes_;  // by rank; empty where it is not known
+  std::optional<int> store_host_;
+  std::int64_t round_ = 0;
 };
 
-constexpr const char* kInvitation = "rank";  // the rank's place in a group whose ranks all share memory
+constexpr const char* kCard = "rank";        // what the rank is, and its place in a group of one node
 constexpr const char* kReach = "reach";      // which ranks it shares memory with
-constexpr const char* kInNode = "node";      // its place in the group of its node
+constexpr const char* kSeat = "seat";        // its engine, and its place in the group of its node
 constexpr const char* kChannel = "channel";  // rank 0: the number of the group's messages between nodes
+
+struct Seat {
+  std::array<char, 64> engine{};
+  coll::Invitation invitation;
+};
 
 std::vector<int> all_ranks(int size) {
   std::vector<int> ranks(size);
@@ -135,52 +200,133 @@ std::vector<int> all_ranks(int size) {
   return ranks;
 }
 
-std::vector<std::string> descriptions(const std::vector<coll::Invitation>& invitations) {
-  std::vector<std::string> texts;
-  for (const coll::Invitation& it : invitations)
-    texts.push_back(
-        concat("pid ", it.address.pid, ", host ", printable(it.address.host.data(), it.address.host.size())));
-  return texts;
+/// All ranks' cards. Throws Error(protocol) if ranks cannot form a group, however their memory is shared.
+std::vector<Card> read_cards(Board& board, int size) {
+  std::vector<Card> cards;
+  std::vector<std::string> builds, processes, with_node;
+  std::optional<int> store_host;
+  for (const auto& bytes : board.read(kCard, all_ranks(size))) {
+    const Card& card = cards.emplace_back(from_bytes<Card>(bytes));
+    builds.push_back(printable(card.build.data(), card.build.size()));
+    if (bytes.size() != sizeof(Card)) builds.back() += concat(" (", bytes.size(), " bytes)");
+    processes.push_back(printable(card.process.data(), card.process.size()));
+    with_node.push_back(card.place.node[0] ? "set" : "not set");
+    if (card.invitation.hosts_store == 1) store_host = static_cast<int>(cards.size()) - 1;
+  }
+  board.introduce(std::move(processes), store_host);
+  board.compare(builds, "has", "install the same torch_occl and PyTorch on all hosts");
+  board.compare(with_node, "has OCCL_NODE", "set it on all ranks or on none");
+  return cards;
+}
+
+/// Which ranks of the group share memory.
+struct Division {
+  hosts::Partition partition;
+  std::vector<std::string> obstacles;  // as nodes.h says
+};
+
+Division divide(Board& board, const std::vector<Card>& cards, int rank, Deadline deadline) {
+  auto obstacles = obstacles_to(cards, rank, deadline);
+  std::vector<std::uint8_t> reach;
+  for (const auto& obstacle : obstacles) reach.push_back(obstacle.empty());
+  board.put(kReach, reach);
+  return {hosts::Partition(nodes_from(board.read(kReach, all_ranks(static_cast<int>(cards.size()))))),
+          std::move(obstacles)};
+}
+
+bool one_network(const std::vector<Card>& cards) {
+  const Place& first = cards.front().place;
+  return std::all_of(cards.begin(), cards.end(), [&](const Card& it) {
+    return it.place.kernel == first.kernel && it.place.network == first.network;
+  });
+}
+
+[[noreturn]] void fail_to_connect(const PreparedBetween& prepared, const Board& board,
+                                  const std::string& name, int rank, const hosts::Partition& partition,
+                                  const std::exception& error) {
+  std::string others;
+  for (int m = 0; m < partition.nodes(); ++m)
+    if (m != partition.node_of(rank)) enlist(others, board.describe(partition.leader(m)));
+  fail(Errc::system, board.describe(rank), " of group ", name, " could not connect through ", prepared.name,
+       " with the other nodes, whose first ranks are ", others, ": ", first_line(error),
+       ". Check that the hosts reach each other over this interface (GLOO_SOCKET_IFNAME selects it) at all "
+       "ports, because Gloo listens on any");
+}
+
+/// Connects the nodes. Throws Error(system) naming the ranks of other nodes.
+Between connect(const PreparedBetween& prepared, const c10::intrusive_ptr<c10d::Store>& store, Board& board,
+                const std::string& name, int rank, const hosts::Partition& partition, Deadline deadline) try {
+  using std::chrono::milliseconds;
+  const auto left = std::chrono::duration_cast<milliseconds>(deadline.left(deadline.span()));
+  const auto call = [prepared, store, left](c10d::Store&) {
+    return prepared.connect(store, std::max(left, milliseconds(1)));
+  };
+  // In a thread, because Gloo waits for five times its timeout for ranks that should connect to this one.
+  return StoreThread(store).run(call, Deadline::after(left + kGrace), [&] {
+    interrupt_check()();
+    board.check_failure();
+  });
+} catch (const Error& error) {
+  if (error.code() == Errc::aborted) throw;
+  fail_to_connect(prepared, board, name, rank, partition, error);
+} catch (const std::exception& error) {
+  fail_to_connect(prepared, board, name, rank, partition, error);
 }
 
 /// Makes the group of ranks of which some share memory and others do not.
 Met meet_over_nodes(const c10::intrusive_ptr<c10d::Store>& store, Board& board, const std::string& name,
-                    int rank, const std::vector<coll::Invitation>& invitations,
-                    const std::function<Tuning()>& tuning, std::chrono::milliseconds timeout,
-                    const MakeBetween& make_between) {
-  const int size = static_cast<int>(invitations.size());
+                    int rank, const std::vector<Card>& cards, const Division& division,
+                    const std::function<Tuning()>& tuning, Deadline deadline,
+                    const PrepareBetween& prepare_between) {
+  const hosts::Partition& partition = division.partition;
+  const int size = partition.size();
   const auto everyone = all_ranks(size);
-  board.put(kReach, reach_of(invitations));
-  const hosts::Partition partition(nodes_from(board.read(kReach, everyone)));
   const int node = partition.node_of(rank), local = partition.local_rank(rank);
   const std::vector<int>& members = partition.members(node);
   Met met;
+  PreparedBetween prepared;
   std::unique_ptr<coll::Mesh> mesh;
   try {
+    prepared = prepare_between(one_network(cards));
     mesh =
         std::make_unique<coll::Mesh>(engine().endpoint(), name, local, partition.node_size(node), tuning());
     mesh->show_ranks(members);
-    board.put(kInNode, to_bytes(mesh->invitation()));
-    mesh->join(board.read_invitations(kInNode, members), Deadline::after(timeout));
-    met.between = make_between(c10::make_intrusive<c10d::PrefixStore>(board.prefix("between"), store));
+    Seat seat;
+    prepared.engine.copy(seat.engine.data(), seat.engine.size() - 1);
+    seat.invitation = mesh->invitation();
+    board.put(kSeat, to_bytes(seat));
   } catch (const std::exception& error) {
-    for (const char* kind : {kInNode, kChannel}) board.put_failure(kind, error.what());
+    board.put_failure(kSeat, error);
     throw;
   }
-  std::vector<uint8_t> channel(sizeof(std::uint32_t));
-  if (rank == 0) {
-    const std::uint32_t number = met.between.inter_node->new_channel();
-    std::memcpy(channel.data(), &number, sizeof(number));
+  try {
+    std::vector<std::string> engines;
+    std::vector<coll::Invitation> invitations;
+    for (const auto& bytes : board.read(kSeat, everyone)) {
+      const Seat seat = from_bytes<Seat>(bytes);
+      if (partition.node_of(static_cast<int>(engines.size())) == node) invitations.push_back(seat.invitation);
+      engines.push_back(printable(seat.engine.data(), seat.engine.size()));
+    }
+    board.compare(engines, "is to exchange messages between nodes through",
+                  "give all ranks the same ProcessGroupOCCL.Options(inter_node=...), or none");
+    mesh->join(invitations, deadline);
+    met.between = connect(prepared, c10::make_intrusive<c10d::PrefixStore>(board.prefix("between"), store),
+                          board, name, rank, partition, deadline);
+    std::vector<uint8_t> channel;
+    if (rank == 0) channel = to_bytes(met.between.inter_node->new_channel());
+    board.put(kChannel, channel);
+  } catch (const std::exception& error) {
+    board.put_failure(kChannel, error);
+    throw;
   }
-  board.put(kChannel, channel);
-  channel = board.read(kChannel, everyone).front();
-  hosts::Membership membership{name, rank, partition, descriptions(invitations), 0};
-  std::memcpy(&membership.channel, channel.data(), sizeof(membership.channel));
+  const auto channels = board.read(kChannel, everyone, kGrace);
+  hosts::Membership membership{name, rank, partition, board.processes(),
+                               from_bytes<std::uint32_t>(channels.front())};
   if (rank == 0)
     LOG(INFO) << "occl: group " << name << " of " << size << " ranks spans " << partition.nodes()
-              << " nodes: " << describe_nodes(partition, membership.processes)
-              << ". Between them: " << met.between.inter_node->describe();
-  auto group = coll::Group::open(engine(), std::move(mesh), Deadline::after(timeout), interrupt_check());
+              << " nodes: " << describe_nodes(partition, cards, division.obstacles)
+              << ". Between them: " << prepared.name;
+  auto group = coll::Group::open(engine(), std::move(mesh), deadline, interrupt_check());
   met.group = std::make_shared<hosts::Group>(
       std::move(membership), std::move(group),
       std::make_shared<BackendLink>(met.between.inter_node, met.between.ranks));
@@ -192,10 +338,11 @@ Met meet_over_nodes(const c10::intrusive_ptr<c10d::Store>& store, Board& board, 
 
 Met rendezvous(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name, int rank, int size,
                const std::function<Tuning()>& tuning, std::chrono::milliseconds timeout,
-               const MakeBetween& make_between) {
+               const PrepareBetween& prepare_between) {
   if (size < 1 || size > kMaxRanks || rank < 0 || rank >= size)
     fail(Errc::invalid_argument, "cannot create group ", name, " as rank ", rank, " of ", size,
          ": 0 <= rank < size <= ", kMaxRanks, " is needed");
+  const Deadline deadline = Deadline::after(timeout);
   const auto make_mesh = [&] {
     return std::make_unique<coll::Mesh>(engine().endpoint(), name, rank, size, tuning());
   };
@@ -203,30 +350,34 @@ Met rendezvous(const c10::intrusive_ptr<c10d::Store>& store, const std::string& 
   std::optional<int> store_host;
   if (size == 1) {
     mesh = make_mesh();
-    mesh->join({mesh->invitation()}, Deadline::after(timeout));
+    mesh->join({mesh->invitation()}, deadline);
   } else {
-    Board board(*store, name, rank, size, timeout);
+    Board board(store, name, rank, size, deadline);
     try {
       mesh = make_mesh();
     } catch (const Error& error) {
-      board.put_failure(kInvitation, error.what());  // the others need not wait
+      board.put_failure(kCard, error);  // the others need not wait
       throw;
     }
     coll::Invitation invitation = mesh->invitation();
-    invitation.place = place_of_process();
     invitation.hosts_store = hosts_server(*store);
-    board.put(kInvitation, to_bytes(invitation));
-    const auto invitations = board.read_invitations(kInvitation, all_ranks(size));
-    if (!one_place(invitations)) {
-      mesh.reset();
-      return meet_over_nodes(store, board, name, rank, invitations, tuning, timeout, make_between);
+    board.put(kCard, to_bytes(card_of(invitation)));
+    const auto cards = read_cards(board, size);
+    if (!one_place(cards)) {
+      const Division division = divide(board, cards, rank, deadline);
+      if (division.partition.nodes() > 1) {
+        mesh.reset();
+        return meet_over_nodes(store, board, name, rank, cards, division, tuning, deadline, prepare_between);
+      }
     }
+    std::vector<coll::Invitation> invitations;
+    for (const Card& it : cards) invitations.push_back(it.invitation);
     for (const coll::Invitation& it : invitations)
       if (it.hosts_store) store_host = it.rank;
-    mesh->join(invitations, Deadline::after(timeout));
+    mesh->join(invitations, deadline);
   }
   // From here on the group itself notices a rank that dies.
-  auto group = coll::Group::open(engine(), std::move(mesh), Deadline::after(timeout), interrupt_check());
+  auto group = coll::Group::open(engine(), std::move(mesh), deadline, interrupt_check());
   return {group, group, {}, store_host};
 }
 

@@ -2,6 +2,7 @@
 // others'. If they do not all share memory, they find out which do (pg/nodes.h) and make a group over nodes.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -27,14 +28,22 @@ struct Met {
   std::optional<int> store_host;      // the rank whose process runs the store's server, if one of them does
 };
 
-/// Makes what carries messages between all ranks of a group. A collective call.
-using MakeBetween = std::function<Between(const c10::intrusive_ptr<c10d::Store>& store)>;
+/// What will carry messages between all ranks of a group.
+struct PreparedBetween {
+  std::string engine;  // what all ranks must have in common, for texts
+  std::string name;    // how this process uses it: "gloo over eth0 (10.0.0.1)"
+  std::function<Between(const c10::intrusive_ptr<c10d::Store>& store, std::chrono::milliseconds timeout)>
+      connect;  // a collective call
+};
+/// `one_network`: all ranks are in one network namespace. Throws if this rank can prepare nothing.
+using PrepareBetween = std::function<PreparedBetween(bool one_network)>;
 
-/// If `tuning` throws, the other ranks are told why this one cannot take part. `make_between` is called if
-/// the ranks do not all share memory. Checks for interrupts while it waits. Throws Error(timeout) naming the
-/// ranks that did not come, and what Mesh::join throws.
+/// If this rank cannot take part, because `tuning` or anything else throws, the other ranks are told why.
+/// `prepare_between` is called if the ranks do not all share memory. Checks for interrupts while it waits.
+/// Throws Error(timeout) naming the ranks that did not come, Error(system) if the store or a connection fails,
+/// and what Mesh::join throws.
 Met rendezvous(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name, int rank, int size,
                const std::function<Tuning()>& tuning, std::chrono::milliseconds timeout,
-               const MakeBetween& make_between);
+               const PrepareBetween& prepare_between);
 
 }  // namespace occl::pg

@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <atomic>
 #include <charconv>
 #include <mutex>
@@ -20,18 +21,29 @@ std::atomic<coll::Engine*> the_engine = nullptr;
 std::mutex engine_mutex;
 std::function<void()> the_interrupt_check = [] {};
 std::function<void()> the_return_check;
-MakeInterNode the_make_inter_node;
+PrepareInterNode the_prepare_inter_node;
+std::string the_node;  // of the_engine
 
 void forget_parent() {
   the_engine.store(nullptr, std::memory_order_relaxed);  // one thread only: this is a child just forked
   new (&engine_mutex) std::mutex;                        // another thread of the parent may have held it
 }
 
-/// A hash of OCCL_NODE, which can be any text; 0 if it is not set.
-std::uint32_t node_from_environment() {
+/// OCCL_NODE, empty if it is not set. Throws Error(invalid_argument) for what users would not see in a text.
+std::string node_from_environment() {
+  const std::string node = environment::get(environment::kNode);
+  const bool visible = std::all_of(node.begin(), node.end(), [](char c) { return c >= ' ' && c <= '~'; });
+  if (!visible || node.size() > kLongestNode || node.starts_with(' ') || node.ends_with(' '))
+    fail(Errc::invalid_argument, environment::kNode, " is \"", printable(node.c_str(), kLongestNode + 1),
+         "\": set it to at most ", kLongestNode,
+         " printable ASCII characters without spaces at the ends, or unset it");
+  return node;
+}
+
+/// 0 if there is no name.
+std::uint32_t hash_of_node(const std::string& name) {
   std::uint32_t hash = 0;
-  for (const char c : environment::get(environment::kNode))
-    hash = hash * 16777619u + static_cast<unsigned char>(c) + 1;
+  for (const char c : name) hash = hash * 16777619u + static_cast<unsigned char>(c) + 1;
   return hash;
 }
 
@@ -44,11 +56,14 @@ coll::Engine& engine() {
   static std::once_flag once;
   std::call_once(once, [] { pthread_atfork(nullptr, nullptr, forget_parent); });
   shm::Endpoint::Config config;
-  config.node = node_from_environment();
+  the_node = node_from_environment();
+  config.node = hash_of_node(the_node);
   auto* made = new coll::Engine(std::make_shared<shm::Endpoint>(shm::process_regions(), config));
   the_engine.store(made, std::memory_order_release);
   return *made;
 }
+
+const std::string& node_name() { return the_node; }
 
 void stop_background() {
   if (auto* made = the_engine.load(std::memory_order_acquire))
@@ -78,11 +93,8 @@ const std::function<void()>& interrupt_check() { return the_interrupt_check; }
 void set_return_check(std::function<void()> check) { the_return_check = std::move(check); }
 const std::function<void()>& return_check() { return the_return_check; }
 
-void set_make_inter_node(MakeInterNode make) { the_make_inter_node = std::move(make); }
-c10::intrusive_ptr<c10d::Backend> make_inter_node(const c10::intrusive_ptr<c10d::Store>& store, int rank,
-                                                  int size, std::chrono::milliseconds timeout) {
-  return the_make_inter_node(store, rank, size, timeout);
-}
+void set_prepare_inter_node(PrepareInterNode prepare) { the_prepare_inter_node = std::move(prepare); }
+PreparedInterNode prepare_inter_node(bool one_network) { return the_prepare_inter_node(one_network); }
 
 Tuning tuning_from_environment() {
   Tuning tuning;

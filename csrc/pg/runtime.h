@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -38,13 +39,23 @@ const std::function<void()>& interrupt_check();
 void set_return_check(std::function<void()> check);
 const std::function<void()>& return_check();
 
-/// Makes the backend that carries messages between nodes, for all ranks of a group. The Python module sets
-/// it, because that reads the environment as PyTorch does.
-using MakeInterNode = std::function<c10::intrusive_ptr<c10d::Backend>(
-    const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, std::chrono::milliseconds timeout)>;
-void set_make_inter_node(MakeInterNode make);
-c10::intrusive_ptr<c10d::Backend> make_inter_node(const c10::intrusive_ptr<c10d::Store>& store, int rank,
-                                                  int size, std::chrono::milliseconds timeout);
+/// OCCL_NODE, as it was when the engine was made; empty if it was not set.
+inline constexpr std::size_t kLongestNode = 63;
+const std::string& node_name();
+
+/// The backend that carries messages between nodes, before it is connected.
+struct PreparedInterNode {
+  std::string name;  // "gloo over eth0 (10.0.0.1)"
+  /// For all ranks of a group, which must call it together.
+  std::function<c10::intrusive_ptr<c10d::Backend>(const c10::intrusive_ptr<c10d::Store>& store, int rank,
+                                                  int size, std::chrono::milliseconds timeout)>
+      connect;
+};
+/// `one_network`: all ranks are in one network namespace, so that they can reach each other's loopback. The
+/// Python module sets it, because that reads the environment as PyTorch does.
+using PrepareInterNode = std::function<PreparedInterNode(bool one_network)>;
+void set_prepare_inter_node(PrepareInterNode prepare);
+PreparedInterNode prepare_inter_node(bool one_network);
 
 /// The defaults, overridden by OCCL_TUNING. Throws Error(invalid_argument) for an unknown name, or what is no
 /// number.

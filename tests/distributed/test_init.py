@@ -70,7 +70,7 @@ def over_a_file(rank, n, device, *, file):
 def cannot_begin(rank, n, device, *, store):
     if rank == 1:
         os.environ["OCCL_TUNING"] = "nonsense"
-    words = r"rank 1 could not take part in group .*nonsense" if rank == 0 else "nonsense"
+    words = r"rank 1 \(pid .*could not take part in group .*nonsense" if rank == 0 else "nonsense"
     store = dist.FileStore(store, n)
     with pytest.raises((ValueError, dist.DistBackendError), match=words):
         dist.init_process_group("occl", store=store, rank=rank, world_size=n, timeout=timedelta(seconds=20))

@@ -67,14 +67,14 @@ def no_locked_memory() -> None:
     resource.setrlimit(resource.RLIMIT_MEMLOCK, (0, 0))
 
 
-def _own_mounts() -> None:
+def own_mounts() -> None:
     _check(_libc.unshare(CLONE_NEWNS), "unshare")
     _check(_libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None), "private mounts")
 
 
 def small_shared_folder(size: str) -> None:
     """/dev/shm of this size, or none at all."""
-    _own_mounts()
+    own_mounts()
     if size == "absent":
         while _libc.umount2(b"/dev/shm", MNT_DETACH) == 0:  # there may be several, one above the other
             pass
@@ -85,7 +85,7 @@ def small_shared_folder(size: str) -> None:
 
 def small_container(limit: int, used: int) -> None:
     """What a process reads about its container's memory, in bytes."""
-    _own_mounts()
+    own_mounts()
     _check(_libc.mount(b"tmpfs", b"/sys/fs/cgroup", b"tmpfs", 0, None), "tmpfs")
     Path("/sys/fs/cgroup/memory.max").write_text(f"{limit}\n")
     Path("/sys/fs/cgroup/memory.current").write_text(f"{used}\n")

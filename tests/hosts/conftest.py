@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from unittest import mock
 
 import pytest
 
@@ -28,6 +30,13 @@ def _hosts(permitted: None) -> Iterator[Hosts]:
 def hosts(_hosts: Hosts) -> Hosts:
     """Three hosts, and ranks with default groups on them, shared with other tests."""
     return _hosts
+
+
+@pytest.fixture(scope="session")
+def logging() -> Iterator[Hosts]:
+    """Processes without groups, which print what the package logs. They need no network."""
+    with mock.patch.dict(os.environ, {"TORCH_CPP_LOG_LEVEL": "INFO"}), Hosts(None) as pool:
+        yield pool
 
 
 @pytest.fixture

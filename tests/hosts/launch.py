@@ -89,7 +89,8 @@ class HostTeam(Team):
 class Hosts(Pool):
     """The ranks on a network: a team with a default group for each shape and backend that tests asked for."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: Network | None) -> None:
+        """``network``: None if every test brings its own."""
         super().__init__()
         self.network = network
 

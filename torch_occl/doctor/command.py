@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from io import TextIOWrapper
 
-from torch_occl.doctor import machine, report, selftest, settings, software, system
+from torch_occl.doctor import machine, nodes, report, selftest, settings, software, system
 from torch_occl.doctor.report import Section
 
 
@@ -36,6 +36,7 @@ def sections(test: bool) -> Iterator[Section]:
     yield of_machine
     yield system.section()
     yield settings.section()
+    yield nodes.section()
     huge_pages = next(line.value for line in of_machine.lines if line.name == "huge pages")
     try:
         ended = software.probe()

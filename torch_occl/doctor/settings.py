@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import fcntl
-import ipaddress
 import os
 import socket
-import struct
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
-from torch_occl.doctor.reading import read
-from torch_occl.doctor.report import WARNING, Line, Section
+from torch_occl import _interfaces
+from torch_occl._interfaces import VARIABLE
+from torch_occl.doctor.report import HINT, WARNING, Line, Section
 
 VARIABLES = (
     "OCCL_DEVICE",
@@ -28,15 +25,15 @@ VARIABLES = (
 OF_TESTS = "OCCL_TEST_"
 """Variables of the project's own tests begin like this."""
 
-SIOCGIFADDR = 0x8915
-INTERFACE = "GLOO_SOCKET_IFNAME"
-
 
 def variable_lines(environment: Mapping[str, str]) -> list[Line]:
     """Those of occl that are set; unknown ones are warnings, because nothing reads them."""
     lines = []
     for name, value in sorted(environment.items()):
         if not name.startswith("OCCL_") or name.startswith(OF_TESTS):
+            continue
+        if name == "OCCL_NODE" and value:
+            lines.append(node_line(value))
             continue
         if name in VARIABLES:
             lines.append(Line(name, value or "empty, as if not set", value))
@@ -48,35 +45,50 @@ def variable_lines(environment: Mapping[str, str]) -> list[Line]:
     return lines or [Line("OCCL_ variables", "none is set", {})]
 
 
-def interfaces() -> dict[str, list[str]]:
-    """The addresses of each network interface; IPv4 has the first one only."""
-    found: dict[str, list[str]] = {name: [] for _, name in socket.if_nameindex()}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        for name, addresses in found.items():
-            request = struct.pack("256s", name.encode()[:15])
-            try:
-                answer = fcntl.ioctl(asking, SIOCGIFADDR, request)
-            except OSError:  # it has no IPv4 address
-                continue
-            addresses.append(socket.inet_ntoa(answer[20:24]))
-    for line in read(Path("/proc/net/if_inet6")).splitlines():
-        digits, *_, name = line.split()
-        found.setdefault(name, []).append(str(ipaddress.IPv6Address(int(digits, 16))))
-    return found
+def node_line(value: str) -> Line:
+    """OCCL_NODE, which a forgotten test may have left."""
+    remedy = (
+        "Unset it unless you simulate several hosts: ranks with different values share no memory, and ranks "
+        "with and without it form no group."
+    )
+    return Line("OCCL_NODE", value, value, WARNING, remedy)
+
+
+def choice_line(names: Sequence[str], address: str, found: Mapping[str, list[str]], host: str) -> Line:
+    """What Gloo takes between nodes.
+
+    Args:
+        names: of GLOO_SOCKET_IFNAME.
+        address: at which Gloo listens without that.
+        found: the addresses by interface.
+        host: this host's name.
+    """
+    name = "Gloo listens on"
+    if names:
+        return Line(name, f"{', '.join(names)} ({VARIABLE})", list(names))
+    owner = _interfaces.owner_of(address, found)
+    text = f"{owner} ({address}), where the host's name {host} leads"
+    if not _interfaces.is_loopback(address):
+        return Line(name, text, [owner])
+    remedy = (
+        f"For groups over several hosts set {VARIABLE} to the interface between them: other hosts cannot "
+        f"reach {address}."
+    )
+    return Line(name, text, [owner], HINT, remedy)
 
 
 def gloo_line(wish: str, names: Sequence[str]) -> Line:
     """Whether the interfaces exist that GLOO_SOCKET_IFNAME names, with commas between them."""
     missing = [name for name in wish.split(",") if name not in names]
     if not missing:
-        return Line(INTERFACE, wish)
-    remedy = f"Set {INTERFACE} to one of {', '.join(names)}, or unset it: groups of Gloo cannot be made."
-    return Line(INTERFACE, f"{wish} (there is no {', '.join(missing)})", wish, WARNING, remedy)
+        return Line(VARIABLE, wish)
+    remedy = f"Set {VARIABLE} to one of {', '.join(names)}, or unset it: groups of Gloo cannot be made."
+    return Line(VARIABLE, f"{wish} (there is no {', '.join(missing)})", wish, WARNING, remedy)
 
 
 def network_lines(environment: Mapping[str, str]) -> list[Line]:
     try:
-        found = interfaces()
+        found = _interfaces.interfaces()
     except OSError as error:
         remedy = (
             "Allow sockets of the Internet in this sandbox: Gloo and a TCPStore need them, occl does not."
@@ -84,8 +96,10 @@ def network_lines(environment: Mapping[str, str]) -> list[Line]:
         return [Line("interfaces", f"unknown: {error.strerror}", level=WARNING, remedy=remedy)]
     shown = [f"{name} ({', '.join(addresses) or 'no address'})" for name, addresses in found.items()]
     lines = [Line("interfaces", "; ".join(shown) or "none", found)]
-    if wish := environment.get(INTERFACE):
+    if wish := environment.get(VARIABLE):
         lines.append(gloo_line(wish, list(found)))
+    names = [name for name in _interfaces.wished(environment) if name in found]
+    lines.append(choice_line(names, _interfaces.address_of_host(), found, socket.gethostname()))
     return lines
 
 
