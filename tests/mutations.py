@@ -198,7 +198,7 @@ MUTATIONS = [
     Mutation("a work ends with its first part", "pg/work.cpp", "if (open_.fetch_sub(1, std::memory_order_acq_rel) != 2) return false;", "open_.fetch_sub(1, std::memory_order_acq_rel);", (WORKS + "[a_block_ends_with_its_last_message-2-cpu]",)),
     Mutation("a work counts as pending no more when its hook is called", "pg/completion_hook.cpp", "  try {\n    hook_", "  {\n    std::lock_guard lock(mutex_);\n    --pending_;\n    none_.notify_all();\n  }\n  try {\n    hook_", (CAPABLE + "test_pending_works_are_those_whose_hook_has_not_returned[cpu]",)),
     # Where ranks meet.
-    Mutation("each round meets at the first one's place", "pg/rendezvous.cpp", "round_ = (in_store(join) - 1) / size;", "in_store(join);", ("tests/distributed/test_init.py::test_groups_may_be_made_and_destroyed_again_and_again[True-3-cpu]",)),
+    Mutation("each round meets at the first one's place", "pg/board.cpp", "round_ = (in_store(join) - 1) / size;", "in_store(join);", ("tests/distributed/test_init.py::test_groups_may_be_made_and_destroyed_again_and_again[True-3-cpu]",)),
     Mutation("a rank that makes no group tells nobody", "pg/rendezvous.cpp", "board.put_failure(kCard, error);  // the others", "// the others", ("tests/distributed/test_init.py::test_a_rank_that_cannot_begin_tells_the_others_why",)),
     # Groups over several nodes.
     Mutation("ranks with other versions are not refused", "pg/rendezvous.cpp", "  board.compare(builds,", "  if (false) board.compare(builds,", ("tests/hosts/test_refusals.py::test_ranks_with_different_versions_make_no_group",)),

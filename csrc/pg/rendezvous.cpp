@@ -4,18 +4,15 @@
 #include <array>
 #include <cstring>
 #include <numeric>
-#include <string_view>
-#include <system_error>
-#include <thread>
 #include <type_traits>
 
-#include <c10/util/Exception.h>
 #include <c10/util/Logging.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "base/error.h"
 #include "coll/engine.h"
 #include "hosts/group.h"
+#include "pg/board.h"
 #include "pg/nodes.h"
 #include "pg/runtime.h"
 #include "pg/store_server.h"
@@ -23,21 +20,6 @@
 
 namespace occl::pg {
 namespace {
-
-// Polling interval. Store::wait is of no use: it notices no interrupt, and two clients of a TCPStore whose
-// waits time out at the same moment can both hang for seconds.
-constexpr std::chrono::microseconds kFirstNap{100}, kLongestNap{50'000};
-
-/// Begins the reason that a rank stores in place of what it could not make.
-constexpr std::string_view kFailed = "failed: ";
-
-/// How much longer than the group's timeout a rank waits for one that may be about to say why it failed.
-constexpr std::chrono::milliseconds kGrace{1500};
-
-std::string first_line(const std::exception& error) {
-  const std::string text = error.what();
-  return text.substr(0, text.find('\n'));
-}
 
 template <class T>
 std::vector<uint8_t> to_bytes(const T& plain) {
@@ -54,135 +36,6 @@ T from_bytes(const std::vector<uint8_t>& bytes) {
   std::memcpy(&plain, bytes.data(), std::min(bytes.size(), sizeof(T)));
   return plain;
 }
-
-/// What the ranks of one group put into its store. Each kind of thing has a key for each rank.
-class Board {
- public:
-  Board(const c10::intrusive_ptr<c10d::Store>& store, std::string name, int rank, int size, Deadline deadline)
-      : store_(store),
-        name_(std::move(name)),
-        rank_(rank),
-        size_(size),
-        deadline_(deadline),
-        processes_(size) {
-    processes_[rank] = this_process();
-    // One store can serve one name several times (init, destroy, init; or fewer ranks after a shrink, when
-    // PyTorch counts names from the start again), so each round of `size` ranks has keys of its own.
-    const auto join = [key = concat("occl/", size, "/joined")](c10d::Store& s) { return s.add(key, 1); };
-    round_ = (in_store(join) - 1) / size;
-  }
-
-  /// From now on errors name these processes ("pid 4711, host a"), and the rank that runs the store's server.
-  void introduce(std::vector<std::string> processes, std::optional<int> store_host) {
-    processes_ = std::move(processes);
-    store_host_ = store_host;
-  }
-  const std::vector<std::string>& processes() const { return processes_; }
-  /// "rank 3 (pid 4711, host a)", or without the process where that is not known.
-  std::string describe(int rank) const {
-    return processes_[rank].empty() ? concat("rank ", rank)
-                                    : concat("rank ", rank, " (", processes_[rank], ")");
-  }
-
-  void put(const std::string& kind, const std::vector<uint8_t>& bytes) {
-    in_store([key = key(kind, rank_), bytes](c10d::Store& s) { s.set(key, bytes); });
-  }
-  /// Tells the ranks that read this kind why there is nothing. They learn nothing if the store fails too.
-  void put_failure(const std::string& kind, const std::exception& error) noexcept try {
-    // An error that begins with a rank is passed on as it is.
-    const std::string why = first_line(error),
-                      own = concat(describe(rank_), " could not take part in group ");
-    const std::string text = concat(kFailed, why.starts_with("rank ") ? "" : concat(own, name_, ": "), why);
-    const std::vector<uint8_t> bytes(text.begin(), text.end());
-    put(kind, bytes);
-    in_store([key = prefix("failure"), bytes](c10d::Store& s) { s.set(key, bytes); });
-  } catch (const std::exception&) {
-  }
-
-  /// What these ranks have put, in their order. Throws Error(timeout) naming the ranks that have not, and
-  /// Error(aborted) with the reason of one that failed.
-  std::vector<std::vector<uint8_t>> read(const std::string& kind, const std::vector<int>& ranks,
-                                         std::chrono::milliseconds grace = {}) {
-    std::vector<std::vector<uint8_t>> all;
-    std::string missing;
-    for (const int rank : ranks) {
-      if (!wait_for(key(kind, rank), grace)) {
-        enlist(missing, describe(rank));
-        continue;
-      }
-      all.push_back(in_store([key = key(kind, rank)](c10d::Store& s) { return s.get(key); }));
-      if (const std::string_view text(reinterpret_cast<const char*>(all.back().data()), all.back().size());
-          text.starts_with(kFailed))
-        fail(Errc::aborted, text.substr(kFailed.size()));
-    }
-    if (!missing.empty())
-      fail(Errc::timeout, "occl: Timed out after ", deadline_.span().count(), " ms on ", describe(rank_),
-           " of group ", name_, " waiting for ", missing, " of ", size_,
-           " ranks to create the group: see what they print, and whether they have started");
-    return all;
-  }
-  /// Throws Error(aborted) with the reason if a rank has failed.
-  void check_failure() {
-    const std::string key = prefix("failure");
-    if (!in_store([key](c10d::Store& s) { return s.check({key}); })) return;
-    const auto bytes = in_store([key](c10d::Store& s) { return s.get(key); });
-    fail(Errc::aborted, std::string(bytes.begin(), bytes.end()).substr(kFailed.size()));
-  }
-
-  std::string prefix(const std::string& kind) const { return concat("occl/", size_, "/", round_, "/", kind); }
-
-  /// Throws Error(protocol) unless all ranks have the same text. `what`: "has", `remedy`: "install ...".
-  void compare(const std::vector<std::string>& texts, const char* what, const char* remedy) const {
-    for (int i = 1; i < size_; ++i)
-      if (texts[i] != texts[0])
-        fail(Errc::protocol, "group ", name_, ": ", describe(0), " ", what, " ", texts[0], ", and ",
-             describe(i), " ", what, " ", texts[i], ": ", remedy);
-  }
-
- private:
-  std::string key(const std::string& kind, int rank) const { return concat(prefix(kind), "/", rank); }
-
-  /// Polls. Store::wait is of no use: it notices no interrupt, and two clients of a TCPStore whose waits time
-  /// out at the same moment can both hang for seconds. Returns false if the key is still missing.
-  bool wait_for(const std::string& key, std::chrono::milliseconds grace) {
-    constexpr std::chrono::microseconds kFirstNap{100}, kLongestNap{50'000};
-    std::chrono::nanoseconds nap = kFirstNap;
-    while (!in_store([key](c10d::Store& s) { return s.check({key}); })) {
-      if (deadline_.passed_by(grace)) return false;
-      interrupt_check()();
-      std::this_thread::sleep_for(nap);
-      nap = std::min<std::chrono::nanoseconds>(nap * 3 / 2, kLongestNap);
-    }
-    return true;
-  }
-
-  /// Calls the store, whose errors name no rank.
-  template <class F>
-  std::invoke_result_t<F, c10d::Store&> in_store(F call) try {
-    const auto left = std::max<std::chrono::nanoseconds>(deadline_.left(deadline_.span()), kGrace);
-    return store_.run(std::move(call), Deadline::after(left), interrupt_check());
-  } catch (const Error& error) {
-    lost_store(error.what());
-  } catch (const c10::Error& error) {
-    lost_store(error.what_without_backtrace());
-  } catch (const std::system_error& error) {
-    lost_store(error.what());
-  }
-  [[noreturn]] void lost_store(std::string why) const {
-    fail(Errc::system, describe(rank_), " lost the store while it made group ", name_, ": ",
-         why.substr(0, why.find('\n')), ". The store is served by ",
-         store_host_ ? describe(*store_host_) : "the process at MASTER_ADDR or of the launcher",
-         ": see what it prints, and whether this host reaches it");
-  }
-
-  StoreThread store_;
-  const std::string name_;
-  const int rank_, size_;
-  const Deadline deadline_;
-  std::vector<std::string> processes_;  // by rank; empty where it is not known
-  std::optional<int> store_host_;
-  std::int64_t round_ = 0;
-};
 
 constexpr const char* kCard = "rank";        // what the rank is, and its place in a group of one node
 constexpr const char* kReach = "reach";      // which ranks it shares memory with
@@ -262,7 +115,7 @@ Between connect(const PreparedBetween& prepared, const c10::intrusive_ptr<c10d::
     return prepared.connect(store, std::max(left, milliseconds(1)));
   };
   // In a thread, because Gloo waits for five times its timeout for ranks that should connect to this one.
-  return StoreThread(store).run(call, Deadline::after(left + kGrace), [&] {
+  return StoreThread(store).run(call, Deadline::after(left + kStoreGrace), [&] {
     interrupt_check()();
     board.check_failure();
   });
@@ -319,7 +172,7 @@ Met meet_over_nodes(const c10::intrusive_ptr<c10d::Store>& store, Board& board, 
     board.put_failure(kChannel, error);
     throw;
   }
-  const auto channels = board.read(kChannel, everyone, kGrace);
+  const auto channels = board.read(kChannel, everyone, kStoreGrace);
   hosts::Membership membership{name, rank, partition, board.processes(),
                                from_bytes<std::uint32_t>(channels.front())};
   if (rank == 0)

@@ -1,0 +1,110 @@
+#include "pg/board.h"
+
+#include <string_view>
+#include <thread>
+
+#include "pg/nodes.h"
+
+namespace occl::pg {
+namespace {
+
+/// Begins the reason that a rank stores in place of what it could not make.
+constexpr std::string_view kFailed = "failed: ";
+
+}  // namespace
+
+std::string first_line(const std::exception& error) {
+  const std::string text = error.what();
+  return text.substr(0, text.find('\n'));
+}
+
+Board::Board(const c10::intrusive_ptr<c10d::Store>& store, std::string name, int rank, int size,
+             Deadline deadline)
+    : store_(store), name_(std::move(name)), rank_(rank), size_(size), deadline_(deadline), processes_(size) {
+  processes_[rank] = this_process();
+  // One store can serve one name several times (init, destroy, init; or fewer ranks after a shrink, when
+  // PyTorch counts names from the start again), so each round of `size` ranks has keys of its own.
+  const auto join = [key = concat("occl/", size, "/joined")](c10d::Store& s) { return s.add(key, 1); };
+  round_ = (in_store(join) - 1) / size;
+}
+
+void Board::introduce(std::vector<std::string> processes, std::optional<int> store_host) {
+  processes_ = std::move(processes);
+  store_host_ = store_host;
+}
+
+std::string Board::describe(int rank) const {
+  return processes_[rank].empty() ? concat("rank ", rank)
+                                  : concat("rank ", rank, " (", processes_[rank], ")");
+}
+
+void Board::put(const std::string& kind, const std::vector<uint8_t>& bytes) {
+  in_store([key = key(kind, rank_), bytes](c10d::Store& s) { s.set(key, bytes); });
+}
+
+void Board::put_failure(const std::string& kind, const std::exception& error) noexcept try {
+  // An error that begins with a rank is passed on as it is.
+  const std::string why = first_line(error), own = concat(describe(rank_), " could not take part in group ");
+  const std::string text = concat(kFailed, why.starts_with("rank ") ? "" : concat(own, name_, ": "), why);
+  const std::vector<uint8_t> bytes(text.begin(), text.end());
+  put(kind, bytes);
+  in_store([key = prefix("failure"), bytes](c10d::Store& s) { s.set(key, bytes); });
+} catch (const std::exception&) {
+}
+
+std::vector<std::vector<uint8_t>> Board::read(const std::string& kind, const std::vector<int>& ranks,
+                                              std::chrono::milliseconds grace) {
+  std::vector<std::vector<uint8_t>> all;
+  std::string missing;
+  for (const int rank : ranks) {
+    if (!wait_for(key(kind, rank), grace)) {
+      enlist(missing, describe(rank));
+      continue;
+    }
+    all.push_back(in_store([key = key(kind, rank)](c10d::Store& s) { return s.get(key); }));
+    if (const std::string_view text(reinterpret_cast<const char*>(all.back().data()), all.back().size());
+        text.starts_with(kFailed))
+      fail(Errc::aborted, text.substr(kFailed.size()));
+  }
+  if (!missing.empty())
+    fail(Errc::timeout, "occl: Timed out after ", deadline_.span().count(), " ms on ", describe(rank_),
+         " of group ", name_, " waiting for ", missing, " of ", size_,
+         " ranks to create the group: see what they print, and whether they have started");
+  return all;
+}
+void Board::check_failure() {
+  const std::string key = prefix("failure");
+  if (!in_store([key](c10d::Store& s) { return s.check({key}); })) return;
+  const auto bytes = in_store([key](c10d::Store& s) { return s.get(key); });
+  fail(Errc::aborted, std::string(bytes.begin(), bytes.end()).substr(kFailed.size()));
+}
+
+void Board::compare(const std::vector<std::string>& texts, const char* what, const char* remedy) const {
+  for (int i = 1; i < size_; ++i)
+    if (texts[i] != texts[0])
+      fail(Errc::protocol, "group ", name_, ": ", describe(0), " ", what, " ", texts[0], ", and ",
+           describe(i), " ", what, " ", texts[i], ": ", remedy);
+}
+
+/// Polls. Store::wait is of no use: it notices no interrupt, and two clients of a TCPStore whose waits time
+/// out at the same moment can both hang for seconds. Returns false if the key is still missing.
+bool Board::wait_for(const std::string& key, std::chrono::milliseconds grace) {
+  constexpr std::chrono::microseconds kFirstNap{100}, kLongestNap{50'000};
+  std::chrono::nanoseconds nap = kFirstNap;
+  while (!in_store([key](c10d::Store& s) { return s.check({key}); })) {
+    if (deadline_.passed_by(grace)) return false;
+    interrupt_check()();
+    std::this_thread::sleep_for(nap);
+    nap = std::min<std::chrono::nanoseconds>(nap * 3 / 2, kLongestNap);
+  }
+  return true;
+}
+
+void Board::lost_store(const std::string& why) const {
+  fail(Errc::system, describe(rank_), " lost the store while it made group ", name_, ": ",
+       why.substr(0, why.find('\n')), ". The store is served by ",
+       store_host_ ? describe(*store_host_) : "the process at MASTER_ADDR or of the launcher",
+       ": see what it prints, and whether this host reaches it");
+}
+
+}  // namespace occl::pg

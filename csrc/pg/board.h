@@ -1,0 +1,86 @@
+// What the ranks of one group tell each other through its store, before they share anything else. Each kind
+// of thing has a key for each rank. Every wait ends at the deadline of the group's creation, and every error
+// names this rank and those it waits for.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <optional>
+#include <string>
+#include <system_error>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <c10/util/Exception.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "base/error.h"
+#include "pg/runtime.h"
+#include "pg/store_thread.h"
+
+namespace occl::pg {
+
+/// How much longer than the group's timeout a rank waits for one that may be about to say why it failed.
+inline constexpr std::chrono::milliseconds kStoreGrace{1500};
+
+/// The first line of what an exception says: PyTorch appends stacks.
+std::string first_line(const std::exception& error);
+
+class Board {
+ public:
+  Board(const c10::intrusive_ptr<c10d::Store>& store, std::string name, int rank, int size,
+        Deadline deadline);
+
+  /// From now on errors name these processes ("pid 4711, host a"), and the rank that runs the store's server.
+  void introduce(std::vector<std::string> processes, std::optional<int> store_host);
+  const std::vector<std::string>& processes() const { return processes_; }
+  /// "rank 3 (pid 4711, host a)", or without the process where that is not known.
+  std::string describe(int rank) const;
+
+  void put(const std::string& kind, const std::vector<uint8_t>& bytes);
+  /// Tells the ranks that read this kind why there is nothing. They learn nothing if the store fails too.
+  void put_failure(const std::string& kind, const std::exception& error) noexcept;
+
+  /// What these ranks have put, in their order. Throws Error(timeout) naming the ranks that have not, and
+  /// Error(aborted) with the reason of one that failed.
+  std::vector<std::vector<uint8_t>> read(const std::string& kind, const std::vector<int>& ranks,
+                                         std::chrono::milliseconds grace = {});
+  /// Throws Error(aborted) with the reason if a rank has failed.
+  void check_failure();
+
+  std::string prefix(const std::string& kind) const { return concat("occl/", size_, "/", round_, "/", kind); }
+
+  /// Throws Error(protocol) unless all ranks have the same text. `what`: "has", `remedy`: "install ...".
+  void compare(const std::vector<std::string>& texts, const char* what, const char* remedy) const;
+
+ private:
+  std::string key(const std::string& kind, int rank) const { return concat(prefix(kind), "/", rank); }
+  bool wait_for(const std::string& key, std::chrono::milliseconds grace);
+
+  /// Calls the store, whose errors name no rank.
+  template <class F>
+  std::invoke_result_t<F, c10d::Store&> in_store(F call) try {
+    const auto left = std::max<std::chrono::nanoseconds>(deadline_.left(deadline_.span()), kStoreGrace);
+    return store_.run(std::move(call), Deadline::after(left), interrupt_check());
+  } catch (const Error& error) {
+    lost_store(error.what());
+  } catch (const c10::Error& error) {
+    lost_store(error.what_without_backtrace());
+  } catch (const std::system_error& error) {
+    lost_store(error.what());
+  }
+  [[noreturn]] void lost_store(const std::string& why) const;
+
+  StoreThread store_;
+  const std::string name_;
+  const int rank_, size_;
+  const Deadline deadline_;
+  std::vector<std::string> processes_;  // by rank; empty where it is not known
+  std::optional<int> store_host_;
+  std::int64_t round_ = 0;
+};
+
+}  // namespace occl::pg
