@@ -27,7 +27,7 @@ from tests.support.checks import assert_works
 from tests.support.devices import DEVICES
 from tests.support.harness import Pool
 from torch_occl import ProcessGroupOCCL, _inter_node
-from torch_occl._C import _set_make_inter_node
+from torch_occl._C import _set_prepare_inter_node
 
 BLOCK = 1 << 20
 """Bytes of each rank's block."""
@@ -69,13 +69,14 @@ def meet(rank: int, n: int, device: str, *, places: list[int], library: Path, st
     spec.loader.exec_module(module)
     os.environ["OCCL_NODE"] = f"node {places[rank]}"
     everyone = dist.FileStore(store, n)
-    gloo = _inter_node.make(dist.PrefixStore("gloo", everyone), rank, n, TIMEOUT)
+    connect = _inter_node.prepare(one_network=True)[1]
+    gloo = connect(dist.PrefixStore("gloo", everyone), rank, n, TIMEOUT)
     recorder = module.Recorder(gloo)
 
     def make_none(*_: object) -> None:
         raise AssertionError("occl makes an engine although it has one")
 
-    _set_make_inter_node(make_none)
+    _set_prepare_inter_node(make_none)
     options = ProcessGroupOCCL.Options(inter_node=recorder)
     dist.init_process_group(
         "occl", store=everyone, rank=rank, world_size=n, timeout=TIMEOUT, pg_options=options
