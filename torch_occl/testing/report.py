@@ -51,7 +51,11 @@ def failures(
         late: how long they have had.
     """
     parts: dict[tuple[str, str], list[int]] = {}
-    for rank, outcome in sorted(outcomes.items(), key=lambda item: item[1] is None):
+
+    def place(item: tuple[int, Outcome | None]) -> tuple[bool, bool]:
+        return item[1] is None, item[1] is not None and bool(item[1].intended)
+
+    for rank, outcome in sorted(outcomes.items(), key=place):
         if outcome is None:
             seen = without_harness(stacks[rank])
             text = (
@@ -61,7 +65,8 @@ def failures(
             )
             parts.setdefault((f"did not finish {late}".strip(), text), []).append(rank)
         elif outcome.died:
-            parts.setdefault((f"(pid {pids[rank]}) was {outcome.died}", ""), []).append(rank)
+            why = f", as {outcome.intended} wants" if outcome.intended else ""
+            parts.setdefault((f"(pid {pids[rank]}) was {outcome.died}{why}", ""), []).append(rank)
         elif outcome.raised:
             parts.setdefault((f"raised {outcome.raised}", outcome.traceback), []).append(rank)
     titles: dict[str, list[int]] = {}
