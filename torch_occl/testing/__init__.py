@@ -5,7 +5,8 @@ device, and under pytest importing this package makes no device.
 """
 
 from torch_occl.testing.comparison import assert_same_on_all_ranks
+from torch_occl.testing.faults import Fault, Faults
 from torch_occl.testing.outcomes import Outcome, RanksFailed, WrongUse
 from torch_occl.testing.run import RunRanks
 
-__all__ = ["Outcome", "RanksFailed", "RunRanks", "WrongUse", "assert_same_on_all_ranks"]
+__all__ = ["Fault", "Faults", "Outcome", "RanksFailed", "RunRanks", "WrongUse", "assert_same_on_all_ranks"]

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from _torch_occl_autoload import autoload
-from torch_occl.testing import coverage, debugger, modules, sending
+from torch_occl.testing import coverage, debugger, modules, sending, striking
+from torch_occl.testing.cutting import Meeting
+from torch_occl.testing.faults import Fault
 from torch_occl.testing.options import Options
 from torch_occl.testing.outcomes import WrongUse
-from torch_occl.testing.rank import Described, find, tell
+from torch_occl.testing.rank import Described, find
 
 if TYPE_CHECKING:
     import torch
@@ -52,6 +54,8 @@ class Call:
     debugged: int | None
     """The rank that gets the terminal."""
     coverage: coverage.Settings | None
+    faults: tuple[Fault, ...]
+    """Those that the pytest process has planned."""
 
 
 def prepare(place: Place) -> None:
@@ -93,7 +97,7 @@ def run(rank: int, world_size: int, *, sent: bytes) -> bytes:
     try:
         prepare(call.place)
         debugger.take(call.debugged, rank)
-        with coverage.measured(call.coverage, tell):
+        with coverage.measured(call.coverage, sending.tell), striking.told():
             result = _call(rank, call)
         return sending.dumps(result)
     except BaseException as error:  # noqa: BLE001 KeyboardInterrupt and SystemExit are the test's business too
@@ -114,11 +118,14 @@ def _call(rank: int, call: Call) -> Any:
     for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         os.environ[name] = str(options.world_size)
     device = device_of(options.device, rank)
-    sending.here.update(rank=rank, world_size=options.world_size, device=device)
+    meeting = Meeting(rank, options.world_size, f"{call.store}-faults", options.group_timeout)
+    sending.here.update(rank=rank, world_size=options.world_size, device=device, meeting=meeting)
     arguments = sending.unpacked(call.arguments)
     arguments |= {name: sending.here[name] for name in call.wanted}
     if options.group:
         make_group(rank, options, device, call.store)
+    for fault in call.faults:
+        striking.plan(fault)
     return bound(call, arguments)(**arguments)
 
 

@@ -42,7 +42,7 @@ def settings() -> Settings | None:
 
 
 @contextmanager
-def measured(wanted: Settings | None, tell: Callable[[object], None]) -> Iterator[None]:
+def measured(wanted: Settings | None, tell: Callable[[str, object], None]) -> Iterator[None]:
     """In a rank: measures what runs in the ``with`` statement, and tells it to the pytest process."""
     if wanted is None:
         yield
@@ -57,7 +57,7 @@ def measured(wanted: Settings | None, tell: Callable[[object], None]) -> Iterato
         yield
     finally:
         measuring.stop()
-        tell(measuring.get_data().dumps())
+        tell("coverage", measuring.get_data().dumps())
 
 
 def add(told: bytes) -> None:

@@ -19,6 +19,8 @@ class Outcome:
     traceback: str = ""
     died: str = ""
     """``"killed by SIGKILL"`` or ``"exited with status 3"``, or "" if the process lives."""
+    intended: str = ""
+    """The fault by which it died or was stopped, if the test planned one; see the fixture ``faults``."""
     skipped: str | None = None
     """The reason, if it called ``pytest.skip`` (which also counts as raised)."""
     xfailed: str | None = None
@@ -26,8 +28,8 @@ class Outcome:
 
     @property
     def failed(self) -> bool:
-        """Whether it did not return."""
-        return bool(self.raised or self.died)
+        """Whether it did not return, although no fault of the test ended it."""
+        return bool(self.raised or self.died) and not self.intended
 
 
 class RanksFailed(AssertionError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import random
 import unittest
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from typing import Any, NoReturn
 import pytest
 
 from torch_occl.testing import options, report
+from torch_occl.testing.faults import Fault, Faults
 from torch_occl.testing.options import DEFAULT_LIMIT, Options
 from torch_occl.testing.outcomes import WrongUse
 from torch_occl.testing.run import RunRanks
@@ -29,6 +31,8 @@ OURS = ("rank", "world_size", "device")
 """The fixtures that stand for what each rank has of its own."""
 
 _session = pytest.StashKey[Session]()
+_seed = pytest.StashKey[int]()
+_planned = pytest.StashKey[list[Fault]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -38,6 +42,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=int,
         metavar="RANK",
         help="give the terminal to this rank of each test: breakpoint() stops there, and so does a failure",
+    )
+    group.addoption(
+        "--faults-seed",
+        type=int,
+        metavar="SEED",
+        help="draw the faults of faults.random from this number, which the report of a failing test shows",
     )
     parser.addini(
         "ranks_limit", f"seconds that a test of several ranks may take ({DEFAULT_LIMIT:g})", default=""
@@ -52,6 +62,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", MARK)
+    seed = config.getoption("faults_seed")
+    config.stash[_seed] = random.SystemRandom().randrange(10**9) if seed is None else seed
     rank = config.getoption("ranks_pdb")
     if rank is not None and (config.getoption("dist", "no") != "no" or hasattr(config, "workerinput")):
         raise pytest.UsageError(
@@ -139,16 +151,25 @@ def run_ranks(request: pytest.FixtureRequest) -> RunRanks:
     config = request.config
 
     def run(module: ModuleType, name: str, arguments: Any, wanted: Any, asked: Options, check: bool) -> Ended:
-        with _terminal(config):
-            ended = config.stash[_session].run(
-                module, name, arguments, wanted, asked, _conftests(request.node)
-            )
-        _add_sections(request.node, ended.printed)
+        ended = _run_session(request.node, module, name, arguments, wanted, asked)
         if check:
             _skip_if_all_do(ended)
         return ended
 
     return RunRanks(run, _limit(config))
+
+
+@pytest.fixture
+def faults(request: pytest.FixtureRequest) -> Iterator[Faults]:
+    """Plans faults: ``faults.kill(rank=1, at="all_reduce#3")``, on every rank or before ``run_ranks``."""
+    planned: list[Fault] = []
+    request.node.stash[_planned] = planned
+    yield Faults(request.config.stash[_seed], request.node.name, planned.append)
+    if planned:
+        pytest.fail(
+            f"{planned[0]} never came to pass: no ranks ran after it was planned. Plan it before run_ranks.",
+            pytrace=False,
+        )
 
 
 # ---- tests with the mark -------------------------------------------------------------------------------
@@ -231,13 +252,23 @@ def _run(item: pytest.Function, mark: pytest.Mark) -> None:
     if item.cls is not None:
         name = f"{item.cls.__qualname__}.{name}"
         arguments["self"] = item.instance
-    with _terminal(item.config):
-        session = item.config.stash[_session]
-        ended = session.run(item.module, name, arguments, wanted, asked, _conftests(item))
-    _add_sections(item, ended.printed)
+    ended = _run_session(item, item.module, name, arguments, wanted, asked)
     _skip_if_all_do(ended)
     if ended.report:
         _fail(item.config, ended.report)
+
+
+def _run_session(
+    item: pytest.Item, module: ModuleType, name: str, arguments: Any, wanted: Any, asked: Options
+) -> Ended:
+    planned = item.stash.get(_planned, [])
+    faults = tuple(planned)
+    planned.clear()
+    with _terminal(item.config):
+        session = item.config.stash[_session]
+        ended = session.run(module, name, arguments, wanted, asked, _conftests(item), faults)
+    _add_sections(item, ended)
+    return ended
 
 
 def _fail(config: pytest.Config, text: str) -> None:
@@ -264,10 +295,12 @@ def _skip(reason: str) -> NoReturn:
     raise pytest.skip.Exception(reason, _use_item_location=True)  # the place of the test, and not this one
 
 
-def _add_sections(item: pytest.Item, printed: dict[int, str]) -> None:
-    for number, text in printed.items():
+def _add_sections(item: pytest.Item, ended: Ended) -> None:
+    for number, text in ended.printed.items():
         if text:
             item.add_report_section("call", f"output of rank {number}", text)
+    if ended.course.planned:
+        item.add_report_section("call", "faults", ended.course.described())
 
 
 def _conftests(item: pytest.Item) -> list[ModuleType]:

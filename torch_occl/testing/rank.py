@@ -54,6 +54,12 @@ def tell(message: object) -> None:
     _parent.send(("told", message))
 
 
+def announce(signal_name: str, why: str) -> None:
+    """From a function: the signal that this process is about to send itself is intended, and why."""
+    assert _parent is not None, "announce() is for functions that a Team runs"
+    _parent.send(("announced", (signal_name, why)))
+
+
 def listen() -> Any:
     """From a function: waits for what the test sends with ``Team.say(rank, message)``."""
     assert _parent is not None, "listen() is for functions that a Team runs"

@@ -63,7 +63,8 @@ def failures(
             )
             parts.setdefault((f"did not finish {late}".strip(), text), []).append(rank)
         elif outcome.died:
-            parts.setdefault((f"(pid {pids[rank]}) was {outcome.died}", ""), []).append(rank)
+            why = f", as {outcome.intended} wants" if outcome.intended else ""
+            parts.setdefault((f"(pid {pids[rank]}) was {outcome.died}{why}", ""), []).append(rank)
         elif outcome.raised:
             parts.setdefault((f"raised {outcome.raised}", outcome.traceback), []).append(rank)
     titles: dict[str, list[int]] = {}
@@ -81,7 +82,11 @@ def failures(
 
 
 def _order(outcome: Outcome | None) -> int:
-    return 2 if outcome is None else 0 if outcome.died else 1
+    if outcome is None:
+        return 3
+    if outcome.intended:
+        return 2
+    return 0 if outcome.died else 1
 
 
 def _short(text: str) -> str:

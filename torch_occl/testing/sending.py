@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from types import FunctionType
 from typing import Any
 
+from torch_occl.testing import rank
 from torch_occl.testing.outcomes import WrongUse
 
 here: dict[str, Any] = {}
@@ -40,6 +41,11 @@ def dumps(value: object) -> bytes:
 def loads(sent: bytes) -> Any:
     """As `pickle.loads`."""
     return _Unpickler(io.BytesIO(sent)).load()
+
+
+def tell(kind: str, content: object) -> None:
+    """In a rank: sends to the pytest process, which gets ``loads(message)``, the two arguments."""
+    rank.tell(dumps((kind, content)))
 
 
 class OfEachRank:

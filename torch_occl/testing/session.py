@@ -10,7 +10,9 @@ from types import ModuleType
 from typing import Any
 
 from torch_occl.testing import body, coverage, modules, sending
+from torch_occl.testing.course import Course
 from torch_occl.testing.debugger import TERMINAL
+from torch_occl.testing.faults import Fault
 from torch_occl.testing.options import Options
 from torch_occl.testing.outcomes import Outcome, RanksFailed, WrongUse
 from torch_occl.testing.processes import Clone, Source, Spawned, Zygote, environment
@@ -36,6 +38,7 @@ class Ended:
     """By rank; empty where it was shown live."""
     report: str
     """What went wrong, or ""."""
+    course: Course
 
     def results(self) -> list[Any]:
         """What it returned, in rank order.
@@ -83,6 +86,7 @@ class Session:
         wanted: Sequence[str],
         options: Options,
         conftests: Sequence[ModuleType] = (),
+        faults: Sequence[Fault] = (),
     ) -> Ended:
         """Runs a function in new ranks.
 
@@ -91,10 +95,13 @@ class Session:
             arguments: those that are the same in all ranks.
             wanted: the names of those that each rank has its own of.
             conftests: modules that the ranks import first.
+            faults: those that are planned for these ranks.
 
         Raises:
             WrongUse: it cannot run, or has returned what this process cannot rebuild; the text says why.
         """
+        for fault in faults:
+            fault.check(options.world_size)
         place = _place((*conftests, module), options)
         debugged = self.showing.debugged
         if debugged is not None and debugged >= options.world_size:
@@ -113,7 +120,9 @@ class Session:
             self.showing.locals,
             debugged,
             coverage.settings(),
+            tuple(faults),
         )
+        course = Course(faults)
         source = self._source(place, options)
         try:
             with Team(source, options.world_size, live=self.showing.live, once=True) as team:
@@ -123,14 +132,14 @@ class Session:
                 try:
                     outcomes = team.finish()
                 except RanksFailed as error:
-                    return Ended([], error.outputs, error.report)
-                for rank in team.heard:
-                    for told in team.heard[rank]:
-                        coverage.add(told)
+                    _take(team, course)
+                    return Ended([], error.outputs, error.report, course)
+                _take(team, course)
                 for outcome in outcomes:
                     outcome.result = _rebuilt(outcome)
                 failed = any(outcome.failed for outcome in outcomes)
-                return Ended(outcomes, team.printed(), team.report() if failed else "")
+                wrong = [team.report()] * failed + [course.missed(options.world_size)]
+                return Ended(outcomes, team.printed(), "\n".join(filter(None, wrong)), course)
         finally:
             if isinstance(source, Clone):
                 source.ask("sweep")
@@ -167,6 +176,16 @@ class Session:
             self._first.close()
 
 
+def _take(team: Team, course: Course) -> None:
+    """Takes what the ranks have told beside their results."""
+    for messages in team.heard.values():
+        for kind, content in map(sending.loads, messages):
+            if kind == "coverage":
+                coverage.add(content)
+            else:
+                course.take(kind, content)
+
+
 def _place(imported: Sequence[ModuleType], options: Options) -> body.Place:
     found = (source for module in imported for source in modules.sources(module))
     return body.Place(
@@ -180,7 +199,7 @@ def _place(imported: Sequence[ModuleType], options: Options) -> body.Place:
 
 def _rebuilt(outcome: Outcome) -> Any:
     """What the function returned, which `body.run` has pickled."""
-    if outcome.failed:
+    if outcome.failed or outcome.intended:
         return None
     try:
         return sending.loads(outcome.result)

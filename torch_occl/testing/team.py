@@ -74,6 +74,7 @@ class Team:
             member.begin(pid)
         self.running: dict[int, Outcome | None] = {}
         self.heard: dict[int, list[Any]] = {}
+        self.announced: dict[int, tuple[str, str]] = {}
         self.limit = self.deadline = 0.0
         self.late = ""
 
@@ -91,6 +92,7 @@ class Team:
         """Begins ``body(rank, size, *args, **params)`` in every rank that lives."""
         self.running = {}
         self.heard = {member.rank: [] for member in self.members}
+        self.announced = {}
         self.limit, self.deadline = limit, time.monotonic() + limit
         job = {"module": body.__module__, "name": body.__qualname__, "path": sys.path, "once": self.once}
         for member in self.members:
@@ -133,18 +135,19 @@ class Team:
                 self.fail("the test waits for " + report.ranks(late))
 
     def finish(self) -> list[Outcome]:
-        """Waits until every rank's body has ended somehow.
+        """Waits until every rank's body has ended somehow, or has stopped as it announced.
 
         Raises:
             RanksFailed: one does not end in time.
         """
         deadline = self.deadline
-        while None in self.running.values():
+        while self._awaited():
             if any(outcome and outcome.failed for outcome in self.running.values()):
                 deadline = min(deadline, time.monotonic() + PATIENCE)
             if not self._receive(deadline):
                 self.late = f"in {self.limit:g} s" if deadline == self.deadline else "soon after that"
                 self.fail()
+        self._take_stopped()
         return sorted((o for o in self.running.values() if o is not None), key=lambda o: o.rank)
 
     def run(self, body: Callable[..., Any], *args: object, limit: float, **params: object) -> list[Any]:
@@ -173,6 +176,7 @@ class Team:
 
     def report(self) -> str:
         """How ranks have failed, and what those do that have not ended."""
+        self._take_stopped()
         late = [m for m in self.members if m.exitcode is None and self.running.get(m.rank, m) is None]
         for member in late:
             member.ask_for_stacks()
@@ -182,6 +186,20 @@ class Team:
     def printed(self) -> dict[int, str]:
         """What each rank has printed, unless that was shown."""
         return {member.rank: "" if self.live else member.output() for member in self.members}
+
+    def _stopped(self) -> set[int]:
+        """The ranks that have stopped as they announced. They do not end before the test does."""
+        return {rank for rank, (name, _) in self.announced.items() if name == signal.SIGSTOP.name}
+
+    def _awaited(self) -> bool:
+        stopped = self._stopped()
+        return any(outcome is None and rank not in stopped for rank, outcome in self.running.items())
+
+    def _take_stopped(self) -> None:
+        for rank in self._stopped():
+            if self.running[rank] is None:
+                name, why = self.announced[rank]
+                self._ended(Outcome(rank, died=f"stopped by {name}", intended=why))
 
     def _returned(self, rank: int) -> bool:
         outcome = self.running[rank]
@@ -216,6 +234,8 @@ class Team:
             return False
         if kind == "told":
             self.heard[member.rank].append(content)
+        elif kind == "announced":
+            self.announced[member.rank] = content
         elif kind == "returned":
             self._ended(Outcome(member.rank, result=content))
         else:
@@ -224,9 +244,11 @@ class Team:
 
     def _take_death(self, member: Member) -> None:
         code = member.exitcode = self.source.reap(member.pid)
-        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
+        name = signal.Signals(-code).name if code < 0 else ""
+        how = f"killed by {name}" if name else f"exited with status {code}"
+        announced, why = self.announced.get(member.rank, ("", ""))
         if self.running.get(member.rank, "idle") is None:
-            self._ended(Outcome(member.rank, died=how))
+            self._ended(Outcome(member.rank, died=how, intended=why if announced == name else ""))
 
     def _ended(self, outcome: Outcome) -> None:
         self.running.pop(outcome.rank, None)  # the order of this dictionary is that of the ends
