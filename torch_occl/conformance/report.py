@@ -1,0 +1,107 @@
+"""The report: a table for the terminal, JSON for programs, Markdown for documentation."""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch_occl import _versions
+from torch_occl.conformance.capabilities import VERDICTS
+from torch_occl.conformance.catalog import Case
+from torch_occl.conformance.ranks import Asked, Ended
+
+Entry = dict[str, Any]
+"""A case in a report: name, operation, rule, statement, source, values, expected, verdict, text, seconds,
+known (the reason, or "")."""
+
+
+def entry(case: Case, expected: str, known: str, ended: Ended) -> Entry:
+    """A case that has run."""
+    return {
+        "name": case.name,
+        "operation": case.rule.operation,
+        "rule": case.rule.name,
+        "statement": case.rule.statement,
+        "source": str(case.rule.source),
+        "values": dict(case.values),
+        "expected": expected,
+        "verdict": ended.verdict,
+        "known": known,
+        "text": ended.text,
+        "seconds": round(ended.seconds, 4),
+    }
+
+
+def write(path: Path, asked: Asked, entries: Sequence[Entry]) -> None:
+    """Writes a report in JSON."""
+    import torch
+
+    content = {
+        "format": 1,
+        "backend": asked.backend,
+        "device": asked.device,
+        "world_size": asked.size,
+        "date": time.strftime("%Y-%m-%d"),
+        "torch": torch.__version__,
+        "torch_occl": _versions.VERSION,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "cases": list(entries),
+    }
+    path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def table(entries: Iterable[Entry]) -> list[str]:
+    """For each operation and feature, how many cases have each verdict."""
+    counts: dict[str, dict[str, int]] = {}
+    for each in entries:
+        row = counts.setdefault(each["operation"], dict.fromkeys(VERDICTS, 0))
+        row[each["verdict"]] += 1
+    width = max(map(len, counts), default=0)
+    lines = [" " * width + "".join(f"{verdict:>9}" for verdict in VERDICTS)]
+    for operation, row in counts.items():
+        numbers = "".join(f"{row[verdict] or '-':>9}" for verdict in VERDICTS)
+        lines.append(f"{operation:<{width}}{numbers}")
+    total = [sum(row[verdict] for row in counts.values()) for verdict in VERDICTS]
+    return [*lines, f"{'all':<{width}}" + "".join(f"{number:>9}" for number in total)]
+
+
+def markdown(reports: Sequence[dict[str, Any]]) -> str:
+    """Tables of several reports side by side: a row for each rule, and what does not do as it should."""
+    titles = [f"{report['backend']}, {report['device']}" for report in reports]
+    rules: dict[tuple[str, str], Entry] = {}
+    found: dict[tuple[str, str, int], dict[str, int]] = {}
+    for at, report in enumerate(reports):
+        for each in report["cases"]:
+            rules.setdefault((each["operation"], each["rule"]), each)
+            cell = found.setdefault((each["operation"], each["rule"], at), {})
+            cell[each["verdict"]] = cell.get(each["verdict"], 0) + 1
+    lines = [
+        f"| rule | {' | '.join(titles)} |",
+        "|---" * (len(titles) + 1) + "|",
+    ]
+    for (operation, rule) in rules:
+        cells = [_cell(found.get((operation, rule, at), {})) for at in range(len(reports))]
+        lines.append(f"| `{operation}:{rule}` | {' | '.join(cells)} |")
+    lines += ["", "| rule | what it says | PyTorch's source |", "|---|---|---|"]
+    for (operation, rule), each in rules.items():
+        lines.append(f"| `{operation}:{rule}` | {each['statement']} | `{each['source']}` |")
+    return "\n".join(lines)
+
+
+def _cell(counts: dict[str, int]) -> str:
+    return ", ".join(f"{verdict} {counts[verdict]}" for verdict in VERDICTS if verdict in counts) or "-"
+
+
+def provenance(report: dict[str, Any]) -> str:
+    """With what a report was made."""
+    seconds = sum(each["seconds"] for each in report["cases"])
+    return (
+        f"{report['backend']} on {report['device']}: {len(report['cases'])} cases with {report['world_size']} "
+        f"ranks in {seconds:.0f} s, {report['date']}, torch {report['torch']}, torch_occl "
+        f"{report['torch_occl']}, Python {report['python']}, {report['machine']}"
+    )
