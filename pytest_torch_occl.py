@@ -7,7 +7,6 @@ module then finds the loaded module and makes no device either.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,6 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> None:
     """Registers the conformance suite where it is asked for: its options have names that others use too."""
-    suite = str(Path(__file__).parent / "torch_occl" / "conformance")
-    if any(arg.startswith("torch_occl.conformance") or os.path.abspath(arg).startswith(suite) for arg in args):
+    suite = Path(__file__).parent / "torch_occl" / "conformance"
+    if any(arg == "torch_occl.conformance" or Path(arg).absolute() == suite for arg in args):
         early_config.pluginmanager.register(load_alone("conformance.plugin"), "torch_occl.conformance")

@@ -26,11 +26,23 @@ KEYS = {"import": list, "start": str, "not_supported": list, "known": list}
 
 
 @dataclass(frozen=True)
+class Pattern:
+    """Some cases: for each item those that have (or, if negated, do not have) one of its words."""
+
+    items: tuple[tuple[bool, frozenset[str]], ...]
+
+    def matches(self, case: Case) -> bool:
+        words = case.words
+        return all(negated != bool(one_of & words) for negated, one_of in self.items)
+
+
+@dataclass(frozen=True)
 class Known:
     """Cases that are known to end in another way than they should."""
 
-    words: frozenset[str]
-    verdict: str
+    cases: Pattern
+    verdicts: frozenset[str]
+    """Several where it is left to chance."""
     reason: str
 
 
@@ -42,13 +54,12 @@ class Capabilities:
     """Modules that every rank imports first: what registers the backend and the device."""
     start: str = "fork"
     """``"fork"``, or ``"spawn"`` if the imports start threads."""
-    not_supported: tuple[frozenset[str], ...] = ()
-    """Each entry is a set of words; it declares the cases that have all of them."""
+    not_supported: tuple[Pattern, ...] = ()
     known: tuple[Known, ...] = ()
 
     def supports(self, case: Case) -> bool:
         """Whether the case must work."""
-        return not any(words <= case.words for words in self.not_supported)
+        return not any(pattern.matches(case) for pattern in self.not_supported)
 
     def expected(self, case: Case) -> str:
         """The verdict that the case must have."""
@@ -56,7 +67,7 @@ class Capabilities:
 
     def known_of(self, case: Case) -> Known | None:
         """What the file knows about a case."""
-        return next((known for known in self.known if known.words <= case.words), None)
+        return next((known for known in self.known if known.cases.matches(case)), None)
 
 
 def vocabulary() -> set[str]:
@@ -102,7 +113,9 @@ def parse(text: str) -> Capabilities:
     return Capabilities(
         tuple(_strings("import", content.get("import", []))),
         start,
-        tuple(_words(entry, known) for entry in _strings("not_supported", content.get("not_supported", []))),
+        tuple(
+            _pattern(entry, known) for entry in _strings("not_supported", content.get("not_supported", []))
+        ),
         tuple(_known(entry, known) for entry in content.get("known", [])),
     )
 
@@ -114,24 +127,29 @@ def _strings(key: str, values: list[Any]) -> list[str]:
     return values
 
 
-def _words(entry: str, known: set[str]) -> frozenset[str]:
-    words = entry.split()
-    for word in words:
-        if word not in known and not word.startswith(DEVICE):
-            raise WrongUse(
-                f"{entry!r} has the word {word!r}, which no case has{_hint(word, known)}; "
-                "`python -m torch_occl.conformance --words` lists all words"
-            )
-    return frozenset(words)
+def _pattern(entry: str, known: set[str]) -> Pattern:
+    """Of an entry such as "AVG integer" (both words) or "!send_recv int8|int16" (not this, one of two)."""
+    items = []
+    for item in entry.split():
+        words = item.removeprefix("!").split("|")
+        for word in words:
+            if word not in known and not word.startswith(DEVICE):
+                raise WrongUse(
+                    f"{entry!r} has the word {word!r}, which no case has{_hint(word, known)}; "
+                    "`python -m torch_occl.conformance --words` lists all words"
+                )
+        items.append((item.startswith("!"), frozenset(words)))
+    return Pattern(tuple(items))
 
 
 def _known(entry: object, known: set[str]) -> Known:
     if not isinstance(entry, Mapping) or set(entry) != {"cases", "verdict", "reason"}:
         raise WrongUse(f"each [[known]] needs cases, verdict and reason, and nothing else; one is {entry!r}")
-    if entry["verdict"] not in VERDICTS:
-        raise WrongUse(f"the verdict of a [[known]] is one of {', '.join(VERDICTS)}, not {entry['verdict']!r}")
-    (cases, reason) = _strings("[[known]]", [entry["cases"], entry["reason"]])
-    return Known(_words(cases, known), entry["verdict"], reason)
+    cases, verdict, reason = _strings("[[known]]", [entry["cases"], entry["verdict"], entry["reason"]])
+    verdicts = frozenset(verdict.split("|"))
+    if not verdicts <= set(VERDICTS):
+        raise WrongUse(f"the verdict of a [[known]] is one of {', '.join(VERDICTS)}, not {verdict!r}")
+    return Known(_pattern(cases, known), verdicts, reason)
 
 
 def _hint(word: str, known: Iterable[str]) -> str:

@@ -13,7 +13,7 @@ import torch
 from torch_occl.conformance.tensors import COMPLEX, FLOATS, INTEGERS
 
 if TYPE_CHECKING:
-    from torch_occl.conformance.checking import Rank
+    pass
 
 API = "distributed/distributed_c10d.py"
 BACKEND = "include/torch/csrc/distributed/c10d/Backend.hpp"

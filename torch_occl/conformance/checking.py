@@ -54,8 +54,8 @@ class Rank:
         self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
 
     @property
-    def group(self) -> dist.ProcessGroup:
-        """The default group."""
+    def group(self) -> Any:
+        """The default group, a ``ProcessGroup``. PyTorch's stubs lack some of its methods."""
         world = dist.group.WORLD
         assert world is not None
         return world
@@ -102,7 +102,9 @@ class Rank:
         """Takes down a problem unless the group does an all_reduce."""
         t = self.tensor(1.0, self.rank)
         dist.all_reduce(t)
-        self.same(t.cpu(), torch.tensor([self.size, sum(range(self.size))], dtype=torch.float32), "afterwards")
+        self.same(
+            t.cpu(), torch.tensor([self.size, sum(range(self.size))], dtype=torch.float32), "afterwards"
+        )
 
     def subgroup(self, ranks: Iterable[int]) -> dist.ProcessGroup:
         """A group of these ranks; all ranks must ask for it. It is kept."""
@@ -177,10 +179,10 @@ def prepare(backend: str, device: str, imports: list[str]) -> None:
     for name in imports:
         try:
             importlib.import_module(name)
-        except ImportError as error:
+        except Exception as error:  # noqa: BLE001 any, of the vendor's own code
             raise WrongUse(
-                f"The capabilities say import = {imports!r}, and {name} cannot be imported: {error}. Install "
-                "it, or add its folder to PYTHONPATH."
+                f"The capabilities say import = {imports!r}, and {name} cannot be imported: {short(error)}. "
+                "Install it, or add its folder to PYTHONPATH."
             ) from None
     if backend.lower() not in dist.Backend.backend_list:
         known = ", ".join(name for name in dist.Backend.backend_list if name != "undefined")
@@ -215,7 +217,12 @@ def enter(
     global _here
     prepare(backend, device, imports)
     options = Options(size, device, backend, timeout=timeout)
-    for name, number in (("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", size), ("LOCAL_WORLD_SIZE", size)):
+    for name, number in (
+        ("RANK", rank),
+        ("LOCAL_RANK", rank),
+        ("WORLD_SIZE", size),
+        ("LOCAL_WORLD_SIZE", size),
+    ):
         os.environ[name] = str(number)
     place = device_of(device, rank)
     make_group(rank, options, place, store)

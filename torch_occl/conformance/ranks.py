@@ -13,7 +13,7 @@ from torch_occl.testing.processes import Source, Spawned, Zygote
 from torch_occl.testing.team import Team
 
 NEVER = 100
-"""Where a rule says nothing, an operation's timeout is so many times the limit of a case: what waits hangs."""
+"""Unless a rule has a timeout, that of operations is the limit of a case times this: what waits hangs."""
 
 STARTING = 120.0
 """Seconds that ranks may take to make the default group."""
@@ -125,7 +125,7 @@ class Ranks:
 
 
 def _verdict(outcomes: list[Outcome | None], late: str, victims: set[int]) -> tuple[str, str]:
-    """Of all ranks: the worst of theirs. A rank whose call raises and that leaves others waiting hangs them."""
+    """Of all ranks. A crash counts most, then a wrong result; then ranks that wait, for one that raised too."""
     found: dict[str, list[str]] = {}
     for outcome in outcomes:
         if outcome is None:

@@ -84,7 +84,7 @@ def markdown(reports: Sequence[dict[str, Any]]) -> str:
         f"| rule | {' | '.join(titles)} |",
         "|---" * (len(titles) + 1) + "|",
     ]
-    for (operation, rule) in rules:
+    for operation, rule in rules:
         cells = [_cell(found.get((operation, rule, at), {})) for at in range(len(reports))]
         lines.append(f"| `{operation}:{rule}` | {' | '.join(cells)} |")
     lines += ["", "| rule | what it says | PyTorch's source |", "|---|---|---|"]
@@ -101,7 +101,7 @@ def provenance(report: dict[str, Any]) -> str:
     """With what a report was made."""
     seconds = sum(each["seconds"] for each in report["cases"])
     return (
-        f"{report['backend']} on {report['device']}: {len(report['cases'])} cases with {report['world_size']} "
-        f"ranks in {seconds:.0f} s, {report['date']}, torch {report['torch']}, torch_occl "
+        f"{report['backend']} on {report['device']}: {len(report['cases'])} cases with "
+        f"{report['world_size']} ranks in {seconds:.0f} s, {report['date']}, torch {report['torch']}, torch_occl "
         f"{report['torch_occl']}, Python {report['python']}, {report['machine']}"
     )

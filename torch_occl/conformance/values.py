@@ -76,12 +76,14 @@ def _whole(dtype: str, reduction: str, at: torch.Tensor, rank: int, size: int) -
         ranks = min(size, most // unit)  # so many contribute to an element, the others 0
         share = max(1, most // (unit * ranks)) if ranks else 0
         unit = size if reduction == "AVG" else 1
-    values = (at * 31 + rank * 17) % (2 * share + 1) - share
+    values = (at * 7919 + rank * 17) % (2 * share + 1) - share
     values = torch.where((at + rank) % size < ranks, values * unit, 0)
     return values if signed else values.abs()
 
 
-def contribution(dtype: str, reduction: str, count: int, rank: int, size: int, block: int = 0) -> torch.Tensor:
+def contribution(
+    dtype: str, reduction: str, count: int, rank: int, size: int, block: int = 0
+) -> torch.Tensor:
     """What a rank contributes: the same on every rank that asks.
 
     Args:

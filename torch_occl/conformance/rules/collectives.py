@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from torch_occl.conformance import values
-from torch_occl.conformance.catalog import API, WORK, Rule, Source, add, over, python, rule
+from torch_occl.conformance.catalog import API, WORK, Body, Rule, Source, add, over, python, rule
 from torch_occl.conformance.checking import Rank, finish
 from torch_occl.conformance.operations import COLUMNS, OPERATIONS, Operation
 from torch_occl.conformance.tensors import MOVABLE, REDUCIBLE
 
-EDGES = {
+EDGES: dict[str, dict[str, Any]] = {
     "empty": {"count": 0},
     "one": {"count": 1},
     "large": {"count": 300_001},
@@ -23,7 +24,7 @@ EDGES = {
     "transposed": {"layout": "transposed", "count": 6 * COLUMNS},
     "repeated": {"layout": "repeated"},
 }
-"""Sizes and layouts: "repeated" is an input of which all elements are one (``expand``), so it overlaps itself."""
+"""Sizes and layouts. "repeated": all elements of an input are one (``expand``), so it overlaps itself."""
 
 
 def result(rank: Rank, *, operation: str, dtype: str, reduction: str = "") -> None:
@@ -91,7 +92,9 @@ def on_a_stream(rank: Rank, *, operation: str) -> None:
     module.synchronize()
     with stream:
         # The inputs are wrong until the stream has come to here, and the outputs are taken afterwards.
-        for tensor, content in zip((t for t, _ in (*setting.expected, *setting.unchanged)), made, strict=True):
+        for tensor, content in zip(
+            (t for t, _ in (*setting.expected, *setting.unchanged)), made, strict=True
+        ):
             tensor.zero_()
             tensor.copy_(content)
         finish(call(True))
@@ -116,7 +119,7 @@ def _enter(operation: Operation) -> None:
         and not (edge == "transposed" and name.startswith("all_to_all_single"))
     ]
     what = "the reduction of all ranks' inputs" if operation.reduces else "the bits that the operation sends"
-    rules = [
+    rules: list[tuple[str, str, Body]] = [
         ("result", f"Outputs are {what}; inputs stay, and nothing beside the outputs is written.", result),
         ("edge", "The same for sizes 0 and 1, long and unaligned tensors, and strides of every kind.", edge),
         ("asynchronous", "async_op=True returns a work; after wait() it is completed and outputs hold.",
@@ -124,11 +127,14 @@ def _enter(operation: Operation) -> None:
         ("in_flight", "Several calls may be in flight, and may be waited for in any order.", in_flight),
         ("future", "The future of a work ends when the work does, and runs callbacks.", future),
         ("subgroup", "In a group of some of the ranks, ranks and roots are those of the group.", subgroup),
-        ("stream", "A call takes its place in the current stream: after what was queued, before what follows.",
+        ("stream", "A call takes its place in the current stream: after what is queued, before what follows.",
          on_a_stream),
     ]  # fmt: skip
     sources = {"future": Source(WORK, "getFuture()"), "subgroup": python("new_group")}
-    sources |= {"asynchronous": Source(WORK, "wait(std::chrono::milliseconds"), "stream": Source(WORK, "synchronize()")}
+    sources |= {
+        "asynchronous": Source(WORK, "wait(std::chrono::milliseconds"),
+        "stream": Source(WORK, "synchronize()"),
+    }
     if operation.rooted:
         rules.append(("root", "Every rank can be the root.", roots))
     for rule_name, statement, body in rules:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -95,7 +97,7 @@ def departure(rank: Rank, *, call: str) -> None:
 
 
 @rule(
-    "timeouts", "operation", "A call that a rank does not make raises on the others, after the group's timeout.",
+    "timeouts", "operation", "A call that a rank does not make raises on the others at the timeout.",
     python("init_process_group"), own=True, refuses=True, timeout=TIMEOUT, cases=over(call=CALLS),
 )  # fmt: skip
 def timeout(rank: Rank, *, call: str) -> None:
@@ -113,7 +115,8 @@ def _wait_for_rank_0(rank: Rank) -> None:
 
 
 @contextlib.contextmanager
-def _last_words(rank: Rank):  # type: ignore[no-untyped-def]
+def _last_words(rank: Rank) -> Iterator[None]:
+    """Tells the ranks that make no call when rank 0 has done what is in the ``with`` statement."""
     yield
     if rank.rank == 0:
         dist.distributed_c10d._get_default_store().set("conformance/done", "1")
@@ -126,9 +129,11 @@ def _last_words(rank: Rank):  # type: ignore[no-untyped-def]
 def wait(rank: Rank) -> None:
     rank.still_works()
     if rank.rank == 0:
-        work = dist.irecv(rank.tensor(0.0), 1)
+        work: Any = dist.irecv(rank.tensor(0.0), 1)
         with _last_words(rank):
-            rank.refuses(lambda: work.wait(timedelta(milliseconds=200)), "a wait for a message that was not sent")
+            rank.refuses(
+                lambda: work.wait(timedelta(milliseconds=200)), "a wait for a message that was not sent"
+            )
     else:
         _wait_for_rank_0(rank)
         rank.refusals.append("this rank sends nothing")
@@ -155,7 +160,7 @@ def set_timeout(rank: Rank) -> None:
 )  # fmt: skip
 def abort_pending(rank: Rank) -> None:
     rank.still_works()
-    work = dist.irecv(rank.tensor(0.0), (rank.rank + 1) % rank.size)
+    work: Any = dist.irecv(rank.tensor(0.0), (rank.rank + 1) % rank.size)
     rank.backend.abort()
     rank.refuses(work.wait, "a wait for what was pending when the group was aborted")
 
@@ -176,7 +181,7 @@ def abort_later(rank: Rank) -> None:
     Source(WORK, "Returns exception if isSuccess() returned false."), own=True, timeout=TIMEOUT,
 )  # fmt: skip
 def failure(rank: Rank) -> None:
-    work = dist.irecv(rank.tensor(0.0), (rank.rank + 1) % rank.size)
+    work: Any = dist.irecv(rank.tensor(0.0), (rank.rank + 1) % rank.size)
     with contextlib.suppress(RuntimeError):
         work.wait()
     rank.check(work.is_completed(), "is_completed() is false after a wait that failed")

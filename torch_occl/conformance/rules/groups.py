@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,9 +25,7 @@ def _sum_of(rank: Rank, group: dist.ProcessGroup, ranks: list[int]) -> None:
     rank.same(t, torch.tensor([float(sum(ranks))]), f"the sum in the group of ranks {ranks}")
 
 
-@rule(
-    "subgroups", "overlap", "Groups of overlapping ranks work side by side.", python("new_group"), ranks=3
-)
+@rule("subgroups", "overlap", "Groups of overlapping ranks work side by side.", python("new_group"), ranks=3)
 def overlapping(rank: Rank) -> None:
     lists = [[0, 1], [1, 2], list(range(rank.size)), [rank.size - 1]]
     made = [rank.subgroup(ranks) for ranks in lists]
@@ -91,12 +90,15 @@ def objects(rank: Rank, *, call: str, size: str) -> None:
 def split(rank: Rank, *, part: str) -> None:
     if not rank.backend.supports_splitting:
         raise NotImplementedError("supports_splitting is false")
+    rank.still_works()
     half = rank.size // 2
     parts = [list(range(half)), list(range(half, rank.size))]
     mine = parts[rank.rank >= half]
     if part == "some" and rank.rank >= half:
         mine = parts[0]  # as split_group does for ranks that are in none of the lists
-    made = rank.group.split_group(mine, timedelta(seconds=rank.timeout), None, f"part {min(mine)}", "a part", None)
+    made = rank.group.split_group(
+        mine, timedelta(seconds=rank.timeout), None, f"part {min(mine)}", "a part", None
+    )
     rank.check((made is not None) == (rank.rank in mine), f"split_group of {mine} returned {made!r}")
     if made is not None:
         t = rank.tensor(float(rank.rank))
@@ -114,7 +116,7 @@ def merge(rank: Rank) -> None:
     parts = [list(range(half)), list(range(half, rank.size))]
     halves = [rank.subgroup(part) for part in parts]
     store = dist.PrefixStore("conformance/merge", dist.distributed_c10d._get_default_store())
-    ours = halves[rank.rank >= half]
+    ours: Any = halves[rank.rank >= half]
     made = ours.merge_remote_group(store, rank.size, timedelta(seconds=rank.timeout), "merged", "merged")
     t = rank.tensor(float(rank.rank))
     finish(made.allreduce([t]))

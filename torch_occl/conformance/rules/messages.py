@@ -77,7 +77,9 @@ def any_source(rank: Rank, *, size: str) -> None:
         t = torch.zeros(count, device=rank.device)
         source = dist.recv(t)
         seen.append(source)
-        rank.same(t, _numbered(rank, source, 0, count), f"the message that rank {source} is said to have sent")
+        rank.same(
+            t, _numbered(rank, source, 0, count), f"the message that rank {source} is said to have sent"
+        )
     rank.equal(sorted(seen), list(range(1, rank.size)), "the senders")
 
 

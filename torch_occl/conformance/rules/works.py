@@ -1,4 +1,4 @@
-"""Rules of works and of what brings several calls together: coalescing, barriers, sequence numbers, timeouts."""
+"""Rules of works, coalescing, barriers, sequence numbers, timing and hooks."""
 
 from __future__ import annotations
 
@@ -94,14 +94,16 @@ def monitored_absent(rank: Rank) -> None:
         timeout = timedelta(milliseconds=300) if rank.rank == 0 else timedelta(seconds=5)
         rank.refuses(lambda: rank.group.monitored_barrier(timeout, True), f"a barrier without rank {absent}")
         if rank.rank == 0 and rank.refusals:
-            rank.check(str(absent) in rank.refusals[0], f"the text does not name the rank: {rank.refusals[0]}")
+            rank.check(
+                str(absent) in rank.refusals[0], f"the text does not name the rank: {rank.refusals[0]}"
+            )
 
 
 @rule(
     "sequence_numbers", "agree",
     "The sequence number of a group is the same on all ranks, and each collective raises it.",
     Source(GROUP, "Retrieves the current sequence number for the whole group"),
-    methods=("getSequenceNumberForGroup", "setSequenceNumberForGroup"),
+    methods=("getSequenceNumberForGroup", "setSequenceNumberForGroup"), own=True,
 )  # fmt: skip
 def sequence(rank: Rank) -> None:
     before = rank.backend._get_sequence_number_for_group()

@@ -32,12 +32,14 @@ def _scatter_sizes(rank: Rank) -> object:
 
 def _splits(rank: Rank, count: int) -> object:
     n = rank.size
-    return rank.group.alltoall_base(_zeros(rank, n), _zeros(rank, n), [count] * n, [count] * n, dist.AllToAllOptions())
+    return rank.group.alltoall_base(
+        _zeros(rank, n), _zeros(rank, n), [count] * n, [count] * n, dist.AllToAllOptions()
+    )
 
 
-def _shared(rank: Rank) -> object:
-    t = torch.zeros(1, device=rank.device).expand(4)
-    return rank.group.allreduce([t], dist.AllreduceOptions())
+def _reduced(rank: Rank, t: torch.Tensor) -> object:
+    """By the backend itself: PyTorch's dispatcher has a kernel of its own for the device "meta"."""
+    return rank.backend.allreduce([t], dist.AllreduceOptions())
 
 
 def _lists(rank: Rank, number: int) -> object:
@@ -57,10 +59,12 @@ WRONG: dict[str, Callable[[Rank], object]] = {
     "dtype_of_input": lambda r: r.group._reduce_scatter_base(_zeros(r), _zeros(r, 4 * r.size, torch.int32)),
     "splits_too_large": lambda r: _splits(r, 2),
     "splits_negative": lambda r: _splits(r, -1),
-    "output_shares_memory": _shared,
+    "output_shares_memory": lambda r: _reduced(r, torch.zeros(1, device=r.device).expand(4)),
     "destination_too_large": lambda r: r.group.send([_zeros(r)], r.size, 0),
     "source_too_large": lambda r: r.group.recv([_zeros(r)], r.size, 0),
-    "device_of_tensor": lambda r: r.backend.allreduce([torch.zeros(4, device="meta")], dist.AllreduceOptions()),
+    "device_of_tensor": lambda r: r.backend.allreduce(
+        [torch.zeros(4, device="meta")], dist.AllreduceOptions()
+    ),
     "sparse_csr": lambda r: r.backend.allreduce([torch.eye(4).to_sparse_csr()], dist.AllreduceOptions()),
 }
 
@@ -82,5 +86,7 @@ def refused(rank: Rank, *, argument: str) -> None:
 )  # fmt: skip
 def meaningless(rank: Rank, *, dtype: str, reduction: str) -> None:
     t = torch.zeros(4, dtype=getattr(torch, dtype)).to(rank.device)
-    rank.refuses(lambda: dist.all_reduce(t, values.reduce_op(reduction, rank.rank)), f"{reduction} of {dtype}")
+    rank.refuses(
+        lambda: dist.all_reduce(t, values.reduce_op(reduction, rank.rank)), f"{reduction} of {dtype}"
+    )
     rank.still_works()
