@@ -186,7 +186,7 @@ def test_patterns_combine_words():
     first(
         [
             (["--backend=gluu"], r"There is no backend 'gluu'; there are gloo.*import = \[\"package\"\]"),
-            (["--backend=gloo", "--world-size=four"], r"--world-size must be a number of .* 2 to 256, not 'four'"),
+            (["--backend=gloo", "--world-size=four"], r"--world-size must be a number .*, not 'four'"),
             ([], r"The conformance suite needs the name of a backend: --backend gloo"),
             (["--backend=gloo", "--device=warp"], r"There is no device 'warp' .*import = \[\"package\"\]"),
             (["--backend=gloo", "--world-size=1"], r"--world-size must be a number of .* 2 to 256, not '1'"),
@@ -231,9 +231,10 @@ def test_the_suite_makes_no_device_of_its_own(tmp_path):
         "assert 'torch_occl' not in sys.modules\n"
         "sys.exit(status)\n"
     )
+    options = ["--backend=gloo", "--capabilities=vendor.toml", "--world-size=2", "-k", "identity"]
+    plugin = ["-p", "pytest_torch_occl", "--pyargs", "torch_occl.conformance"]
     done = subprocess.run(
-        [sys.executable, "run.py", *["-p", "pytest_torch_occl", "--pyargs", "torch_occl.conformance"]]
-        + ["--backend=gloo", "--capabilities=vendor.toml", "--world-size=2", "-k", "identity"],
+        [sys.executable, "run.py", *plugin, *options],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": f"{PACKAGE}{os.pathsep}{tmp_path}"},
         capture_output=True,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -51,6 +50,7 @@ class Rank:
         self.timeout = timeout
         self.problems: list[str] = []
         self.refusals: list[str] = []
+        self._exchanged = 0
         self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
 
     @property
@@ -142,13 +142,13 @@ class Rank:
         finish(self.prepared(operation, setting)(False))
         self.verify(setting)
 
-    @contextlib.contextmanager
-    def in_order(self) -> Iterator[None]:
-        """Runs the body of the ``with`` statement on one rank after the other."""
-        for turn in range(self.size):
-            if turn == self.rank:
-                yield
-            dist.barrier()
+    def of_all(self, value: object) -> list[str]:
+        """What the value is on each rank, as a text, exchanged through the store and not by the backend."""
+        store = dist.distributed_c10d._get_default_store()
+        self._exchanged += 1
+        key = f"conformance/of_all/{self._exchanged}"
+        store.set(f"{key}/{self.rank}", str(value))
+        return [store.get(f"{key}/{rank}").decode() for rank in range(self.size)]
 
 
 def _kind(tensor: torch.Tensor) -> str:

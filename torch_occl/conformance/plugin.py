@@ -126,7 +126,11 @@ class CaseItem(pytest.Item):
         known = asked.capabilities.known_of(self.case)
         if self.config.stash.get(_ranks, None) is None:
             self.config.stash[_ranks] = Ranks(asked)
-        ended = self.config.stash[_ranks].run(self.case, expected)
+        try:
+            ended = self.config.stash[_ranks].run(self.case, expected)
+        except WrongUse:
+            self.session.shouldstop = "no case can run without its ranks"
+            raise
         reason = known.reason if known else ""
         self.user_properties.append(("conformance", report.entry(self.case, expected, reason, ended)))
         if known is not None and ended.verdict in known.verdicts:

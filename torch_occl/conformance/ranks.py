@@ -113,19 +113,18 @@ class Ranks:
             outcomes, late = list(team.running.values()), error.report
         victims = {self.asked.size - 1} if rule.operation == "death" else set()
         ended = Ended(*_verdict(outcomes, late, victims), time.monotonic() - begin)
-        if rule.own or late or ended.verdict != expected or not team.alive or self._refused_by_some(outcomes):
+        if rule.own or late or ended.verdict != expected or not team.alive or _interrupted(outcomes):
             self._drop()
         return ended
 
-    @staticmethod
-    def _refused_by_some(outcomes: list[Outcome | None]) -> bool:
-        """Whether calls of only some ranks have raised, so that the group may be out of step."""
-        raised = [outcome is not None and bool(outcome.raised) for outcome in outcomes]
-        return any(raised) and not all(raised)
+
+def _interrupted(outcomes: list[Outcome | None]) -> bool:
+    """Whether a body ended at a call that raised, so that calls before it may still be in flight."""
+    return any(outcome is not None and outcome.raised for outcome in outcomes)
 
 
 def _verdict(outcomes: list[Outcome | None], late: str, victims: set[int]) -> tuple[str, str]:
-    """Of all ranks. A crash counts most, then a wrong result; then ranks that wait, for one that raised too."""
+    """Of all ranks: a crash counts most, then a wrong result, then a rank that waits, then a refusal."""
     found: dict[str, list[str]] = {}
     for outcome in outcomes:
         if outcome is None:

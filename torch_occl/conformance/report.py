@@ -102,6 +102,6 @@ def provenance(report: dict[str, Any]) -> str:
     seconds = sum(each["seconds"] for each in report["cases"])
     return (
         f"{report['backend']} on {report['device']}: {len(report['cases'])} cases with "
-        f"{report['world_size']} ranks in {seconds:.0f} s, {report['date']}, torch {report['torch']}, torch_occl "
-        f"{report['torch_occl']}, Python {report['python']}, {report['machine']}"
+        f"{report['world_size']} ranks in {seconds:.0f} s, {report['date']}, torch {report['torch']}, "
+        f"torch_occl {report['torch_occl']}, Python {report['python']}, {report['machine']}"
     )

@@ -117,9 +117,11 @@ def _wait_for_rank_0(rank: Rank) -> None:
 @contextlib.contextmanager
 def _last_words(rank: Rank) -> Iterator[None]:
     """Tells the ranks that make no call when rank 0 has done what is in the ``with`` statement."""
-    yield
-    if rank.rank == 0:
-        dist.distributed_c10d._get_default_store().set("conformance/done", "1")
+    try:
+        yield
+    finally:
+        if rank.rank == 0:
+            dist.distributed_c10d._get_default_store().set("conformance/done", "1")
 
 
 @rule(
@@ -129,11 +131,10 @@ def _last_words(rank: Rank) -> Iterator[None]:
 def wait(rank: Rank) -> None:
     rank.still_works()
     if rank.rank == 0:
-        work: Any = dist.irecv(rank.tensor(0.0), 1)
         with _last_words(rank):
-            rank.refuses(
-                lambda: work.wait(timedelta(milliseconds=200)), "a wait for a message that was not sent"
-            )
+            work: Any = dist.irecv(rank.tensor(0.0), 1)
+            timeout = timedelta(milliseconds=200)
+            rank.refuses(lambda: work.wait(timeout), "a wait for a message that was not sent")
     else:
         _wait_for_rank_0(rank)
         rank.refusals.append("this rank sends nothing")

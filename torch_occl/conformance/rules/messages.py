@@ -88,12 +88,11 @@ def any_source(rank: Rank, *, size: str) -> None:
     python("irecv"), methods=("send", "recv"),
 )  # fmt: skip
 def beside(rank: Rank) -> None:
-    """The receive is issued before a collective, the send after it."""
+    """The receives are issued before a collective, the sends after it."""
+    to, source = (rank.rank + 1) % rank.size, (rank.rank - 1) % rank.size
     t = torch.zeros(10, device=rank.device)
-    work = dist.irecv(t, 0) if rank.rank == 1 else None
+    work = dist.irecv(t, source)
     rank.still_works()
-    if rank.rank == 0:
-        dist.send(_numbered(rank, 0, 0, 10).to(rank.device), 1)
+    finish(dist.isend(_numbered(rank, rank.rank, 0, 10).to(rank.device), to))
     finish(work)
-    if rank.rank == 1:
-        rank.same(t, _numbered(rank, 0, 0, 10), "the message")
+    rank.same(t, _numbered(rank, source, 0, 10), "the message")

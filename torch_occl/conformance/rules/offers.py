@@ -26,9 +26,8 @@ def name(rank: Rank) -> None:
     Source(BACKEND, "void setGroupUid("), methods=("setGroupUid",),
 )  # fmt: skip
 def group_name(rank: Rank) -> None:
-    names: list[object] = [None] * rank.size
-    dist.all_gather_object(names, rank.group.group_name)
-    rank.equal(names, [rank.group.group_name] * rank.size, "the group's name on each rank")
+    name = rank.group.group_name
+    rank.equal(rank.of_all(name), [name] * rank.size, "the group's name on each rank")
 
 
 @rule(
