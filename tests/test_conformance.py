@@ -16,7 +16,8 @@ from tests.support.interpreter import PACKAGE
 from tests.support.thinning import first
 from torch_occl.conformance import capabilities, catalog, rules, values
 from torch_occl.conformance.capabilities import DECLARED, VERDICTS, parse
-from torch_occl.conformance.tensors import MOVABLE, REDUCIBLE
+from torch_occl.conformance.checking import why_unclear
+from torch_occl.conformance.tensors import MOVABLE, REDUCIBLE, guards_broken, place
 from torch_occl.testing.outcomes import WrongUse
 
 BACKEND = Path(torch.__file__).parent / "include/torch/csrc/distributed/c10d/Backend.hpp"
@@ -133,6 +134,40 @@ def test_sums_are_the_same_in_every_order_and_type(size):
 def test_ranks_and_blocks_contribute_different_bits(dtype):
     made = [values.contribution(dtype, "", 64, rank, 4, block) for rank in range(4) for block in range(4)]
     assert len({bytes(x.view(torch.uint8).tolist()) for x in made}) == 16
+
+
+@pytest.mark.parametrize(("offset", "step"), [(0, 1), (3, 1), (0, 2), (3, 2)])
+def test_bytes_around_a_tensor_and_between_its_elements_are_watched(offset, step):
+    content = torch.arange(4, dtype=torch.int16)
+    made = place(content, "cpu", offset, step)
+    assert torch.equal(made, content) and made.stride() == (step,) and guards_broken(made) == ""
+    beside = made.as_strided((1,), (1,), made.storage_offset() + 3 * step + 1)
+    beside.zero_()
+    assert "was written" in guards_broken(made)
+    if step == 2:
+        between = place(content, "cpu", offset, step)
+        between.as_strided((1,), (1,), between.storage_offset() + 1).zero_()
+        assert "was written" in guards_broken(between)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (RuntimeError("my_backend does not support gather"), ""),
+        (NotImplementedError("no such reduction here"), ""),
+        (KeyError("gather"), "KeyError is none of"),
+        (AssertionError("this must not be: gather"), "AssertionError is none of"),
+        (RuntimeError(" no\n"), "it has no text"),
+        (
+            RuntimeError("x INTERNAL ASSERT FAILED at y, please report a bug"),
+            "contains 'INTERNAL ASSERT FAILED'",
+        ),
+        (TypeError("Unable to cast Python instance"), "contains 'Unable to cast'"),
+    ],
+)
+def test_a_refusal_is_clear_if_it_says_something_to_the_user(error, words):
+    found = why_unclear(error)
+    assert words in found and bool(words) == bool(found)
 
 
 # ---- declarations --------------------------------------------------------------------------------------

@@ -93,6 +93,8 @@ class Rule:
     """Whether it is only for devices that have streams."""
     ranks: int = 2
     """The fewest ranks that it needs."""
+    synchronous: bool = False
+    """Whether nothing is in flight when one of its calls raises on every rank."""
 
 
 @dataclass(frozen=True)

@@ -113,14 +113,21 @@ class Ranks:
             outcomes, late = list(team.running.values()), error.report
         victims = {self.asked.size - 1} if rule.operation == "death" else set()
         ended = Ended(*_verdict(outcomes, late, victims), time.monotonic() - begin)
-        if rule.own or late or ended.verdict != expected or not team.alive or _interrupted(outcomes):
+        if (
+            rule.own
+            or late
+            or ended.verdict != expected
+            or not team.alive
+            or _interrupted(outcomes, rule.synchronous)
+        ):
             self._drop()
         return ended
 
 
-def _interrupted(outcomes: list[Outcome | None]) -> bool:
-    """Whether a body ended at a call that raised, so that calls before it may still be in flight."""
-    return any(outcome is not None and outcome.raised for outcome in outcomes)
+def _interrupted(outcomes: list[Outcome | None], synchronous: bool) -> bool:
+    """Whether a body ended at a call that raised and may have left others in flight."""
+    raised = [outcome is not None and bool(outcome.raised) for outcome in outcomes]
+    return any(raised) and not (synchronous and all(raised))
 
 
 def _verdict(outcomes: list[Outcome | None], late: str, victims: set[int]) -> tuple[str, str]:

@@ -71,26 +71,45 @@ def table(entries: Iterable[Entry]) -> list[str]:
 
 
 def markdown(reports: Sequence[dict[str, Any]]) -> str:
-    """Tables of several reports side by side: a row for each rule, and what does not do as it should."""
+    """Tables of several reports: verdicts by operation, side by side; cases that do not end as they should
+    (up to `SHOWN` of each rule); and the rules."""
     titles = [f"{report['backend']}, {report['device']}" for report in reports]
-    rules: dict[tuple[str, str], Entry] = {}
-    found: dict[tuple[str, str, int], dict[str, int]] = {}
+    found: dict[str, list[dict[str, int]]] = {}
     for at, report in enumerate(reports):
         for each in report["cases"]:
-            rules.setdefault((each["operation"], each["rule"]), each)
-            cell = found.setdefault((each["operation"], each["rule"], at), {})
-            cell[each["verdict"]] = cell.get(each["verdict"], 0) + 1
-    lines = [
-        f"| rule | {' | '.join(titles)} |",
-        "|---" * (len(titles) + 1) + "|",
-    ]
-    for operation, rule in rules:
-        cells = [_cell(found.get((operation, rule, at), {})) for at in range(len(reports))]
-        lines.append(f"| `{operation}:{rule}` | {' | '.join(cells)} |")
-    lines += ["", "| rule | what it says | PyTorch's source |", "|---|---|---|"]
-    for (operation, rule), each in rules.items():
-        lines.append(f"| `{operation}:{rule}` | {each['statement']} | `{each['source']}` |")
+            cells = found.setdefault(each["operation"], [{} for _ in reports])
+            cells[at][each["verdict"]] = cells[at].get(each["verdict"], 0) + 1
+    lines = [f"| operation or feature | {' | '.join(titles)} |", "|---" * (len(titles) + 1) + "|"]
+    lines += [f"| `{name}` | {' | '.join(map(_cell, cells))} |" for name, cells in found.items()]
+    lines += ["", "| backend | not as it should be | verdict | known reason |", "|---|---|---|---|"]
+    for title, report in zip(titles, reports, strict=True):
+        lines += [f"| {title} | {row}" for row in _failed(report["cases"])]
+    lines += ["", "| rule | of | what it says | PyTorch's source |", "|---|---|---|---|"]
+    rules: dict[tuple[str, str], tuple[Entry, dict[str, None]]] = {}
+    for each in (each for report in reports for each in report["cases"]):
+        rules.setdefault((each["rule"], each["statement"]), (each, {}))[1][each["operation"]] = None
+    for (rule, statement), (first, operations) in rules.items():
+        names = ", ".join(f"`{name}`" for name in operations)
+        source = f"`{first['source']}`" + " and others" * (len(operations) > 1)
+        lines.append(f"| `{rule}` | {names} | {statement} | {source} |")
     return "\n".join(lines)
+
+
+SHOWN = 6
+
+
+def _failed(cases: Sequence[Entry]) -> list[str]:
+    """A row for each rule and verdict that is not the expected one."""
+    rows: dict[tuple[str, str, str, str], list[str]] = {}
+    for each in cases:
+        if each["verdict"] != each["expected"]:
+            key = (each["operation"], each["rule"], each["verdict"], each["known"])
+            rows.setdefault(key, []).append("-".join(each["values"].values()))
+    lines = []
+    for (operation, rule, verdict, known), values in rows.items():
+        shown = ", ".join(values[:SHOWN]) + f" and {len(values) - SHOWN} more" * (len(values) > SHOWN)
+        lines.append(f"`{operation}:{rule}` {shown}".strip() + f" | {verdict} | {known} |")
+    return lines
 
 
 def _cell(counts: dict[str, int]) -> str:

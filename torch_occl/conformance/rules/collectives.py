@@ -148,6 +148,7 @@ def _enter(operation: Operation) -> None:
                 cases={"result": types, "edge": over(edge=edges)}.get(rule_name, ({},)),
                 methods=operation.methods,
                 accelerator=rule_name == "stream",
+                synchronous=rule_name in ("result", "edge", "root") and name != "send_recv",
                 ranks=3 if rule_name == "subgroup" else 2,
             )
         )
