@@ -99,17 +99,20 @@ SHOWN = 6
 
 
 def _failed(cases: Sequence[Entry]) -> list[str]:
-    """A row for each rule and verdict that is not the expected one."""
+    """A row for each rule and verdict that is not the expected one and is known, and one for all others."""
     rows: dict[tuple[str, str, str, str], list[str]] = {}
+    others: dict[str, int] = {}
     for each in cases:
-        if each["verdict"] != each["expected"]:
+        if each["verdict"] != each["expected"] and not each["known"]:
+            others[each["verdict"]] = others.get(each["verdict"], 0) + 1
+        elif each["verdict"] != each["expected"]:
             key = (each["operation"], each["rule"], each["verdict"], each["known"])
             rows.setdefault(key, []).append("-".join(each["values"].values()))
     lines = []
     for (operation, rule, verdict, known), values in rows.items():
         shown = ", ".join(values[:SHOWN]) + f" and {len(values) - SHOWN} more" * (len(values) > SHOWN)
         lines.append(f"`{operation}:{rule}` {shown}".strip() + f" | {verdict} | {known} |")
-    return lines
+    return [*lines, f"everything else | {_cell(others)} | not declared |"] if others else lines
 
 
 def _cell(counts: dict[str, int]) -> str:
