@@ -7,6 +7,8 @@ module then finds the loaded module and makes no device either.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from _torch_occl_autoload import load_alone
@@ -15,3 +17,10 @@ from _torch_occl_autoload import load_alone
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     """Registers the plugin, whose own hooks pytest then calls."""
     pluginmanager.register(load_alone("testing.plugin"), "torch_occl.testing")
+
+
+def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> None:
+    """Registers the conformance suite where it is asked for: its options have names that others use too."""
+    suite = Path(__file__).parent / "torch_occl" / "conformance"
+    if any(arg == "torch_occl.conformance" or Path(arg).absolute() == suite for arg in args):
+        early_config.pluginmanager.register(load_alone("conformance.plugin"), "torch_occl.conformance")

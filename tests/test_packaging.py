@@ -86,6 +86,8 @@ def test_the_wheel_has_the_package_and_nothing_of_the_repository():
     assert packages == [
         "torch_occl",
         "torch_occl.bench",
+        "torch_occl.conformance",
+        "torch_occl.conformance.rules",
         "torch_occl.dev",
         "torch_occl.doctor",
         "torch_occl.replicas",

@@ -14,12 +14,19 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-SMALL_FLOATS = ["bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"]
-FLOATS = ["float32", "float64", *SMALL_FLOATS]
-COMPLEX = ["complex64", "complex128"]
-INTEGERS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
-REDUCIBLE = [*FLOATS, *COMPLEX, *INTEGERS, "bool"]
-MOVABLE = [*REDUCIBLE, "float8_e8m0fnu", "float4_e2m1fn_x2"]
+from torch_occl.conformance.tensors import (
+    COMPLEX,
+    FLOATS,
+    MOVABLE,
+    REDUCIBLE,
+    bits,
+    difference,
+    guards_broken,
+    place,
+    room,
+)
+
+__all__ = ["COMPLEX", "FLOATS", "MOVABLE", "REDUCIBLE", "bits", "place", "room"]
 
 NAN_BITS = {
     "float16": 0x7E00,
@@ -175,49 +182,13 @@ def _reduced_integers(inputs: list[np.ndarray], op: str) -> np.ndarray:
     return functools.reduce(getattr(np, names[op]), inputs)
 
 
-def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """All bytes of a contiguous tensor, on the CPU."""
-    flat = tensor.cpu().reshape(-1)
-    return flat.as_strided(flat.shape, (1,)).view(torch.uint8)  # the stride of one element may be any
-
-
 def assert_same_bits(actual: torch.Tensor, expected: torch.Tensor, *what) -> None:
     assert actual.dtype == expected.dtype and actual.shape == expected.shape, (actual, expected, what)
-    a, e = bits(actual), bits(expected)
-    if torch.equal(a, e):
-        return
-    wrong = (a != e).view(-1, actual.dtype.itemsize).any(dim=1).nonzero().view(-1)
-    i = int(wrong[0])
-    size = actual.dtype.itemsize
-    got, want = (x[i * size : (i + 1) * size].flip(0).tolist() for x in (a, e))
-    raise AssertionError(
-        f"{what}: {len(wrong)} of {len(a) // size} elements differ, the first is [{i}]: "
-        f"0x{bytes(got).hex()} where 0x{bytes(want).hex()} is expected; the last is [{int(wrong[-1])}]"
-    )
-
-
-GUARD = 0xA5
-
-
-def place(values: torch.Tensor, device: str, offset: int = 0) -> torch.Tensor:
-    """These values on the device, as a view at an element offset, with guard bytes around."""
-    size = values.dtype.itemsize
-    buffer = torch.full(((offset + values.numel() + 5) * size,), GUARD, dtype=torch.uint8)
-    buffer[offset * size : (offset + values.numel()) * size] = values.reshape(-1).view(torch.uint8)
-    return buffer.to(device).view(values.dtype)[offset : offset + values.numel()]
-
-
-def room(dtype: str, count: int, device: str, offset: int = 0) -> torch.Tensor:
-    """A place for a result, filled with what no result is."""
-    t = getattr(torch, dtype)
-    return place(torch.full((count * t.itemsize,), GUARD, dtype=torch.uint8).view(t), device, offset)
+    found = difference(actual, expected)
+    assert not found, f"{what}: {found}"
 
 
 def assert_guards(tensor: torch.Tensor) -> None:
     """Nothing around the tensor has been written."""
-    size = tensor.dtype.itemsize
-    before = tensor.storage_offset() * size
-    after = before + tensor.numel() * size
-    everything = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage()).cpu()
-    assert (everything[:before] == GUARD).all(), "bytes before the tensor were written"
-    assert (everything[after:] == GUARD).all(), "bytes behind the tensor were written"
+    found = guards_broken(tensor)
+    assert not found, found

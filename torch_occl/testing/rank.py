@@ -19,6 +19,8 @@ from io import TextIOWrapper
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, NoReturn
 
+from _torch_occl_autoload import load_alone
+
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 _parent: Connection | None = None
@@ -120,8 +122,9 @@ def _answer_with_stacks(stacks: int, bell: int) -> None:
 
 
 def find(module: str, name: str) -> Callable[..., Any]:
-    """The function with this qualified name."""
-    found: Any = importlib.import_module(module)
+    """The function with this qualified name. Finding it in torch_occl does not make the device ``dev``."""
+    package, _, inner = module.partition(".")
+    found: Any = load_alone(inner) if package == "torch_occl" and inner else importlib.import_module(module)
     for part in name.split("."):
         found = getattr(found, part)
     return found  # type: ignore[no-any-return]

@@ -1,0 +1,68 @@
+"""The template of a backend for vendors, built and tested as its README says."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from tests.support.interpreter import PACKAGE
+
+TEMPLATE = PACKAGE / "examples" / "backend_template"
+
+
+@pytest.fixture(scope="module")
+def built() -> Path:
+    """A copy with the extension built. It stays under ``build`` until the sources change."""
+    sources = [TEMPLATE / "setup.py", *sorted((TEMPLATE / "my_backend").glob("*.cpp"))]
+    key = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
+    place = PACKAGE / "build" / f"backend_template-{sys.implementation.cache_tag}-{key}"
+    shutil.copytree(TEMPLATE, place, dirs_exist_ok=True)
+    if not list((place / "my_backend").glob("_C.*.so")):
+        path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
+        command = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"]
+        environment = os.environ | {"PATH": path}
+        done = subprocess.run(
+            command, cwd=place, env=environment, capture_output=True, text=True, timeout=550
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    return place
+
+
+def run(place: Path, *options: str) -> None:
+    """pytest in the template's folder, which must end well."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "pytest", "-p", "pytest_torch_occl", "-q", *options],
+        cwd=place,
+        env=os.environ | {"PYTHONPATH": f"{PACKAGE}{os.pathsep}{place}"},
+        capture_output=True,
+        text=True,
+        timeout=550,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr
+
+
+@pytest.mark.full
+def test_the_tests_of_the_template_pass(built):
+    run(built, "tests")
+
+
+@pytest.mark.full
+def test_the_template_has_what_it_does_not_declare_as_missing(built, tmp_path):
+    path = tmp_path / "report.json"
+    run(
+        built,
+        *("--pyargs", "torch_occl.conformance", "--backend=my_backend", "--quick"),
+        *("--capabilities=capabilities.toml", f"--report={path}"),
+    )
+    found = json.loads(path.read_text())["cases"]
+    works = {case["operation"] for case in found if case["verdict"] == "works"}
+    assert {"all_reduce", "broadcast", "barrier"} <= works
+    assert all(case["verdict"] == case["expected"] or case["known"] for case in found)
