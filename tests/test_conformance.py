@@ -216,6 +216,7 @@ def test_patterns_combine_words():
 # ---- runs ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("options", "words"),
     first(
@@ -337,7 +338,7 @@ def everything_as_declared(found: dict[str, dict]) -> None:
     assert {name: e["text"] for name, e in found.items() if e["verdict"] != e["expected"]} == {}
 
 
-@pytest.mark.parametrize("device", ["cpu", "dev"])
+@pytest.mark.parametrize("device", [pytest.param("cpu", marks=pytest.mark.full), "dev"])
 def test_occl_conforms(tmp_path, device):
     """A part in each run; the whole is in the test below."""
     some = "result and all_reduce or stream or edge or bad_arguments or coalescing or objects or works"

@@ -49,6 +49,7 @@ def results(folder) -> Results:
     return run(folder)
 
 
+@pytest.mark.full
 def test_every_test_of_the_sample_ends_as_its_name_says(results):
     wrong = {
         name: ending.text
@@ -60,12 +61,14 @@ def test_every_test_of_the_sample_ends_as_its_name_says(results):
     assert set(names) == {name.partition("[")[0] for name in results.endings}
 
 
+@pytest.mark.full
 def test_a_stopped_rank_ends_with_its_test(results, folder):
     pids = [int(path.read_text()) for path in (folder / "temporary").glob("stopped *")]
     assert len(pids) == 3
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -117,6 +120,7 @@ def test_a_failure_says_what_is_wrong_and_what_to_do(results, name, words):
     assert re.search(words, text, re.M), text
 
 
+@pytest.mark.full
 def test_a_seed_that_a_report_shows_draws_the_fault_again(results, folder):
     shown = (
         r"Captured faults call -*\n(faults\.late\(.*\)) \(drawn from seed (\d+); pytest --faults-seed=\2 dr"
@@ -148,8 +152,9 @@ def test_every_operation_of_pytorch_is_seen():
     assert known <= names
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
-    ("chosen", "count"), [("occl and (kill or oom)", 2), pytest.param("", 14, marks=pytest.mark.full)]
+    ("chosen", "count"), [("occl and (kill or oom)", 2), ("", 14)]
 )
 def test_the_example_survives_every_fault(tmp_path, chosen, count):
     shutil.copy(EXAMPLE, tmp_path)

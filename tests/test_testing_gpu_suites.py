@@ -46,7 +46,8 @@ def run(folder: Path, plugin: str, conftest: str = "", chosen: str = "") -> dict
     return endings(folder / "results.xml")
 
 
-@pytest.mark.parametrize("left_out", ["OfFSDP or test_ddp", pytest.param("nothing", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("left_out", ["OfFSDP or test_ddp", "nothing"])
 def test_tests_for_gpus_run_without_any(tmp_path, left_out):
     ended = run(tmp_path, "pytest_torch_occl", CONFTEST, f"not ({left_out})")
     names = set(re.findall(r"def (test_\w+)", SAMPLE.read_text()))

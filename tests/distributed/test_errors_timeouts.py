@@ -150,7 +150,8 @@ def test_a_group_whose_members_do_not_come_names_them(fresh, missing):
         results = team.run(missing_member, store=team.zygote.new_file(), missing=missing)
         for result in results:
             if result:
-                assert f"waiting for rank(s) {', '.join(map(str, missing))} of 4" in result[0]
+                ranks = ", ".join(f"rank {rank}" for rank in missing)
+                assert f"waiting for {ranks} of 4 ranks to create the group" in result[0]
                 assert result[1] >= TIMEOUT
 
 

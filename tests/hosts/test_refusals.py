@@ -145,7 +145,7 @@ def test_occl_node_on_some_ranks_only_is_an_error(logging):
 
 
 @pytest.mark.parametrize("node", [" a", "a ", "\t", "ä", "x" * 64, " "])
-def test_an_occl_node_that_nobody_would_see_is_an_error(logging, node):
+def test_an_occl_node_that_cannot_be_seen_is_an_error(logging, node):
     with logging.fresh(3) as team:
         texts = team.run(with_nodes, file=team.zygote.new_file(), nodes=["a", node, "b"])
     for text in texts:
@@ -159,6 +159,7 @@ def test_an_empty_occl_node_is_none_and_any_visible_text_is_one(logging, nodes):
         team.run(with_good_nodes, file=team.zygote.new_file(), nodes=nodes)
 
 
+@pytest.mark.full
 def test_hosts_that_cannot_reach_each_other_are_named(logging, apart):
     with logging.fresh_on("2+1", apart) as team:
         team.start(without_a_way, file=team.zygote.new_file())
@@ -173,6 +174,7 @@ def test_hosts_that_cannot_reach_each_other_are_named(logging, apart):
         assert "gloo over eth0 (" in text, text
 
 
+@pytest.mark.full
 def test_an_interface_that_other_hosts_cannot_reach_is_an_error(logging, apart):
     with logging.fresh_on("2+1", apart) as team:
         texts = team.run(over_loopback, file=team.zygote.new_file())
@@ -180,6 +182,7 @@ def test_an_interface_that_other_hosts_cannot_reach_is_an_error(logging, apart):
         assert "Gloo would listen on lo (127.0.0.1), which other nodes cannot reach" in text, text
 
 
+@pytest.mark.full
 def test_a_store_that_dies_while_a_group_is_made_is_an_error_of_every_rank(logging):
     with logging.fresh(5) as team:
         team.start(loses_its_store, address="127.0.0.1", absent=3)
