@@ -253,8 +253,8 @@ def time_text(us: float) -> str:
     return f"{number(us / 1000)} ms" if us >= 1000 else f"{number(us)} us"
 
 
-def replace_between_marks(text: str, name: str, content: str) -> str:
-    begin, end = MARK.format(f"{name} begins"), MARK.format(f"{name} ends")
+def replace_between_marks(text: str, name: str, content: str, mark: str = MARK) -> str:
+    begin, end = mark.format(f"{name} begins"), mark.format(f"{name} ends")
     before, found, rest = text.partition(begin)
     _, found_end, after = rest.partition(end)
     if not (found and found_end):

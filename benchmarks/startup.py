@@ -1,10 +1,12 @@
 """What it takes to begin: the import of torch_occl, and groups after the first one.
 
     python benchmarks/startup.py --json startup.json
+    python benchmarks/startup.py --ranks 8 --nodes 4   # one host as several nodes (OCCL_NODE)
 
 import     seconds that `import torch_occl` takes after `import torch`, in processes of their own
 create     milliseconds of dist.new_group() between ranks that are connected already
 destroy    the same of dist.destroy_process_group(group)
+first      milliseconds of dist.init_process_group(), once for each run
 
 occl and Gloo take turns. Every time of a group is that of the slowest rank.
 """
@@ -46,11 +48,27 @@ def import_seconds(times: int) -> dict[str, float]:
     return {"torch_s": of_torch, "torch_occl_s": of_occl}
 
 
+def make_store(rank: int, options: argparse.Namespace, folder: str) -> dist.Store:
+    """A file where all ranks are on one node, and a server, as between hosts, where they are on several."""
+    store = dist.FileStore(str(Path(folder, "store")), options.ranks)
+    if options.nodes == 1:
+        return store
+    if rank > 0:
+        return dist.TCPStore("127.0.0.1", int(store.get("port")), options.ranks)
+    server = dist.TCPStore("127.0.0.1", 0, options.ranks, is_master=True, wait_for_workers=False)
+    store.set("port", str(server.port))
+    return server
+
+
 def work(rank: int, options: argparse.Namespace, folder: str, counters) -> None:
     """What each rank does."""
-    store = dist.FileStore(str(Path(folder, "store")), options.ranks)
-    dist.init_process_group("occl", store=store, rank=rank, world_size=options.ranks)
+    if options.nodes > 1:
+        os.environ["OCCL_NODE"] = str(rank * options.nodes // options.ranks)
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    store = make_store(rank, options, folder)
     gate = Gate(counters, rank)
+    meet = lambda: dist.init_process_group("occl", store=store, rank=rank, world_size=options.ranks)  # noqa: E731
+    first = timed(gate, meet)
 
     taken: dict = {name: {"create_ms": [], "destroy_ms": []} for name in BACKENDS}
     made: list = []
@@ -62,19 +80,26 @@ def work(rank: int, options: argparse.Namespace, folder: str, counters) -> None:
                 taken[name]["create_ms"].append(create * 1e3)
                 taken[name]["destroy_ms"].append(destroy * 1e3)
     if rank == 0:
-        Path(folder, "results").write_text(json.dumps(taken))
+        Path(folder, "results").write_text(json.dumps({"first_ms": first * 1e3, "groups": taken}))
     dist.destroy_process_group()
 
 
 def show(options: argparse.Namespace, taken: dict) -> dict:
-    groups = {name: {k: statistics.median(v) for k, v in row.items()} for name, row in taken.items()}
+    groups = {
+        name: {k: statistics.median(v) for k, v in row.items()} for name, row in taken["groups"].items()
+    }
     imports = import_seconds(max(3, options.rounds // 4))
     print(f"import torch {imports['torch_s']:.2f} s, then torch_occl {imports['torch_occl_s']:.3f} s\n")
     print(f"{'':<10}{'create_ms':>15}{'destroy_ms':>15}")
     for name, row in groups.items():
         print(f"{name:<10}{row['create_ms']:>15.2f}{row['destroy_ms']:>15.2f}")
-    return {"import": imports, "groups": groups}
+    print(f"the first group of {options.ranks} ranks on {options.nodes} nodes: {taken['first_ms']:.1f} ms")
+    return {"nodes": options.nodes, "import": imports, "first_ms": taken["first_ms"], "groups": groups}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--nodes", type=int, default=1, help="say that the ranks are on so many nodes")
 
 
 if __name__ == "__main__":
-    run_script(__doc__, work, 30, "groups", show)
+    run_script(__doc__, work, 30, "groups", show, add_options)

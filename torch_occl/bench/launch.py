@@ -40,8 +40,9 @@ def run_script(
     rounds: int,
     note: str,
     show: Callable[..., dict[str, Any]],
+    add_options: Callable[[argparse.ArgumentParser], object] = lambda _: None,
 ) -> None:
-    """A whole benchmark of its own, with the options ``--ranks``, ``--rounds`` and ``--json``.
+    """A whole benchmark of its own, with the options ``--ranks``, ``--rounds`` and ``--json``, and its own.
 
     ``show(options, results)`` prints what rank 0 wrote as JSON, and returns what else belongs into the file,
     beside the machine and how noisy it was.
@@ -52,6 +53,7 @@ def run_script(
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=rounds)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write machine and results to FILE")
+    add_options(parser)
     options = parser.parse_args()
     about, written, shares = run_ranks(work, options, note)
     noise = judge([], *shares)

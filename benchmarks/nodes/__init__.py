@@ -1,0 +1,1 @@
+"""A cost model of groups over several nodes: `python -m benchmarks.nodes --help`."""

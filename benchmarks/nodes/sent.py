@@ -1,0 +1,149 @@
+"""What an all_reduce over several nodes sends, and what making a group asks of the store.
+
+The counts repeat the rules of ``csrc/hosts`` and ``csrc/pg/rendezvous.cpp`` for nodes of equal size and
+float32, and take the constants from there. ``tests/hosts/test_cost_model.py`` compares them with the programs
+of the C++ code and with groups that are made.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+CSRC = Path(__file__).parents[2] / "csrc"
+ITEM, LINE = 4, 16
+"""Bytes of a float32, and how many fill a cache line, at which parts are cut."""
+
+
+def constant(file: str, name: str) -> int:
+    """A constant of the C++ code: an integer, or one shifted ("48 << 10")."""
+    pattern = rf"\b{name}\b(?: =)? ?{{?(?:std::size_t{{)?(\d+)}}?(?: << (\d+))?"
+    if not (found := re.search(pattern, (CSRC / file).read_text())):
+        raise RuntimeError(f"{file} defines no {name} that is a number")
+    return int(found[1]) << int(found[2] or 0)
+
+
+IN_A_ROW = constant("hosts/ways.cpp", "kInARow")
+AT_A_TIME = constant("hosts/ways.cpp", "kAtATime")
+WINDOW = constant("hosts/membership.h", "kWindowBytes")
+NOTE = constant("hosts/council.h", "kNoteBytes")
+NOTE_DATA = NOTE - 32
+RADIX = constant("hosts/council.cpp", "kRadix")
+MAX_RANKS = constant("base/tuning.h", "kMaxRanks")
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What a call sends between nodes, beside the notes."""
+
+    way: str
+    windows: int
+    in_a_row: int
+    """Messages of a window that wait for each other."""
+    messages: int
+    """That the rank sends that sends most, in all windows."""
+    rank_bytes: int
+    """Of the rank that sends most."""
+    node_bytes: int
+    """Of the node that sends most."""
+
+
+def doublings(nodes: int) -> int:
+    return (nodes - 1).bit_length()
+
+
+def folds(nodes: int) -> bool:
+    return nodes & (nodes - 1) != 0
+
+
+def by_doubling(nodes: int, rail: float, more_windows: bool) -> bool:
+    """Whether nodes all-reduce a rail of so many bytes by doubling: csrc/hosts/ways.cpp."""
+    if nodes == 1:
+        return False
+    rounds = nodes.bit_length() - 1 + 2 * folds(nodes)
+    doubling, parts = rounds * rail, (nodes - 1) / nodes * 2 * rail
+    if not more_windows:
+        doubling += rounds * (IN_A_ROW + AT_A_TIME)
+        parts += 2 * IN_A_ROW + 2 * (nodes - 1) * AT_A_TIME
+    return doubling <= parts
+
+
+def by_tree(nodes: int, rail: float) -> bool:
+    """Whether a broadcast of one window goes by a tree: csrc/hosts/ways.cpp."""
+    one = AT_A_TIME + rail
+    return doublings(nodes) * (IN_A_ROW + one) < IN_A_ROW + (nodes - 1) * one
+
+
+def window_of(nodes: int) -> int:
+    """Bytes of a window for each rank of a node: csrc/hosts/membership.h."""
+    return WINDOW // nodes
+
+
+def cuts(count: int, parts: int) -> np.ndarray:
+    """The elements of each part."""
+    ends = count * np.arange(1, parts + 1) // parts // LINE * LINE
+    ends[-1] = count
+    return np.diff(ends, prepend=0)
+
+
+def all_reduce(nodes: int, ranks: int, size: int, window_bytes: int | None = None) -> Sent:
+    """Of ``size`` bytes over nodes of ``ranks`` each."""
+    if nodes == 1:
+        return Sent("inside", 0, 0, 0, 0, 0)
+    if size <= NOTE_DATA:
+        return Sent("notes", 0, 0, 0, 0, 0)
+    elements = size // ITEM
+    window = max((window_bytes or window_of(nodes)) * ranks // ITEM // LINE, 1) * LINE
+    full, rest = divmod(elements, window)
+    windows = full + (rest > 0)
+    rail = -(-min(window, elements) // ranks) * ITEM
+    doubling = by_doubling(nodes, rail, windows > 1)
+    # Messages and bytes of each rail (one for each rank) and node, over all windows.
+    messages, sent = np.zeros((2, ranks, nodes), dtype=np.int64)
+    for count, times in [(window, full), (rest, 1)]:
+        for k, own in enumerate(cuts(count, ranks) if count and times else []):
+            if doubling:
+                each = doublings(nodes + 1) - 1 + folds(nodes)
+                messages[k] += times * each * (own > 0)
+                sent[k] += times * each * own * ITEM
+                continue
+            parts = cuts(int(own), nodes)
+            others = np.count_nonzero(parts) - (parts > 0)
+            messages[k] += times * (others + (nodes - 1) * (parts > 0))
+            sent[k] += times * (own - parts + (nodes - 1) * parts) * ITEM
+    in_a_row = nodes.bit_length() - 1 + 2 * folds(nodes) if doubling else 2
+    return Sent(
+        "doubling" if doubling else "parts",
+        windows,
+        in_a_row,
+        int(messages.max()),
+        int(sent.max()),
+        int(sent.sum(axis=0).max()),
+    )
+
+
+def note_rounds(nodes: int) -> list[int]:
+    """The messages that a leader sends in each round of notes: csrc/hosts/council.cpp."""
+    rounds, have = [], 1
+    while have < nodes:
+        rounds.append(min(RADIX - 1, -(-nodes // have) - 1))
+        have *= RADIX
+    return rounds
+
+
+@dataclass(frozen=True)
+class StoreCalls:
+    """What each rank asks of the store when a group is made; ``checks`` are the least, because it polls."""
+
+    sets: int
+    gets: int
+    checks: int
+    waits: int
+
+
+def store_calls(nodes: int, size: int, with_engine: bool = True) -> StoreCalls:
+    """For a group of ``size`` ranks: csrc/pg/rendezvous.cpp, and Gloo's own keys if it is made as well."""
+    kinds = 1 if nodes == 1 else 4  # over nodes: rank, reach, seat and channel
+    gloo = nodes > 1 and with_engine
+    return StoreCalls(kinds + gloo, (kinds + gloo) * size, kinds * size, gloo * size)

@@ -1,0 +1,62 @@
+// What the programs of a group over several nodes send, without sending it, for the comparison with the cost model
+// (tests/hosts/test_cost_model.py).
+//
+//   programs KIND NODES RANKS BYTES WINDOW     KIND: all_reduce or broadcast, float32; RANKS: of each node
+//
+//   by doubling, by tree (hosts/ways.h), then windows and stages, the messages and bytes that the rank sends
+//   that sends most, the bytes that the node sends that sends most, and what a leader sends to exchange notes
+//   (messages, notes)
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "hosts/council.h"
+#include "hosts/program.h"
+#include "hosts/ways.h"
+
+using namespace occl;
+using namespace occl::hosts;
+
+int main(int, char** argv) {
+  const bool reduces = std::string(argv[1]) == "all_reduce";
+  const int nodes = std::atoi(argv[2]), ranks = std::atoi(argv[3]);
+  const std::size_t bytes = std::strtoull(argv[4], nullptr, 10), window = std::strtoull(argv[5], nullptr, 10);
+  std::vector<int> node_of;
+  for (int rank = 0; rank < nodes * ranks; ++rank) node_of.push_back(rank / ranks);
+  const Partition partition(node_of);
+  coll::Collective c;
+  c.kind = reduces ? coll::Kind::all_reduce : coll::Kind::broadcast;
+  c.dtype = DType::f32;
+  c.op = reduces ? ReduceOp::sum : ReduceOp::none;
+  c.in = c.out = {nullptr, bytes / 4, 1, nullptr};
+
+  std::size_t most_messages = 0, most_bytes = 0, of_node = 0, most_of_node = 0;
+  std::uint64_t windows = 0;
+  int stages = 0;
+  for (int rank = 0; rank < partition.size(); ++rank) {
+    if (rank % ranks == 0) of_node = 0;
+    const auto program = Program::make(partition, rank, c, window);
+    windows = program->windows();
+    stages = program->stages();
+    std::size_t messages = 0, sent = 0;
+    for (std::uint64_t w = 0; w < windows; ++w)
+      for (int stage = 0; stage < stages; ++stage)
+        for (const Step& step : program->steps(stage, w))
+          if (const auto* message = std::get_if<Message>(&step); message && message->send)
+            ++messages, sent += message->piece.bytes();
+    most_messages = std::max(most_messages, messages);
+    most_bytes = std::max(most_bytes, sent);
+    most_of_node = std::max(most_of_node, of_node += sent);
+  }
+  std::size_t letters = 0, notes = 0;
+  for (const auto& round : exchanges(nodes))
+    for (const Exchange& exchange : round) ++letters, notes += exchange.notes;
+
+  const std::size_t rail = (std::min(bytes, window * ranks) / 4 + ranks - 1) / ranks * 4;
+  std::printf("%d %d %llu %d %zu %zu %zu %zu %zu\n", all_reduces_by_doubling(nodes, rail, rail, windows > 1),
+              broadcasts_by_tree(nodes, rail), static_cast<unsigned long long>(windows), stages, most_messages,
+              most_bytes, most_of_node, letters, notes);
+}

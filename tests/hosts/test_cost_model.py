@@ -1,0 +1,199 @@
+"""The cost model counts what groups over several nodes send and ask of the store: `benchmarks.nodes`.
+
+Its counts are compared with the rules and programs of ``csrc/hosts`` (``programs.cpp`` prints them), and with
+what a store is asked while groups are made.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from benchmarks.nodes import sent, times
+from benchmarks.nodes.__main__ import Point, errors, fit
+from tests.support import cpp_build
+from tests.support.harness import Pool
+
+CASES = [
+    (nodes, ranks, size)
+    for nodes in (2, 3, 5, 8, 16, 31, 64)
+    for ranks in (1, 2)
+    for size in (1000, 64 << 10, 1 << 20, (5 << 20) + 400)
+]
+SOURCES = ["ways", "sums", "program", "over_rails", "over_blocks", "partition", "council"]
+RESULTS = Path(cpp_build.ROOT, "benchmarks", "results")
+
+needs_compiler = pytest.mark.skipif(
+    not shutil.which(shlex.split(cpp_build.compiler())[-1]), reason="there is no C++ compiler"
+)
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory) -> Callable[..., list[int]]:
+    """Runs ``programs.cpp``, and returns the numbers that it prints."""
+    program = tmp_path_factory.mktemp("programs") / "programs"
+    # Only the functions that are used are linked, because the notes' contents need the kernels.
+    flags = ["-std=c++20", "-O1", "-Icsrc", "-ffunction-sections", "-Wl,--gc-sections"]
+    files = ["tests/hosts/programs.cpp", *(f"csrc/hosts/{name}.cpp" for name in SOURCES)]
+    command = [*shlex.split(cpp_build.compiler()), *flags, *files, "-o", str(program)]
+    subprocess.run(command, check=True, cwd=cpp_build.ROOT)
+
+    def run(*arguments: object) -> list[int]:
+        command = [str(program), *map(str, arguments)]
+        return list(map(int, subprocess.run(command, check=True, capture_output=True).stdout.split()))
+
+    return run
+
+
+@needs_compiler
+def test_an_all_reduce_is_counted_as_its_programs_send_it(programs):
+    ways = set()
+    for nodes, ranks, size in CASES:
+        # As groups have it, and smaller, so that parts are not all equal and some are empty.
+        for window in (sent.window_of(nodes), 12_000):
+            doubling, _, windows, stages, messages, of_rank, of_node, letters, notes = programs(
+                "all_reduce", nodes, ranks, size, window
+            )
+            found = sent.all_reduce(nodes, ranks, size, window)
+            case = nodes, ranks, size, window
+            assert found.way == ("doubling" if doubling else "parts"), case
+            assert (found.windows, found.messages) == (windows, messages), case
+            assert (found.rank_bytes, found.node_bytes) == (of_rank, of_node), case
+            # The programs begin and end inside the node; folded nodes get the result in the last stage.
+            assert found.in_a_row == stages - 2, case
+            assert (sum(sent.note_rounds(nodes)), nodes - 1) == (letters, notes), case
+            ways.add((found.way, windows > 1))
+    assert len(ways) == 4, ways
+
+
+@needs_compiler
+def test_a_broadcast_is_counted_as_its_programs_send_it(programs):
+    ways = set()
+    for nodes, ranks, size in CASES:
+        window = sent.window_of(nodes)
+        _, tree, windows, stages, messages, *_ = programs("broadcast", nodes, ranks, size, window)
+        rail = -(-min(size, window * ranks) // ranks // sent.ITEM) * sent.ITEM
+        assert sent.by_tree(nodes, rail) == tree, (nodes, ranks, size)
+        way = "chain" if windows > 1 else "tree" if tree else "star"
+        in_a_row = {"chain": nodes - 1, "tree": sent.doublings(nodes), "star": 1}[way]
+        each = {"chain": 1, "tree": sent.doublings(nodes), "star": nodes - 1}[way]
+        assert (stages, messages) == (in_a_row + 2, each * windows), (nodes, ranks, size)
+        ways.add(way)
+    assert len(ways) == 3, ways
+
+
+def test_no_node_sends_more_than_the_least_possible_where_parts_fill_cache_lines():
+    for nodes in (2, 4, 8, 16, 64):
+        size = 64 << 20
+        assert sent.all_reduce(nodes, 8, size).node_bytes == 2 * (nodes - 1) * size // nodes
+
+
+def test_counts_and_times_do_not_fall_with_the_number_of_nodes():
+    network, numbers = times.Network(100, 1), [1 << i for i in range(1, 11)]
+    for values in (
+        [sum(sent.note_rounds(nodes)) for nodes in range(1, 1025)],
+        [sent.all_reduce(nodes, 8, 64 << 20).messages for nodes in numbers],
+        [sent.all_reduce(nodes, 8, 64 << 20).node_bytes for nodes in numbers],
+        [times.time_of(times.AS_NCCL, nodes, 8, 4, network, 8)[0] for nodes in range(2, 1025)],
+        [times.ring_time(times.AS_NCCL, nodes, 8, 1 << 30, network, 8) for nodes in numbers],
+        [times.nccl_ring(nodes, 8, 1 << 30, network) for nodes in numbers],
+        [times.nccl_tree(nodes, 8, 1 << 30, network) for nodes in numbers],
+    ):
+        assert values == sorted(values)
+
+
+def test_the_fit_finds_the_costs_that_made_the_times():
+    true, none = times.Costs(call=900.0, in_a_row=300.0, byte=2e-3), times.Network(0, 1)
+    points = [
+        Point("occl-dev", "none", 2, 2, size, times.time_of(true, 2, 2, size, none, 1)[0])
+        for size in (4, 64 << 10, 1 << 20, 16 << 20, 64 << 20)
+    ]
+    found = fit(points, "occl-dev", 2)
+    assert [found.call, found.in_a_row, found.byte] == pytest.approx([900.0, 300.0, 2e-3])
+    assert errors(points, "occl-dev", found, 2, limited=False) == pytest.approx([1.0] * len(points))
+
+
+def test_a_limited_link_costs_its_bytes_where_it_is_the_slowest():
+    costs = times.Costs(call=10.0, in_a_row=1.0, byte=1e-6)
+    us, bound = times.time_of(costs, 2, 2, 1 << 30, times.Network(1, 1), 2)
+    assert bound == "link"
+    assert us == pytest.approx((1 << 30) * 8e-3, rel=0.01)
+
+
+class CountingStore(dist.Store):
+    """Passes every call on, and counts them by name."""
+
+    def __init__(self, store: dist.Store) -> None:
+        super().__init__()
+        self.store, self.calls = store, Counter()
+
+    def set(self, key, value):
+        self.calls["sets"] += 1
+        self.store.set(key, value)
+
+    def get(self, key):
+        self.calls["gets"] += 1
+        return self.store.get(key)
+
+    def add(self, key, amount):
+        return self.store.add(key, amount)
+
+    def check(self, keys):
+        self.calls["checks"] += 1
+        return self.store.check(keys)
+
+    def wait(self, keys, timeout):
+        self.calls["waits"] += 1
+        self.store.wait(keys, timeout)
+
+
+def count_calls(rank: int, n: int, device: str, *, nodes: int, path: str) -> list[Counter]:
+    """What this rank asks the store for the default group, and for one more of all ranks."""
+    if nodes > 1:
+        os.environ["OCCL_NODE"] = str(rank * nodes // n)
+    store = CountingStore(dist.FileStore(path, n))
+    dist.init_process_group("occl", store=store, rank=rank, world_size=n, timeout=timedelta(seconds=60))
+    first = store.calls.copy()
+    dist.new_group(list(range(n)))
+    second = store.calls - first
+    dist.destroy_process_group()
+    return [first, second]
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Pool]:
+    with Pool() as pool:
+        yield pool
+
+
+@pytest.mark.parametrize(("nodes", "size"), [(1, 2), (2, 2), (2, 4)])
+def test_a_group_asks_the_store_for_what_the_model_counts(ranks, tmp_path, nodes, size):
+    with ranks.fresh(size) as team:
+        everyone = team.run(count_calls, nodes=nodes, path=str(tmp_path / "store"))
+    expected = [sent.store_calls(nodes, size), sent.store_calls(nodes, size, with_engine=False)]
+    if nodes == 1:
+        expected[1] = sent.StoreCalls(0, 0, 0, 0)  # a group of one node needs no store
+    for calls in everyone:
+        for found, model in zip(calls, expected, strict=True):
+            assert (found["sets"], found["gets"], found["waits"]) == (model.sets, model.gets, model.waits)
+            assert found["checks"] >= model.checks
+
+
+def test_the_documentation_shows_what_the_model_says():
+    files = [RESULTS / "2026-11-23-hosts.json", "--startup", RESULTS / "2026-11-24-startup-nodes.json"]
+    command = [sys.executable, "-m", "benchmarks.nodes", *map(str, files)]
+    shown = subprocess.run(command, check=True, capture_output=True, text=True, cwd=cpp_build.ROOT).stdout
+    lines = [line for line in shown.splitlines() if line.startswith("|")]
+    documented = set(Path(cpp_build.ROOT, "docs", "performance.md").read_text().splitlines())
+    assert len(lines) > 20
+    assert not set(lines) - documented, "benchmarks.nodes --update is needed"
