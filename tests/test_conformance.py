@@ -216,7 +216,6 @@ def test_patterns_combine_words():
 # ---- runs ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(
     ("options", "words"),
     first(
@@ -232,7 +231,7 @@ def test_patterns_combine_words():
             (["--backend=gloo", "--capabilities=bad.toml"], r"bad.toml: there is no key 'x'"),
             (["--backend=x", "--capabilities=import.toml"], r"nonesuch cannot be imported: .*PYTHONPATH"),
         ],
-        stay=2,
+        stay=1,
     ),
 )  # fmt: skip
 def test_bad_options_end_the_run_with_one_sentence(tmp_path, options, words):

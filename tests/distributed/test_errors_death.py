@@ -215,7 +215,9 @@ def test_a_rank_killed_while_the_group_is_made_is_an_error_for_the_others(fresh,
                 assert not outcome.failed, outcome.traceback
                 text = outcome.result[1]
                 words = (
-                    f"rank {victim}: |rank {victim} .pid" if posted else f"waiting for rank {victim} of 3 ranks"
+                    f"rank {victim}: |rank {victim} .pid"
+                    if posted
+                    else f"waiting for rank {victim} of 3 ranks"
                 )
                 assert re.search(words, text), text
                 if posted:
