@@ -78,7 +78,7 @@ def test_every_strategy_has_the_losses_of_one_process(alone, strategy, rank, dev
 
 
 def join(folder: Path, rank: int, ranks: int, nodes: int) -> None:
-    """Makes the default group of ranks on so many nodes, which OCCL_NODE divides one host into."""
+    """Makes the default group of ranks on `nodes` nodes, which OCCL_NODE divides one host into."""
     os.environ["OCCL_NODE"] = str(rank * nodes // ranks)
     dist.init_process_group(
         "occl", store=dist.FileStore(str(folder / f"{nodes} nodes"), ranks), rank=rank, world_size=ranks

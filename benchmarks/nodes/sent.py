@@ -58,7 +58,7 @@ def folds(nodes: int) -> bool:
 
 
 def by_doubling(nodes: int, rail: float, more_windows: bool) -> bool:
-    """Whether nodes all-reduce a rail of so many bytes by doubling: csrc/hosts/ways.cpp."""
+    """Whether nodes all-reduce a rail by doubling: csrc/hosts/ways.cpp."""
     if nodes == 1:
         return False
     rounds = nodes.bit_length() - 1 + 2 * folds(nodes)

@@ -67,7 +67,7 @@ class Ranks:
             self.team = None
 
     def _ready(self, timeout: float) -> Team:
-        """Ranks with a default group whose operations take up to so many seconds.
+        """Ranks with a default group whose operations have this timeout.
 
         Raises:
             RanksFailed: they cannot make the group.

@@ -72,7 +72,7 @@ def cut(fault: Fault, number: int, meeting: Meeting) -> str:
 
 
 def _exchanged(store: Any, name: str, rank: int, size: int, value: object, timeout: float) -> list[Any]:
-    """The values of all ranks, in rank order. Raises TimeoutError if one is missing after so many seconds."""
+    """The values of all ranks, in rank order. Raises TimeoutError if one is missing in time."""
     store.set(f"{name} {rank}", json.dumps(value))
     keys = [f"{name} {r}" for r in range(size)]
     try:

@@ -52,7 +52,7 @@ class Fault:
         return self.kind == "cut" or rank in self.ranks
 
     def check(self, size: int) -> None:
-        """Raises WrongUse if there are no such ranks among so many."""
+        """Raises WrongUse if a rank is not below the world size."""
         for rank in self.ranks:
             if rank >= size:
                 raise WrongUse(f"{self}: there is no rank {rank} among {size} ranks, which count from 0")
@@ -91,11 +91,11 @@ class Faults:
         return self._plan("stop", [rank], at)
 
     def late(self, rank: int, seconds: float, *, at: str) -> Fault:
-        """The rank makes this call so many seconds later."""
+        """The rank makes this call `seconds` later."""
         return self._plan("late", [rank], at, seconds)
 
     def delay(self, rank: int, seconds: float, *, of: str = ANY) -> Fault:
-        """The rank makes every call of this operation, or of all, so many seconds later."""
+        """The rank makes every call of this operation, or of all, `seconds` later."""
         if isinstance(of, str) and "#" in of:
             raise WrongUse(
                 f"faults.delay: of={of!r} names one call, and a delay is of all: use faults.late(rank, "

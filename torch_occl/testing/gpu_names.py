@@ -72,7 +72,7 @@ def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bo
 
 
 def dev(count: int) -> SimpleNamespace:
-    """``torch.dev`` with so many devices, and what only ``torch.cuda`` has."""
+    """``torch.dev`` with a given number of devices, and what only ``torch.cuda`` has."""
     more = {
         "device_count": lambda: count,
         "get_device_capability": lambda device=None: (0, 0),  # of no generation of GPUs
