@@ -369,7 +369,10 @@ def test_gloo_has_the_gaps_that_are_declared(tmp_path):
 
 @pytest.mark.full
 def test_the_fake_backend_is_found_wrong(tmp_path):
-    """It moves nothing, and only says that it has: with more than one element, no result can be right."""
+    """It moves nothing, and only says that it has: with more than one element, no result can be right.
+    Its works have no result() to ask for."""
     found = verdicts(tmp_path, "--backend=fake", "--quick", status=1)
+    assert found["works:result"]["verdict"] == "refuses"
+    del found["works:result"]
     results = [e for e in found.values() if e["rule"] in ("result", "root", "in_flight", "tags", "batch")]
     assert len(results) > 300 and {e["verdict"] for e in results} == {"wrong"}

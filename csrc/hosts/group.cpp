@@ -17,8 +17,9 @@ namespace {
 constexpr std::chrono::nanoseconds kPartingTime = std::chrono::seconds(1);
 
 /// After the deadline of an operation, a rank that does not know what is missing waits this part of the
-/// timeout for one that knows; a leader half of it.
+/// timeout (within the limits kLeastGrace and kPartingTime) for a rank that knows; a leader waits half of it.
 constexpr int kGracePart = 20;
+constexpr std::chrono::nanoseconds kLeastGrace = std::chrono::milliseconds(400);
 
 /// How often a leader looks for trouble of its node while it computes.
 constexpr auto kWatch = std::chrono::milliseconds(200);
@@ -285,8 +286,8 @@ void Group::check(coll::OperationList&) {
 /// How long after the deadline of an operation this rank waits for one that knows what is missing.
 std::chrono::nanoseconds Group::grace(const coll::Operation& op) const {
   if (leads() && phase_ == Phase::gather) return {};
-  const std::chrono::nanoseconds most =
-      std::min<std::chrono::nanoseconds>(op.deadline().span() / kGracePart, kPartingTime);
+  const std::chrono::nanoseconds part = op.deadline().span() / kGracePart;
+  const std::chrono::nanoseconds most = std::clamp(part, kLeastGrace, kPartingTime);
   return leads() ? most / 2 : most;
 }
 

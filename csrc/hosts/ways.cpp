@@ -5,7 +5,7 @@
 namespace occl::hosts {
 namespace {
 
-// Fitted to all_reduce and broadcast over 2 to 8 network namespaces (docs/decisions.md, Several nodes).
+// Estimates of what a message costs, in bytes that pass in the same time (docs/decisions.md, Several nodes).
 constexpr double kInARow = 48 << 10;  // a message that must arrive before the next one can be sent
 constexpr double kAtATime = 8 << 10;  // a message beside others
 
