@@ -148,7 +148,7 @@ class Trial:
         assert all(others.values()), texts
         if fault.kind == "abort":
             # Who learns it in one group leaves the other, and does not come to a third.
-            words = ("aborted group", "left the group", "left group", "waiting for rank(s)")
+            words = ("aborted group", "left the group", "left group", "waiting for rank")
             assert all(any(word in text for word in words) for text in others.values()), texts
             assert any("aborted group" in text for text in texts.values()), texts
             return
@@ -156,7 +156,7 @@ class Trial:
             named = f"(pid {pid}, host " in text
             # Of a rank that did not join the new group only the number is known; and a rank that is late may
             # itself wait for the victim, or have given up because of it.
-            missed = "waiting for rank(s)" in text
+            missed = "waiting for rank" in text
             indirectly = fault.kind == "stop" and any(words in text for words in INDIRECT)
             assert named or missed or indirectly, texts
             if fault.kind in DEADLY and named and "exited" in text:
