@@ -98,7 +98,7 @@ def show(options: argparse.Namespace, taken: dict) -> dict:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--nodes", type=int, default=1, help="the number of nodes that the ranks are divided into")
+    parser.add_argument("--nodes", type=int, default=1, help="nodes into which the ranks are divided")
 
 
 if __name__ == "__main__":

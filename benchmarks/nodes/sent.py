@@ -69,15 +69,15 @@ def by_doubling(nodes: int, rail: float, more_windows: bool) -> bool:
     return doubling <= parts
 
 
-def by_tree(nodes: int, rail: float) -> bool:
-    """Whether a broadcast of one window goes by a tree: csrc/hosts/ways.cpp."""
+def broadcast_way(nodes: int, rail: float, windows: int) -> str:
+    """How a broadcast goes: csrc/hosts/ways.cpp. ``rail``: bytes of a rail in a window."""
     one = AT_A_TIME + rail
-    return doublings(nodes) * (IN_A_ROW + one) < IN_A_ROW + (nodes - 1) * one
-
-
-def window_of(nodes: int) -> int:
-    """Bytes of a window for each rank of a node: csrc/hosts/membership.h."""
-    return WINDOW // nodes
+    costs = {
+        "star": IN_A_ROW + (nodes - 1) * windows * one,
+        "tree": doublings(nodes) * (IN_A_ROW + windows * one),
+        "chain": (nodes - 1) * (IN_A_ROW + one) + (windows - 1) * one,
+    }
+    return min(costs, key=costs.__getitem__)
 
 
 def cuts(count: int, parts: int) -> np.ndarray:
@@ -87,14 +87,14 @@ def cuts(count: int, parts: int) -> np.ndarray:
     return np.diff(ends, prepend=0)
 
 
-def all_reduce(nodes: int, ranks: int, size: int, window_bytes: int | None = None) -> Sent:
+def all_reduce(nodes: int, ranks: int, size: int, window_bytes: int = WINDOW) -> Sent:
     """Of ``size`` bytes over nodes of ``ranks`` each."""
     if nodes == 1:
         return Sent("inside", 0, 0, 0, 0, 0)
     if size <= NOTE_DATA:
         return Sent("notes", 0, 0, 0, 0, 0)
     elements = size // ITEM
-    window = max((window_bytes or window_of(nodes)) * ranks // ITEM // LINE, 1) * LINE
+    window = max(window_bytes * ranks // ITEM // LINE, 1) * LINE
     full, rest = divmod(elements, window)
     windows = full + (rest > 0)
     rail = -(-min(window, elements) // ranks) * ITEM

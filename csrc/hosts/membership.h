@@ -23,7 +23,7 @@ enum class Stream : std::uint32_t {
 };
 inline constexpr std::uint32_t kStreams = 8;
 
-inline constexpr std::size_t kWindowBytes = std::size_t{4} << 20;
+inline constexpr std::size_t kWindowBytes = std::size_t{2} << 20;
 
 struct Membership {
   std::string name;
@@ -32,8 +32,8 @@ struct Membership {
   std::vector<std::string> processes;  // by rank: "pid 4711, host a"
   std::uint32_t channel = 0;  // of the link, the same on every rank; no other group of the link has it
   /// How much of the data one rank handles in a window. Smaller windows overlap better, and cost more
-  /// synchronisation; the scratch memory of a rank is a few windows for each node.
-  std::size_t window_bytes = kWindowBytes / static_cast<std::size_t>(partition.nodes());
+  /// synchronisation and scratch memory of a few times this size.
+  std::size_t window_bytes = kWindowBytes;
 
   std::uint32_t stream(Stream s) const { return channel * kStreams + static_cast<std::uint32_t>(s); }
   /// "rank 3 (pid 4711, host a)"

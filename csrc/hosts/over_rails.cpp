@@ -12,11 +12,18 @@ std::size_t cut(std::size_t count, int i, int parts, std::size_t size) {
   return i == parts ? count : count * i / parts / in_a_line(size) * in_a_line(size);
 }
 
+/// Shorter windows over many nodes for two kinds: the root of a reduce keeps a sum of each node, and a
+/// broadcast in a chain is under way everywhere only when the first window has passed all nodes.
+std::size_t window_of(Kind kind, int nodes, std::size_t window_bytes) {
+  return kind == Kind::all_reduce ? window_bytes : 2 * window_bytes / nodes;
+}
+
 }  // namespace
 
 OverRails::OverRails(const Partition& partition, int rank, const coll::Collective& collective,
                      std::size_t window_bytes)
-    : Program(partition, rank, collective, window_bytes), way_(choose()) {
+    : Program(partition, rank, collective, window_of(collective.kind, partition.nodes(), window_bytes)),
+      way_(choose()) {
   const Tree tree(p_.nodes());
   switch (way_) {
     case Way::parts:
@@ -41,9 +48,10 @@ OverRails::OverRails(const Partition& partition, int rank, const coll::Collectiv
       std::min(longest(), Rails{*this, {0, longest()}}.of(local_).count() + 2 * in_a_line(size_of(c_.dtype)));
   if (widens()) raw_ = lay_out(longest(), wide_);
   sums_ = lay_out(own, wide_);
-  received_ = lay_out(own, wide_);
-  each_ = received_ - sums_;
-  for (int m = 1; way_ == Way::parts && m < p_.nodes(); ++m) lay_out(own, wide_);
+  const bool whole = c_.kind == Kind::reduce || way_ == Way::doubling;
+  received_ = lay_out(whole ? own : begin_of_part(last_rail() - first_rail(), own), wide_);
+  each_ = work_bytes() - received_;
+  for (int m = 1; way_ == Way::parts && m < p_.nodes(); ++m) lay_out(each_ / size_of(wide_), wide_);
   held_ = lay_out(own, c_.dtype);
 }
 
@@ -53,8 +61,15 @@ OverRails::Way OverRails::choose() const {
   if (c_.kind == Kind::all_reduce)
     return all_reduces_by_doubling(p_.nodes(), wide, narrow, windows_ > 1) ? Way::doubling : Way::parts;
   if (c_.kind == Kind::reduce) return Way::parts;
-  if (windows_ > 1) return Way::chain;
-  return broadcasts_by_tree(p_.nodes(), narrow) ? Way::tree : Way::star;
+  switch (way_of_broadcast(p_.nodes(), narrow, windows_)) {
+    case Broadcast::star:
+      return Way::star;
+    case Broadcast::tree:
+      return Way::tree;
+    case Broadcast::chain:
+      break;
+  }
+  return Way::chain;
 }
 
 std::vector<Step> OverRails::steps(int stage, std::uint64_t window) const {
@@ -99,10 +114,16 @@ Piece OverRails::in_own(std::size_t base, Range of, Range own) const {
   return work(base + (of.lo - own.lo) * size_of(wide_), of.count(), wide_);
 }
 
-std::vector<Piece> OverRails::all_sums(Range of, Range own) const {
-  std::vector<Piece> sums;
-  for (int m = 0; m < p_.nodes(); ++m) sums.push_back(m == node_ ? sum(of, own) : received(m, of, own));
-  return sums;
+/// Cuts at cache lines make a part up to two lines longer than a node's share of the rail.
+std::size_t OverRails::begin_of_part(int index, std::size_t before) const {
+  const std::size_t line = in_a_line(size_of(c_.dtype));
+  return (before / p_.nodes() / line + 3 * index) * line;
+}
+
+Piece OverRails::received_part(int node, int k, const Rails& rails) const {
+  const Range part = rails.part(k, node_);
+  const std::size_t at = begin_of_part(k - first_rail(), rails.rail(k).lo - rails.of(local_).lo);
+  return work(received_ + node * each_ + at * size_of(wide_), part.count(), wide_);
 }
 
 // ---- inside the node
@@ -152,13 +173,18 @@ void OverRails::combine_in_parts(Steps& steps, int stage, const Rails& rails) co
   const Range own = rails.of(local_);
   for (int k = first_rail(); k < last_rail(); ++k) {
     const Range mine = rails.part(k, node_);
-    if (stage == 2) finish(steps, data(Where::out, 0, mine), sum(mine, own), all_sums(mine, own));
+    if (stage == 2) {
+      std::vector<Piece> sums;
+      for (int m = 0; m < p_.nodes(); ++m)
+        sums.push_back(m == node_ ? sum(mine, own) : received_part(m, k, rails));
+      finish(steps, data(Where::out, 0, mine), sum(mine, own), sums);
+    }
     for (int m = 0; m < p_.nodes(); ++m) {
       if (m == node_) continue;
       const Range theirs = rails.part(k, m);
       const int peer = p_.owner(m, k);
       send(steps, peer, stage == 1 ? sum(theirs, own) : data(Where::out, 0, mine));
-      receive(steps, peer, stage == 1 ? received(m, mine, own) : data(Where::out, 0, theirs));
+      receive(steps, peer, stage == 1 ? received_part(m, k, rails) : data(Where::out, 0, theirs));
     }
   }
 }
@@ -208,7 +234,9 @@ void OverRails::combine_at_root(Steps& steps, int stage, const Rails& rails) con
   if (stage == 2) {
     if (node_ != root_node_) return;
     const Piece result = rank_ == c_.root ? data(Where::out, 0, own) : work(held_, own.count(), c_.dtype);
-    finish(steps, result, sum(own, own), all_sums(own, own));
+    std::vector<Piece> sums;
+    for (int m = 0; m < p_.nodes(); ++m) sums.push_back(m == node_ ? sum(own, own) : received(m, own, own));
+    finish(steps, result, sum(own, own), sums);
     return collect_inside(steps, rails, Kind::gather);
   }
   for (int k = first_rail(); k < last_rail(); ++k) {

@@ -33,8 +33,11 @@ class OverRails final : public Program {
   Piece sum(Range of, Range own) const { return in_own(sums_, of, own); }
   Piece received(int node, Range of, Range own) const { return in_own(received_ + node * each_, of, own); }
   Piece in_own(std::size_t base, Range of, Range own) const;
-  /// The sums of all nodes, this node's among them.
-  std::vector<Piece> all_sums(Range of, Range own) const;
+  /// Where this rank receives another node's sums of its part of rail `k`. The parts of its rails lie one
+  /// after the other, so that large windows over many nodes need little scratch memory.
+  Piece received_part(int node, int k, const Rails& rails) const;
+  /// Where the part of the rank's rail `index` begins, after rails of `before` elements.
+  std::size_t begin_of_part(int index, std::size_t before) const;
   /// The rails that this rank owns.
   int first_rail() const { return p_.first_rail(node_, local_); }
   int last_rail() const { return p_.first_rail(node_, local_ + 1); }

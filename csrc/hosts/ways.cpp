@@ -30,9 +30,14 @@ bool all_reduces_by_doubling(int nodes, std::size_t wide, std::size_t narrow, bo
   return doubling <= in_parts;
 }
 
-bool broadcasts_by_tree(int nodes, std::size_t bytes) {
-  const double one = kAtATime + static_cast<double>(bytes);
-  return doublings(nodes) * (kInARow + one) < kInARow + (nodes - 1) * one;
+Broadcast way_of_broadcast(int nodes, std::size_t bytes, std::uint64_t windows) {
+  const double one = kAtATime + static_cast<double>(bytes), all = one * static_cast<double>(windows);
+  const double others = nodes - 1;
+  const double star = kInARow + others * all;
+  const double tree = doublings(nodes) * (kInARow + all);
+  const double chain = others * (kInARow + one) + all - one;
+  if (star <= tree && star <= chain) return Broadcast::star;
+  return tree <= chain ? Broadcast::tree : Broadcast::chain;
 }
 
 }  // namespace occl::hosts

@@ -16,6 +16,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 namespace occl::hosts {
 
@@ -26,7 +27,8 @@ int doublings(int nodes);
 /// more windows follow, messages overlap and the bytes decide.
 bool all_reduces_by_doubling(int nodes, std::size_t wide, std::size_t narrow, bool more_windows);
 
-/// Whether a broadcast of one window goes by a tree.
-bool broadcasts_by_tree(int nodes, std::size_t bytes);
+enum class Broadcast { star, tree, chain };
+/// How a broadcast of `windows` windows goes. `bytes` of a rail in a window.
+Broadcast way_of_broadcast(int nodes, std::size_t bytes, std::uint64_t windows);
 
 }  // namespace occl::hosts

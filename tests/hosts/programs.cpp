@@ -1,11 +1,11 @@
-// What the programs of a group over several nodes send, without sending it, for the comparison with the cost model
-// (tests/hosts/test_cost_model.py).
+// What the programs of a group over several nodes send, without sending it, for the comparison with the cost
+// model (tests/hosts/test_cost_model.py).
 //
 //   programs KIND NODES RANKS BYTES WINDOW     KIND: all_reduce or broadcast, float32; RANKS: of each node
 //
-//   by doubling, by tree (hosts/ways.h), then windows and stages, the messages and bytes that the rank sends
-//   that sends most, the bytes that the node sends that sends most, and what a leader sends to exchange notes
-//   (messages, notes)
+//   by doubling, the number of the way of a broadcast (hosts/ways.h), then windows and stages, the messages
+//   and bytes that the rank sends that sends most, the bytes that the node sends that sends most, and what a
+//   leader sends to exchange notes (messages, notes)
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -55,8 +55,10 @@ int main(int, char** argv) {
   for (const auto& round : exchanges(nodes))
     for (const Exchange& exchange : round) ++letters, notes += exchange.notes;
 
-  const std::size_t rail = (std::min(bytes, window * ranks) / 4 + ranks - 1) / ranks * 4;
+  const std::size_t most = reduces ? window : 2 * window / nodes;
+  const std::size_t rail = (std::min(bytes, most * ranks) / 4 + ranks - 1) / ranks * 4;
   std::printf("%d %d %llu %d %zu %zu %zu %zu %zu\n", all_reduces_by_doubling(nodes, rail, rail, windows > 1),
-              broadcasts_by_tree(nodes, rail), static_cast<unsigned long long>(windows), stages, most_messages,
-              most_bytes, most_of_node, letters, notes);
+              static_cast<int>(way_of_broadcast(nodes, rail, windows)),
+              static_cast<unsigned long long>(windows), stages, most_messages, most_bytes, most_of_node,
+              letters, notes);
 }

@@ -60,7 +60,7 @@ def test_an_all_reduce_is_counted_as_its_programs_send_it(programs):
     ways = set()
     for nodes, ranks, size in CASES:
         # As groups have it, and smaller, so that parts are not all equal and some are empty.
-        for window in (sent.window_of(nodes), 12_000):
+        for window in (sent.WINDOW, 12_000):
             doubling, _, windows, stages, messages, of_rank, of_node, letters, notes = programs(
                 "all_reduce", nodes, ranks, size, window
             )
@@ -80,11 +80,11 @@ def test_an_all_reduce_is_counted_as_its_programs_send_it(programs):
 def test_a_broadcast_is_counted_as_its_programs_send_it(programs):
     ways = set()
     for nodes, ranks, size in CASES:
-        window = sent.window_of(nodes)
-        _, tree, windows, stages, messages, *_ = programs("broadcast", nodes, ranks, size, window)
+        window = 2 * sent.WINDOW // nodes
+        _, number, windows, stages, messages, *_ = programs("broadcast", nodes, ranks, size, sent.WINDOW)
         rail = -(-min(size, window * ranks) // ranks // sent.ITEM) * sent.ITEM
-        assert sent.by_tree(nodes, rail) == tree, (nodes, ranks, size)
-        way = "chain" if windows > 1 else "tree" if tree else "star"
+        way = ["star", "tree", "chain"][number]
+        assert sent.broadcast_way(nodes, rail, windows) == way, (nodes, ranks, size)
         in_a_row = {"chain": nodes - 1, "tree": sent.doublings(nodes), "star": 1}[way]
         each = {"chain": 1, "tree": sent.doublings(nodes), "star": nodes - 1}[way]
         assert (stages, messages) == (in_a_row + 2, each * windows), (nodes, ranks, size)
