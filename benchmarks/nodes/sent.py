@@ -30,6 +30,7 @@ WINDOW = constant("hosts/membership.h", "kWindowBytes")
 NOTE = constant("hosts/council.h", "kNoteBytes")
 NOTE_DATA = NOTE - 32
 RADIX = constant("hosts/council.cpp", "kRadix")
+SPREAD = constant("pg/board.h", "kSpread")
 MAX_RANKS = constant("base/tuning.h", "kMaxRanks")
 
 
@@ -142,8 +143,15 @@ class StoreCalls:
     waits: int
 
 
-def store_calls(nodes: int, size: int, with_engine: bool = True) -> StoreCalls:
-    """For a group of ``size`` ranks: csrc/pg/rendezvous.cpp, and Gloo's own keys if it is made as well."""
+def store_calls(nodes: int, size: int, with_engine: bool = True, rank: int = 0) -> StoreCalls:
+    """For a rank of a group of ``size`` ranks: csrc/pg/rendezvous.cpp, and Gloo's own keys if it is made as
+    well. Rank 0 calls most."""
     kinds = 1 if nodes == 1 else 4  # over nodes: rank, reach, seat and channel
     gloo = nodes > 1 and with_engine
-    return StoreCalls(kinds + gloo, (kinds + gloo) * size, kinds * size, gloo * size)
+    sets, gets = 1, size
+    if size > SPREAD:
+        gets, width = 1, 1
+        while width < size and rank % (width * SPREAD) == 0:
+            sets, gets = sets + 1, gets + len(range(rank, min(rank + width * SPREAD, size), width))
+            width *= SPREAD
+    return StoreCalls(kinds * sets + gloo, kinds * gets + gloo * size, kinds * gets, gloo * size)

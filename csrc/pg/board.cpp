@@ -11,6 +11,22 @@ namespace {
 /// Begins the reason that a rank stores in place of what it could not make.
 constexpr std::string_view kFailed = "failed: ";
 
+/// In a bundle each rank's bytes follow their number.
+void append_length(std::vector<uint8_t>& bundle, std::size_t length) {
+  for (int shift = 0; shift < 32; shift += 8) bundle.push_back(static_cast<uint8_t>(length >> shift));
+}
+
+std::vector<std::vector<uint8_t>> unpack(const std::vector<uint8_t>& bundle) {
+  std::vector<std::vector<uint8_t>> all;
+  for (auto at = bundle.begin(); at != bundle.end();) {
+    std::ptrdiff_t length = 0;
+    for (int shift = 0; shift < 32; shift += 8) length |= std::ptrdiff_t{*at++} << shift;
+    all.emplace_back(at, at + length);
+    at += length;
+  }
+  return all;
+}
+
 }  // namespace
 
 std::string first_line(const std::exception& error) {
@@ -38,33 +54,48 @@ std::string Board::describe(int rank) const {
                                   : concat("rank ", rank, " (", processes_[rank], ")");
 }
 
-void Board::put(const std::string& kind, const std::vector<uint8_t>& bytes) {
-  in_store([key = key(kind, rank_), bytes](c10d::Store& s) { s.set(key, bytes); });
+void Board::set(const std::string& key, const Bytes& bytes) {
+  in_store([key, bytes](c10d::Store& s) { s.set(key, bytes); });
 }
 
 void Board::put_failure(const std::string& kind, const std::exception& error) noexcept try {
   // An error that begins with a rank is passed on as it is.
   const std::string why = first_line(error), own = concat(describe(rank_), " could not take part in group ");
-  const std::string text = concat(kFailed, why.starts_with("rank ") ? "" : concat(own, name_, ": "), why);
-  const std::vector<uint8_t> bytes(text.begin(), text.end());
-  put(kind, bytes);
-  in_store([key = prefix("failure"), bytes](c10d::Store& s) { s.set(key, bytes); });
+  set_failed(kind, concat(why.starts_with("rank ") ? "" : concat(own, name_, ": "), why));
 } catch (const std::exception&) {
 }
 
-std::vector<std::vector<uint8_t>> Board::read(const std::string& kind, const std::vector<int>& ranks,
-                                              std::chrono::milliseconds grace) {
-  std::vector<std::vector<uint8_t>> all;
+/// In all keys that others wait for: those above in the tree pass it on.
+void Board::set_failed(const std::string& kind, const std::string& why) {
+  const std::string text = concat(kFailed, why);
+  const Bytes bytes(text.begin(), text.end());
+  for (int width = 1; width <= width_of(rank_); width *= kSpread) set(key(kind, rank_, width), bytes);
+  set(prefix("failure"), bytes);
+}
+
+std::vector<Board::Bytes> Board::read(const std::string& kind, std::chrono::milliseconds grace) {
+  if (size_ > kSpread)
+    if (auto all = read_tree(kind, grace)) return *std::move(all);
+  return read_each(kind, grace);  // and if the tree is not complete in time, this finds out which ranks miss
+}
+
+std::optional<Board::Bytes> Board::take(const std::string& key, std::chrono::milliseconds grace) {
+  if (!wait_for(key, grace)) return {};
+  Bytes bytes = in_store([key](c10d::Store& s) { return s.get(key); });
+  if (const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+      text.starts_with(kFailed))
+    fail(Errc::aborted, text.substr(kFailed.size()));
+  return bytes;
+}
+
+std::vector<Board::Bytes> Board::read_each(const std::string& kind, std::chrono::milliseconds grace) {
+  std::vector<Bytes> all;
   std::string missing;
-  for (const int rank : ranks) {
-    if (!wait_for(key(kind, rank), grace)) {
+  for (int rank = 0; rank < size_; ++rank) {
+    if (auto bytes = take(key(kind, rank), grace))
+      all.push_back(*std::move(bytes));
+    else
       enlist(missing, describe(rank));
-      continue;
-    }
-    all.push_back(in_store([key = key(kind, rank)](c10d::Store& s) { return s.get(key); }));
-    if (const std::string_view text(reinterpret_cast<const char*>(all.back().data()), all.back().size());
-        text.starts_with(kFailed))
-      fail(Errc::aborted, text.substr(kFailed.size()));
   }
   if (!missing.empty())
     fail(Errc::timeout, "occl: Timed out after ", deadline_.span().count(), " ms on ", describe(rank_),
@@ -72,6 +103,37 @@ std::vector<std::vector<uint8_t>> Board::read(const std::string& kind, const std
          " ranks to create the group: see what they print, and whether they have started");
   return all;
 }
+
+int Board::width_of(int rank) const {
+  int width = 1;
+  while (size_ > kSpread && width < size_ && rank % (width * kSpread) == 0) width *= kSpread;
+  return width;
+}
+
+/// Nothing if something does not come in time.
+std::optional<std::vector<Board::Bytes>> Board::read_tree(const std::string& kind,
+                                                          std::chrono::milliseconds grace) {
+  for (int width = 1; width < width_of(rank_); width *= kSpread) {
+    const std::string above = key(kind, rank_, width * kSpread);
+    Bytes bundle;
+    try {
+      for (int rank = rank_; rank < std::min(rank_ + width * kSpread, size_); rank += width) {
+        const auto bytes = take(key(kind, rank, width), grace);
+        if (!bytes) return {};
+        if (width == 1) append_length(bundle, bytes->size());
+        bundle.insert(bundle.end(), bytes->begin(), bytes->end());
+      }
+    } catch (const Error& error) {
+      if (error.code() == Errc::aborted) set_failed(kind, error.what());
+      throw;
+    }
+    set(above, bundle);
+  }
+  const auto everything = take(key(kind, 0, width_of(0)), grace);
+  if (!everything) return {};
+  return unpack(*everything);
+}
+
 void Board::check_failure() {
   const std::string key = prefix("failure");
   if (!in_store([key](c10d::Store& s) { return s.check({key}); })) return;

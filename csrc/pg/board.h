@@ -1,6 +1,11 @@
 // What the ranks of one group tell each other through its store, before they share anything else. Each kind
 // of thing has a key for each rank. Every wait ends at the deadline of the group's creation, and every error
 // names this rank and those it waits for.
+//
+// Up to kSpread ranks each rank reads the keys of all others. In a larger group the keys pass up a tree:
+// every kSpread-th rank puts what kSpread neighbours have put into one key, every kSpread^2-th rank does the
+// same with these keys, and so on, until rank 0 has one key of everything, which all ranks read. So the calls
+// of a rank grow with the logarithm of the size.
 #pragma once
 
 #include <algorithm>
@@ -25,6 +30,7 @@ namespace occl::pg {
 
 /// How much longer than the group's timeout a rank waits for one that may be about to say why it failed.
 inline constexpr std::chrono::milliseconds kStoreGrace{1500};
+inline constexpr int kSpread = 8;
 
 /// The first line of what an exception says: PyTorch appends stacks.
 std::string first_line(const std::exception& error);
@@ -40,14 +46,14 @@ class Board {
   /// "rank 3 (pid 4711, host a)", or without the process where that is not known.
   std::string describe(int rank) const;
 
-  void put(const std::string& kind, const std::vector<uint8_t>& bytes);
+  using Bytes = std::vector<uint8_t>;
+  void put(const std::string& kind, const Bytes& bytes) { set(key(kind, rank_), bytes); }
   /// Tells the ranks that read this kind why there is nothing. They learn nothing if the store fails too.
   void put_failure(const std::string& kind, const std::exception& error) noexcept;
 
-  /// What these ranks have put, in their order. Throws Error(timeout) naming the ranks that have not, and
-  /// Error(aborted) with the reason of one that failed.
-  std::vector<std::vector<uint8_t>> read(const std::string& kind, const std::vector<int>& ranks,
-                                         std::chrono::milliseconds grace = {});
+  /// What all ranks have put, by rank; a collective call of all ranks. Throws Error(timeout) naming the ranks
+  /// that have put nothing, and Error(aborted) with the reason of one that failed.
+  std::vector<Bytes> read(const std::string& kind, std::chrono::milliseconds grace = {});
   /// Throws Error(aborted) with the reason if a rank has failed.
   void check_failure();
 
@@ -57,8 +63,19 @@ class Board {
   void compare(const std::vector<std::string>& texts, const char* what, const char* remedy) const;
 
  private:
-  std::string key(const std::string& kind, int rank) const { return concat(prefix(kind), "/", rank); }
+  /// The key with the bytes of `width` ranks from this one on.
+  std::string key(const std::string& kind, int rank, int width = 1) const {
+    return width == 1 ? concat(prefix(kind), "/", rank) : concat(prefix(kind), "/", width, "/", rank);
+  }
+  /// The most ranks whose bytes this rank puts into one key.
+  int width_of(int rank) const;
+  void set(const std::string& key, const Bytes& bytes);
+  void set_failed(const std::string& kind, const std::string& why);
   bool wait_for(const std::string& key, std::chrono::milliseconds grace);
+  /// What a key has; empty if it does not come. Throws Error(aborted) if that is the reason of a failure.
+  std::optional<Bytes> take(const std::string& key, std::chrono::milliseconds grace);
+  std::vector<Bytes> read_each(const std::string& kind, std::chrono::milliseconds grace);
+  std::optional<std::vector<Bytes>> read_tree(const std::string& kind, std::chrono::milliseconds grace);
 
   /// Calls the store, whose errors name no rank.
   template <class F>

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <numeric>
 #include <type_traits>
 
 #include <c10/util/Logging.h>
@@ -47,18 +46,12 @@ struct Seat {
   coll::Invitation invitation;
 };
 
-std::vector<int> all_ranks(int size) {
-  std::vector<int> ranks(size);
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return ranks;
-}
-
 /// All ranks' cards. Throws Error(protocol) if ranks cannot form a group, however their memory is shared.
-std::vector<Card> read_cards(Board& board, int size) {
+std::vector<Card> read_cards(Board& board) {
   std::vector<Card> cards;
   std::vector<std::string> builds, processes, with_node;
   std::optional<int> store_host;
-  for (const auto& bytes : board.read(kCard, all_ranks(size))) {
+  for (const auto& bytes : board.read(kCard)) {
     const Card& card = cards.emplace_back(from_bytes<Card>(bytes));
     builds.push_back(printable(card.build.data(), card.build.size()));
     if (bytes.size() != sizeof(Card)) builds.back() += concat(" (", bytes.size(), " bytes)");
@@ -83,8 +76,7 @@ Division divide(Board& board, const std::vector<Card>& cards, int rank, Deadline
   std::vector<std::uint8_t> reach;
   for (const auto& obstacle : obstacles) reach.push_back(obstacle.empty());
   board.put(kReach, reach);
-  return {hosts::Partition(nodes_from(board.read(kReach, all_ranks(static_cast<int>(cards.size()))))),
-          std::move(obstacles)};
+  return {hosts::Partition(nodes_from(board.read(kReach))), std::move(obstacles)};
 }
 
 bool one_network(const std::vector<Card>& cards) {
@@ -133,7 +125,6 @@ Met meet_over_nodes(const c10::intrusive_ptr<c10d::Store>& store, Board& board, 
                     const PrepareBetween& prepare_between) {
   const hosts::Partition& partition = division.partition;
   const int size = partition.size();
-  const auto everyone = all_ranks(size);
   const int node = partition.node_of(rank), local = partition.local_rank(rank);
   const std::vector<int>& members = partition.members(node);
   Met met;
@@ -155,7 +146,7 @@ Met meet_over_nodes(const c10::intrusive_ptr<c10d::Store>& store, Board& board, 
   try {
     std::vector<std::string> engines;
     std::vector<coll::Invitation> invitations;
-    for (const auto& bytes : board.read(kSeat, everyone)) {
+    for (const auto& bytes : board.read(kSeat)) {
       const Seat seat = from_bytes<Seat>(bytes);
       if (partition.node_of(static_cast<int>(engines.size())) == node) invitations.push_back(seat.invitation);
       engines.push_back(printable(seat.engine.data(), seat.engine.size()));
@@ -172,7 +163,7 @@ Met meet_over_nodes(const c10::intrusive_ptr<c10d::Store>& store, Board& board, 
     board.put_failure(kChannel, error);
     throw;
   }
-  const auto channels = board.read(kChannel, everyone, kStoreGrace);
+  const auto channels = board.read(kChannel, kStoreGrace);
   hosts::Membership membership{name, rank, partition, board.processes(),
                                from_bytes<std::uint32_t>(channels.front())};
   if (rank == 0)
@@ -215,7 +206,7 @@ Met rendezvous(const c10::intrusive_ptr<c10d::Store>& store, const std::string& 
     coll::Invitation invitation = mesh->invitation();
     invitation.hosts_store = hosts_server(*store);
     board.put(kCard, to_bytes(card_of(invitation)));
-    const auto cards = read_cards(board, size);
+    const auto cards = read_cards(board);
     if (!one_place(cards)) {
       const Division division = divide(board, cards, rank, deadline);
       if (division.partition.nodes() > 1) {

@@ -144,14 +144,18 @@ def test_a_call_may_have_a_timeout_of_its_own(fresh, device):
         assert not any(outcome.failed for outcome in team.finish()), team.running
 
 
-@pytest.mark.parametrize("missing", [[0], [3], [1, 2]])
-def test_a_group_whose_members_do_not_come_names_them(fresh, missing):
-    with fresh(4) as team:
+@pytest.mark.parametrize(
+    ("size", "missing"),
+    # Large groups meet along a tree, in which rank 8 speaks for rank 9, and rank 0 for all.
+    [(4, [0]), (4, [3]), (4, [1, 2]), (11, [0]), (11, [8]), (11, [9]), (11, [3, 9, 10])],
+)
+def test_a_group_whose_members_do_not_come_names_them(fresh, size, missing):
+    with fresh(size) as team:
         results = team.run(missing_member, store=team.zygote.new_file(), missing=missing)
         for result in results:
             if result:
                 ranks = ", ".join(f"rank {rank}" for rank in missing)
-                assert f"waiting for {ranks} of 4 ranks to create the group" in result[0]
+                assert f"waiting for {ranks} of {size} ranks to create the group" in result[0]
                 assert result[1] >= TIMEOUT
 
 

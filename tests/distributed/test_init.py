@@ -67,18 +67,19 @@ def over_a_file(rank, n, device, *, file):
     dist.destroy_process_group()
 
 
-def cannot_begin(rank, n, device, *, store):
-    if rank == 1:
+def cannot_begin(rank, n, device, *, store, victim):
+    if rank == victim:
         os.environ["OCCL_TUNING"] = "nonsense"
-    words = r"rank 1 \(pid .*could not take part in group .*nonsense" if rank == 0 else "nonsense"
+    words = "nonsense" if rank == victim else rf"rank {victim} \(pid .*could not take part in group .*nonsense"
     store = dist.FileStore(store, n)
     with pytest.raises((ValueError, dist.DistBackendError), match=words):
-        dist.init_process_group("occl", store=store, rank=rank, world_size=n, timeout=timedelta(seconds=20))
+        dist.init_process_group("occl", store=store, rank=rank, world_size=n)
 
 
-def test_a_rank_that_cannot_begin_tells_the_others_why(fresh):
-    with fresh(2) as team:
-        team.run(cannot_begin, store=team.zygote.new_file())
+@pytest.mark.parametrize(("size", "victim"), [(2, 1), (11, 0), (11, 3), (11, 8), (11, 9)])
+def test_a_rank_that_cannot_begin_tells_the_others_why(fresh, size, victim):
+    with fresh(size) as team:
+        team.run(cannot_begin, store=team.zygote.new_file(), victim=victim)
 
 
 def alone(rank, n, device):

@@ -176,14 +176,14 @@ def ranks() -> Iterator[Pool]:
         yield pool
 
 
-@pytest.mark.parametrize(("nodes", "size"), [(1, 2), (2, 2), (2, 4)])
+@pytest.mark.parametrize(("nodes", "size"), [(1, 2), (2, 2), (2, 4), (1, 20), (2, 10)])
 def test_a_group_asks_the_store_for_what_the_model_counts(ranks, tmp_path, nodes, size):
     with ranks.fresh(size) as team:
         everyone = team.run(count_calls, nodes=nodes, path=str(tmp_path / "store"))
-    expected = [sent.store_calls(nodes, size), sent.store_calls(nodes, size, with_engine=False)]
-    if nodes == 1:
-        expected[1] = sent.StoreCalls(0, 0, 0, 0)  # a group of one node needs no store
-    for calls in everyone:
+    for rank, calls in enumerate(everyone):
+        expected = [sent.store_calls(nodes, size, engine, rank) for engine in (True, False)]
+        if nodes == 1:
+            expected[1] = sent.StoreCalls(0, 0, 0, 0)  # a group of one node needs no store
         for found, model in zip(calls, expected, strict=True):
             assert (found["sets"], found["gets"], found["waits"]) == (model.sets, model.gets, model.waits)
             assert found["checks"] >= model.checks
