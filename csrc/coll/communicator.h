@@ -41,6 +41,9 @@ class Communicator {
   virtual int size() const = 0;
   /// Whether each rank of this host has a core.
   virtual bool core_for_each() const = 0;
+  /// How long a task would take in this group, in seconds, by a model of what it moves (coll/cost.h,
+  /// hosts/cost.h). `mapped`: peers may have mapped all its buffers.
+  virtual double seconds(const Task& task, bool mapped) const = 0;
 
   /// Queues an operation. It and its buffers must live until Listener::released.
   /// After an error that ended the group, or close(), the operation ends at once with that error.

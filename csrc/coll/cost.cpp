@@ -93,4 +93,17 @@ double seconds(const Shape& shape, const Plan& plan, const Machine& machine) {
   return t.synchronisations * (shape.size - 1) * machine.line_seconds + (t.read + t.written) / (2 * speed);
 }
 
+double seconds(const Collective& c, int size, const Tuning& tuning, bool mapped) {
+  const Shape shape{c.kind, size, c.root, size_of(c.dtype), c.largest};
+  return seconds(shape, make_plan(shape, tuning, mapped), this_machine());
+}
+
+double seconds(const Transfer& message, int size, const Tuning& tuning, bool mapped) {
+  Collective as_broadcast;  // to one other rank
+  as_broadcast.kind = Kind::broadcast;
+  as_broadcast.dtype = message.dtype;
+  as_broadcast.largest = message.buffer.count;
+  return seconds(as_broadcast, std::min(2, size), tuning, mapped);
+}
+
 }  // namespace occl::coll

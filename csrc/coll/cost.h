@@ -1,6 +1,7 @@
 // Estimates how long a collective takes, from what its plan moves, without running it.
 #pragma once
 
+#include "coll/operation.h"
 #include "coll/plan.h"
 
 namespace occl::coll {
@@ -26,5 +27,8 @@ const Machine& this_machine();
 /// rank had a core and its share of the memory, and for each synchronisation a cache line from every other
 /// rank.
 double seconds(const Shape& shape, const Plan& plan, const Machine& machine);
+/// The same on this machine, of a group of `size` ranks. `mapped`: peers may have mapped all buffers.
+double seconds(const Collective& collective, int size, const Tuning& tuning, bool mapped);
+double seconds(const Transfer& message, int size, const Tuning& tuning, bool mapped);
 
 }  // namespace occl::coll

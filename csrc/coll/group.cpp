@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/fault_point.h"
+#include "coll/cost.h"
 #include "coll/engine.h"
 #include "coll/joining.h"
 #include "coll/monitored_barrier.h"
@@ -104,6 +105,10 @@ void Group::check_deadlines() const {
   for (const Operation* op = collectives().begin(); op; op = OperationList::next(*op))
     if (op->deadline().passed()) throw diagnosis_.timed_out(*op, collectives().front(), executor_.missing());
   if (const Operation* op = messenger_.overdue()) throw diagnosis_.timed_out(*op);
+}
+
+double Group::seconds(const Task& task, bool mapped) const {
+  return std::visit([&](const auto& it) { return coll::seconds(it, size(), mesh_->tuning(), mapped); }, task);
 }
 
 }  // namespace occl::coll

@@ -34,6 +34,7 @@ class Group final : public Communicator {
   int rank() const override { return mesh_->rank(); }
   int size() const override { return mesh_->size(); }
   bool core_for_each() const override { return mesh_->core_for_each(); }
+  double seconds(const Task& task, bool mapped) const override;
 
   void monitored_barrier(std::chrono::milliseconds timeout, bool all_ranks,
                          const std::function<void()>& interrupted) override;

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/thread.h"
 #include "coll/engine.h"
+#include "hosts/cost.h"
 #include "kernels/convert.h"
 #include "kernels/kernels.h"
 
@@ -375,6 +376,10 @@ void Group::leave() {
 coll::Communicator::Memory Group::memory_held() const {
   const Memory node = node_->memory();
   return {node.blocks, node.staging + notes_.bytes() + work_.bytes()};
+}
+
+double Group::seconds(const coll::Task& task, bool mapped) const {
+  return hosts::seconds(m_.partition, m_.rank, task, m_.window_bytes, mapped, node_->mesh().tuning());
 }
 
 }  // namespace occl::hosts

@@ -39,6 +39,7 @@ class Group final : public coll::Communicator {
   int rank() const override { return m_.rank; }
   int size() const override { return m_.partition.size(); }
   bool core_for_each() const override { return node_->core_for_each(); }
+  double seconds(const coll::Task& task, bool mapped) const override;
   const Partition& partition() const { return m_.partition; }
   void monitored_barrier(std::chrono::milliseconds timeout, bool all_ranks,
                          const std::function<void()>& interrupted) override {

@@ -133,13 +133,6 @@ std::chrono::milliseconds GroupBackend::or_default(std::chrono::milliseconds tim
   return timeout == c10d::kUnsetTimeout ? options_->timeout : timeout;
 }
 
-coll::Group& GroupBackend::one_node(const char* what) const {
-  if (!node_)
-    raise(Error(Errc::not_implemented, concat(what, " is not offered for group ", group_->name(),
-                                              ", whose ranks are on several nodes")));
-  return *node_;
-}
-
 Options GroupBackend::options_for(const c10::intrusive_ptr<c10d::Backend::Options>& given) const {
   Options options = given ? Options::of(*given) : *options_;
   if (!given) options.group_name.clear();

@@ -76,8 +76,6 @@ class GroupBackend : public CapableBackend {
   /// Options for a new group: those given, or if null this group's without its name.
   Options options_for(const c10::intrusive_ptr<c10d::Backend::Options>& given) const;
   std::chrono::milliseconds or_default(std::chrono::milliseconds timeout) const;
-  /// The group, if all its ranks share memory. Otherwise throws Error(not_implemented).
-  coll::Group& one_node(const char* what) const;
   ThisRank self() const { return {getRank(), getSize()}; }
 
   const c10::intrusive_ptr<Options> options_;

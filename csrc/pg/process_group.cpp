@@ -270,7 +270,7 @@ void ProcessGroupOCCL::startTimeEstimate() {
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::estimate(std::span<const Request> requests) {
   Tensors outputs;
   for (const Request& request : requests) {
-    estimate_.add(request, one_node("a time estimate").mesh());
+    estimate_.add(request, *group_);
     outputs.insert(outputs.end(), request.outputs.begin(), request.outputs.end());
   }
   auto work = c10::make_intrusive<WorkOCCL>(group_, requests.front().type, nullptr, at::TensorList());

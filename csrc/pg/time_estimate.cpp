@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "coll/cost.h"
-#include "coll/plan.h"
 #include "pg/errors.h"
 
 namespace occl::pg {
@@ -20,24 +18,10 @@ float TimeEstimate::end() {
   return microseconds;
 }
 
-void TimeEstimate::add(const Request& request, const coll::Mesh& mesh) {
-  coll::Shape shape;
-  shape.size = mesh.size();
-  if (const coll::Transfer* message = request.transfer()) {  // as a broadcast to one other rank
-    shape.kind = coll::Kind::broadcast;
-    shape.size = std::min(2, mesh.size());
-    shape.element_size = size_of(message->dtype);
-    shape.largest = message->buffer.count;
-  } else {
-    const coll::Collective& c = request.collective();
-    shape.kind = c.kind;
-    shape.root = c.root;
-    shape.element_size = size_of(c.dtype);
-    shape.largest = c.largest;
-  }
+void TimeEstimate::add(const Request& request, const coll::Communicator& group) {
   const bool mapped = std::all_of(request.inputs.begin(), request.inputs.end(),
                                   [](const at::Tensor& t) { return t.is_privateuseone(); });
-  *seconds_ += coll::seconds(shape, coll::make_plan(shape, mesh.tuning(), mapped), coll::this_machine());
+  *seconds_ += group.seconds(request.task, mapped);
 }
 
 }  // namespace occl::pg

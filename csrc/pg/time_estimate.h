@@ -1,11 +1,10 @@
-// Estimates how long operations would take, without carrying them out, by a model of this machine
-// (coll/cost.h).
+// Adds up how long operations would take, without carrying them out.
 #pragma once
 
 #include <optional>
 #include <span>
 
-#include "coll/mesh.h"
+#include "coll/communicator.h"
 #include "pg/request.h"
 
 namespace occl::pg {
@@ -19,7 +18,7 @@ class TimeEstimate {
   float end();
   bool runs() const { return seconds_.has_value(); }
   /// Adds the duration of a request. Requires runs().
-  void add(const Request& request, const coll::Mesh& mesh);
+  void add(const Request& request, const coll::Communicator& group);
 
  private:
   std::optional<double> seconds_;

@@ -11,7 +11,9 @@
 
 #include "base/error.h"
 #include "check.h"
+#include "hosts/cost.h"
 #include "hosts/council.h"
+#include "hosts/membership.h"
 #include "hosts/program.h"
 #include "hosts/schedule.h"
 #include "hosts/ways.h"
@@ -467,6 +469,29 @@ TEST("no node sends more than the least possible") {
     const std::size_t largest = *std::max_element(shape.begin(), shape.end());
     CHECK(most_sent(Kind::all_gather, 1000) == largest * 4000 * (m - 1), "all_gather over ", m, " nodes");
   }
+}
+
+TEST("an estimate of an all_reduce grows with the bytes that the network carries and with the nodes") {
+  const auto seconds_of = [](int nodes, std::size_t count) {
+    const Partition p(nodes_of(std::vector<int>(nodes, 2)));
+    coll::Collective c;
+    c.kind = Kind::all_reduce;
+    c.dtype = DType::f32;
+    c.op = ReduceOp::sum;
+    c.in = c.out = {nullptr, count, 1, nullptr};
+    c.largest = c.volume = count;
+    return hosts::seconds(p, 0, c, kWindowBytes, false, Tuning{});
+  };
+  const Wire wire;
+  for (const int nodes : {2, 8, 32}) {
+    const std::size_t count = 64 << 20, bytes = count * 4;
+    const double on_link = 2.0 * (nodes - 1) / nodes * static_cast<double>(bytes) / wire.bytes_per_second;
+    CHECK(seconds_of(nodes, count) > on_link, "the network cannot be faster, ", nodes, " nodes");
+    CHECK(seconds_of(nodes, count) < 3 * on_link, "nothing else is that slow, ", nodes, " nodes");
+    CHECK(seconds_of(nodes, 1) >= wire.message_seconds, "a note is a message");
+    CHECK(seconds_of(nodes, 1) < seconds_of(nodes, 1000), "it fits a note");
+  }
+  CHECK(seconds_of(2, 1 << 20) < seconds_of(8, 1 << 20), "more nodes send more");
 }
 
 /// The messages that one rank sends and receives one after the other, and altogether.

@@ -9,8 +9,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.distributed.test_capabilities import estimated
 from tests.hosts.launch import CASES, SHAPES, placement
 from tests.support.checks import assert_works
+from tests.support.devices import DEVICES
 from tests.support.worker import listen
 
 COUNTS = (1, 1000, 1 << 20)
@@ -201,3 +203,8 @@ def test_groups_within_and_across_hosts_have_operations_in_flight_at_once(hosts,
 @pytest.mark.parametrize("backend, device", CASES)
 def test_a_mesh_has_a_dimension_within_hosts_and_one_between_them(hosts, backend, device):
     hosts.run_on("2+2", backend, meshes, device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_durations_are_estimated_without_running(hosts, device):
+    hosts.run_on("2+2", "occl", estimated, device)
