@@ -39,7 +39,7 @@ class Communicator {
   virtual const std::string& name() const = 0;
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  /// Whether each rank of this host has a core.
+  /// Whether each rank of this host has a core to spin on while it waits.
   virtual bool core_for_each() const = 0;
   /// How long a task would take in this group, in seconds, by a model of what it moves (coll/cost.h,
   /// hosts/cost.h). `mapped`: peers may have mapped all its buffers.

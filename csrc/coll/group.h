@@ -33,7 +33,7 @@ class Group final : public Communicator {
   const std::string& name() const override { return mesh_->name(); }
   int rank() const override { return mesh_->rank(); }
   int size() const override { return mesh_->size(); }
-  bool core_for_each() const override { return mesh_->core_for_each(); }
+  bool core_for_each() const override { return mesh_->cores_for_each(1); }
   double seconds(const Task& task, bool mapped) const override;
 
   void monitored_barrier(std::chrono::milliseconds timeout, bool all_ranks,

@@ -147,8 +147,8 @@ void Mesh::join(const std::vector<Invitation>& invitations, std::vector<std::sha
   const auto least = std::max<std::uint32_t>(tuning_.one_shot_bytes + kLine, size_ * kLine);
   tuning_.slot_bytes = std::clamp<std::uint32_t>(tuning_.slot_bytes / kLine * kLine, least, kMaxSlotBytes);
   tuning_.eager_bytes = std::min(tuning_.eager_bytes, kRingBytes / 4);
-  core_for_each_ = count_cores(invitations) >= size_;
-  if (tuning_.direct_bytes == kByCores && core_for_each_) tuning_.direct_bytes = kDirectBytes;
+  cores_ = count_cores(invitations);
+  if (tuning_.direct_bytes == kByCores && cores_for_each(1)) tuning_.direct_bytes = kDirectBytes;
   own_.header().joined.store(1, std::memory_order_seq_cst);  // pairs with Member::joined, and with sleepers
   ring_all();
 }

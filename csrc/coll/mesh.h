@@ -65,8 +65,8 @@ class Mesh {
   int rank() const { return rank_; }
   int size() const { return size_; }
   const Tuning& tuning() const { return tuning_; }
-  /// Whether there is a core for each rank, counted over the cores that any of the ranks may run on.
-  bool core_for_each() const { return core_for_each_; }
+  /// Whether each rank can have so many cores, of those that any of the ranks may run on.
+  bool cores_for_each(int cores) const { return cores_ >= cores * size_; }
   shm::Endpoint& endpoint() const { return *endpoint_; }
   const SharedBlock& own() const { return own_; }
   const Member& member(int rank) const { return members_[rank]; }
@@ -113,7 +113,7 @@ class Mesh {
   std::vector<int> shown_;
   int rank_, size_;
   Tuning tuning_;
-  bool core_for_each_ = false;
+  int cores_ = 0;
   std::uint64_t incarnation_;
   std::uint64_t header_;
   std::vector<shm::Arena::Block> blocks_;

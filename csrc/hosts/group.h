@@ -38,7 +38,8 @@ class Group final : public coll::Communicator {
   const std::string& name() const override { return m_.name; }
   int rank() const override { return m_.rank; }
   int size() const override { return m_.partition.size(); }
-  bool core_for_each() const override { return node_->core_for_each(); }
+  /// One for the rank, and one for the threads of the link that work while it waits.
+  bool core_for_each() const override { return node_->mesh().cores_for_each(2); }
   double seconds(const coll::Task& task, bool mapped) const override;
   const Partition& partition() const { return m_.partition; }
   void monitored_barrier(std::chrono::milliseconds timeout, bool all_ranks,

@@ -346,9 +346,10 @@ TEST("ranks that are bound to different cores have a core for each") {
     zero->join(invitations, {cluster[0].endpoint->as_local_peer(), cluster[1].endpoint->as_local_peer()});
     return zero;
   };
-  CHECK(joined(1, 1)->core_for_each() && joined(1, 1)->tuning().direct_bytes == kDirectBytes);
-  CHECK(!joined(1, 0)->core_for_each() && joined(1, 0)->tuning().direct_bytes == kByCores);
-  CHECK(!joined(0, 0)->core_for_each());  // nothing is known
+  CHECK(joined(1, 1)->cores_for_each(1) && joined(1, 1)->tuning().direct_bytes == kDirectBytes);
+  CHECK(!joined(1, 0)->cores_for_each(1) && joined(1, 0)->tuning().direct_bytes == kByCores);
+  CHECK(!joined(0, 0)->cores_for_each(1));  // nothing is known
+  CHECK(joined(3, 3)->cores_for_each(2) && !joined(3, 1)->cores_for_each(2));
   Tuning tuning;
   tuning.direct_bytes = 128;
   CHECK(joined(1, 1, tuning)->tuning().direct_bytes == 128 &&
