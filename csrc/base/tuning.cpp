@@ -24,6 +24,7 @@ void assign(Tuning& tuning, std::uint64_t number) {
 constexpr Name kNames[] = {
     {"one_shot_bytes", kMaxOneShotBytes, assign<&Tuning::one_shot_bytes>},
     {"direct_bytes", kMaxOneShotBytes, assign<&Tuning::direct_bytes>},
+    {"two_level_bytes", kAny, assign<&Tuning::two_level_bytes>},
     {"slot_bytes", kMaxSlotBytes, assign<&Tuning::slot_bytes>},
     {"streaming_bytes", kAny, assign<&Tuning::streaming_bytes>},
     {"eager_bytes", kRingBytes / 4, assign<&Tuning::eager_bytes>},

@@ -22,6 +22,9 @@ struct Tuning {
   /// Above this, buffers that all ranks have mapped are used in place, though that takes one more
   /// synchronisation.
   std::uint32_t direct_bytes = kByCores;
+  /// In a group over several sockets, reductions of this many bytes take two levels (coll/levels.h), which
+  /// cross between sockets less often but take more synchronisations.
+  std::uint64_t two_level_bytes = 32 << 10;
   /// Bytes of one staging slot. A rank stages through four of them (two filling, two with results).
   std::uint32_t slot_bytes = 256 << 10;
   /// From this many bytes in the tensors of all ranks together, results are stored past the caches.
@@ -35,7 +38,8 @@ struct Tuning {
 /// Limits of a group's memory layout, which tuning may not exceed.
 inline constexpr std::uint32_t kMaxOneShotBytes = 64 << 10;
 inline constexpr std::uint32_t kMaxSlotBytes = 64 << 20;
-inline constexpr int kStagingSlots = 4;                 // that a rank stages through
+inline constexpr int kStagingSlots = 4;  // that a rank stages through, ...
+inline constexpr int kPartialSlots = 2;  // ... and more of them in a group over several sockets
 inline constexpr std::uint32_t kRingBytes = 128 << 10;  // of each ordered pair that exchanges messages
 inline constexpr int kMaxRanks = 256;
 

@@ -64,6 +64,7 @@ Traffic traffic(const Shape& shape, const Plan& plan) {
       for (std::uint32_t i = 0; move_at(plan, shape, rank, step, i, move); ++i) {
         const std::uint64_t bytes = (move.hi - move.lo) * shape.element_size;
         mine.read += bytes * move.src.ranks();
+        mine.read += move.carries * (move.hi - move.lo) * shape.partial_size;
         mine.written += bytes * (move.dst.ranks() + move.also_result);
       }
     if (mine.read + mine.written > most.read + most.written) most = mine;
@@ -94,7 +95,7 @@ double seconds(const Shape& shape, const Plan& plan, const Machine& machine) {
 }
 
 double seconds(const Collective& c, int size, const Tuning& tuning, bool mapped) {
-  const Shape shape{c.kind, size, c.root, size_of(c.dtype), c.largest};
+  const Shape shape = shape_of(c, size, {});
   return seconds(shape, make_plan(shape, tuning, mapped), this_machine());
 }
 

@@ -100,17 +100,10 @@ bool Executor::all_reached(std::uint64_t tick) {
 bool Executor::make_moves() {
   const Plan& plan = meeting_.plan();
   const Shape& shape = meeting_.shape();
-  const Collective& c = meeting_.collective();
   Move move;
   std::size_t budget = kSliceBytes;
   while (move_at(plan, shape, mesh_.rank(), step_, index_, move)) {
-    // Blocks may be shorter than the largest. A rank knows the size of its own block, on either side.
-    const bool own_dst =
-        move.dst.where == Where::tensor && move.dst.ranks() == 1 && move.dst.first == mesh_.rank();
-    const Blocks& own = own_dst ? c.out : c.in;
-    if (own_dst || move.dst.where == Where::slot || plan.split == Split::push)
-      move.hi =
-          std::min(move.hi, own.at(own_dst ? move.dst.block : move.src.block, shape.element_size).count);
+    move.hi = std::min(move.hi, block_size(move));
     const std::size_t lo = move.lo + done_;
     if (lo < move.hi) {
       const std::size_t touched = shape.element_size * (move.src.ranks() + move.dst.ranks());
@@ -127,6 +120,23 @@ bool Executor::make_moves() {
   }
   index_ = 0;
   return true;
+}
+
+/// Blocks may be shorter than the largest. The elements of the block of a move, as far as this rank knows its
+/// size: of its own blocks, on either side.
+std::size_t Executor::block_size(const Move& move) const {
+  const Collective& c = meeting_.collective();
+  const Plan& plan = meeting_.plan();
+  const std::size_t size = meeting_.shape().element_size;
+  const bool own_dst =
+      move.dst.where == Where::tensor && move.dst.ranks() == 1 && move.dst.first == mesh_.rank();
+  if (own_dst) return c.out.at(move.dst.block, size).count;
+  if (move.dst.where == Where::slot) return c.in.at(move.src.block, size).count;
+  // In two levels a rank also moves blocks of others, whose sizes all ranks know.
+  if (plan.two_level && traits(c.kind).out_per_rank) return c.out.at(move.dst.block, size).count;
+  if (plan.split == Split::push || (plan.two_level && traits(c.kind).in_per_rank))
+    return c.in.at(move.src.block, size).count;
+  return move.hi;
 }
 
 /// Makes elements [lo, hi) of a move.
@@ -146,13 +156,19 @@ void Executor::make(const Move& move, std::size_t lo, std::size_t hi) {
   const auto store = streaming_ && move.dst.where == Where::tensor && !move.also_result && !in_place
                          ? kernels::Store::streaming
                          : kernels::Store::cached;
+  // A block that lies in its place already is not written, because peers may be reading it.
+  if (!move.reduce) n_dst = std::remove(dsts.begin(), dsts.begin() + n_dst, srcs[0]) - dsts.begin();
   const std::span<void* const> to(reinterpret_cast<void* const*>(dsts.data()), n_dst);
   if (move.reduce) {
-    const std::span<const double> factors(meeting_.factors().data(),
+    const std::span<const double> factors(meeting_.factors().data() + move.src.first,
                                           c.op == ReduceOp::premul_sum ? n_src : 0);
+    kernels::Part part;
+    part.keeps = move.keeps;
+    part.ranks = static_cast<std::size_t>(mesh_.size());
+    if (move.carries) part.carried = address(move.carried, move.carried.first, move, lo);
     kernels::reduce(c.dtype, c.op, to, {reinterpret_cast<const void* const*>(srcs.data()), n_src}, hi - lo,
-                    store, factors);
-  } else if (n_dst != 1 || dsts[0] != srcs[0]) {
+                    store, factors, part);
+  } else if (n_dst) {
     kernels::copy(to, srcs[0], (hi - lo) * meeting_.shape().element_size, store);
   }
 }
@@ -173,17 +189,22 @@ std::byte* Executor::address(const Side& side, int rank, const Move& move, std::
   const bool own = rank == mesh_.rank();
   // A rank reads its own contribution from its tensor; only what others read was staged.
   const bool source_of_own = own && side.where == Where::slot && &side == &move.src;
-  if (side.where == Where::tensor || source_of_own) {
-    const bool output = &side == &move.dst;
+  if (side.where == Where::tensor || side.where == Where::output || source_of_own) {
+    const bool output = &side == &move.dst || side.where == Where::output;
     if (own) return (output ? c.out : c.in).at(side.block, size).data + lo * size;
-    return (output ? meeting_.out(rank) : meeting_.in(rank)) + lo * size;
+    return (output ? meeting_.out(rank, side.block) : meeting_.in(rank, side.block)) + lo * size;
   }
   std::byte* slot = meeting_.slot(rank);
   if (meeting_.in_staging())
-    slot += (((windows_ + side.parity) & 1) + (side.where == Where::result ? 2 : 0)) *
+    slot += (((windows_ + side.parity) & 1) + (side.where == Where::partial  ? 4
+                                               : side.where == Where::result ? 2
+                                                                             : 0)) *
             std::size_t{mesh_.tuning().slot_bytes};
-  const std::size_t window = slot_position(traits(c.kind), rank, side.block) * meeting_.plan().window;
-  return slot + (window + lo - move.window_start) * size;
+  const std::size_t window = side.where == Where::slot
+                                 ? slot_position(traits(c.kind), rank, side.block) * meeting_.plan().window
+                                 : 0;
+  return slot + (window + lo - move.window_start + side.offset) *
+                    (side.where == Where::partial ? meeting_.shape().partial_size : size);
 }
 
 }  // namespace occl::coll

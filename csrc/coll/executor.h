@@ -41,6 +41,7 @@ class Executor {
   enum class Stage : std::uint8_t { meet, move, sync };
 
   bool make_moves();
+  std::size_t block_size(const Move& move) const;
   void make(const Move& move, std::size_t lo, std::size_t hi);
   std::byte* address(const Side& side, int rank, const Move& move, std::size_t lo) const;
   std::size_t collect_addresses(const Side& side, const Move& move, std::size_t lo, std::byte** out) const;

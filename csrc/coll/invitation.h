@@ -18,6 +18,7 @@ struct Invitation {
   std::int32_t size = 0;
   std::uint64_t hosts_store = 0;          // 1: its process runs the store's server
   std::array<std::uint64_t, 16> cores{};  // on which its threads may run, a bit for each
+  std::int64_t domain = -1;               // coll/domains.h
   Tuning tuning;
 };
 

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/fault_point.h"
+#include "coll/levels.h"
 
 namespace occl::coll {
 namespace {
@@ -22,7 +23,7 @@ void Meeting::begin(const Collective& collective, std::uint64_t number, Deadline
   number_ = number;
   deadline_ = deadline;
   signature_ = Signature::of(*c_);
-  shape_ = {c_->kind, mesh_.size(), c_->root, size_of(c_->dtype), c_->largest};
+  shape_ = shape_of(*c_, mesh_.size(), mesh_.domains());
   cursor_ = 0;
   odd_rank_ = -1;
   pairwise_ = c_->kind == Kind::all_to_all && c_->in.list;
@@ -37,7 +38,7 @@ void Meeting::begin(const Collective& collective, std::uint64_t number, Deadline
   const bool same_view = !c_->in.list || !traits(c_->kind).out_per_rank;
   const bool small = same_view && is_one_shot(shape_, mesh_.tuning(), true);
   if (!small) {
-    const bool shows_out = direct_split(c_->kind) != Split::pull;
+    const bool shows_out = writes_outputs(shape_, mesh_.tuning());
     post.in = own_ref(c_->in);
     post.out = shows_out ? own_ref(c_->out) : kUnmapped;
     mapped_ = post.in != kUnmapped && (!shows_out || post.out != kUnmapped);
@@ -168,7 +169,8 @@ void Meeting::agree() {
     first_step_made_ = first_step_made_ && !pairwise_;  // with sizes by pair the plan is another one
     plan_ = make_plan(shape_, mesh_.tuning(), mapped.all);
     const bool direct = plan_.path == Path::direct;
-    complete_ = direct || (first_step_made_ && !mapped.any);
+    const bool partial_sums = plan_.two_level && traits(c_->kind).reduces;
+    complete_ = (direct && !partial_sums) || (first_step_made_ && !mapped.any);
     if (direct) locate_tensors();
     if (!complete_) use_own_slot();
   }
@@ -205,7 +207,7 @@ Meeting::Mapped Meeting::learn_from_posts() {
 /// Where this rank stages: beside its post if one step is enough, else in its staging slots, which peers are
 /// told of.
 void Meeting::use_own_slot() {
-  in_staging_ = plan_.path == Path::staged;
+  in_staging_ = plan_.path != Path::one_shot;
   if (in_staging_) {
     slots_[mesh_.rank()] = mesh_.staging();
     mesh_.own().post(q_).staging = mesh_.staging_ref();
@@ -215,7 +217,7 @@ void Meeting::use_own_slot() {
 }
 
 void Meeting::locate_slots() {
-  const std::size_t bytes = kStagingSlots * std::size_t{mesh_.tuning().slot_bytes};
+  const std::size_t bytes = mesh_.slots_bytes();
   for (int i = 0; i < mesh_.size(); ++i) {
     if (i == mesh_.rank()) continue;
     const SharedBlock& block = mesh_.member(i).block;
@@ -231,29 +233,68 @@ std::byte* Meeting::slot_beside_post(const SharedBlock& block) const {
 
 void Meeting::locate_tensors() {
   OCCL_FAULT_POINT("meet.locate");
+  if (plan_.two_level) return locate_for_domain();
   const Traits& t = traits(c_->kind);
   const auto me = static_cast<std::uint32_t>(mesh_.rank());
   const std::size_t size = shape_.element_size, block_bytes = shape_.largest * size;
   for (int i = 0; i < mesh_.size(); ++i) {
     if (i == mesh_.rank()) continue;
-    const Member& member = mesh_.member(i);
-    const Post& post = member.block.post(q_);
     // Of a peer's blocks this rank reads or writes one: its own. (See the rule in collective.h.)
-    const auto mine = [&](std::uint64_t blocks, bool per_rank) {
-      auto ref = shm::Ref::unpack(post.listed ? member.block.listed(q_)[me].ref : blocks);
-      if (per_rank && !post.listed) ref.offset += me * block_bytes;
-      return ref;
-    };
-    if (plan_.split != Split::push && (!t.in_root_only || i == c_->root)) {
-      const std::size_t bytes =
-          c_->out.n ? c_->out.at(t.out_per_rank ? i : 0, size).count * size : block_bytes;
-      in_[i] = reach(i, mine(post.in, t.in_per_rank), bytes);
-    }
-    if (plan_.split != Split::pull && (!t.out_root_only || i == c_->root)) {
-      const std::size_t bytes = t.out_per_rank ? c_->in.at(0, size).count * size : block_bytes;
-      out_[i] = reach(i, mine(post.out, t.out_per_rank), bytes);
-    }
+    if (plan_.split != Split::push && (!t.in_root_only || i == c_->root))
+      in_[i] = tensor(i, false, me,
+                      c_->out.n ? c_->out.at(t.out_per_rank ? i : 0, size).count * size : block_bytes);
+    if (plan_.split != Split::pull && (!t.out_root_only || i == c_->root))
+      out_[i] = tensor(i, true, me, t.out_per_rank ? c_->in.at(0, size).count * size : block_bytes);
   }
+}
+
+/// In two levels: tensors of the ranks of this domain, and what this rank handles of other domains.
+void Meeting::locate_for_domain() {
+  const Traits& t = traits(c_->kind);
+  const Domains& d = shape_.domains;
+  const int me = mesh_.rank(), domain = d.of(me), n = mesh_.size();
+  const bool per_rank = t.in_per_rank || t.out_per_rank;
+  in_.resize(static_cast<std::size_t>(n) * levels::most_handled(d, n));
+  out_.resize(in_.size());
+  int block = me;
+  for (std::uint32_t k = 0; block >= 0; block = per_rank ? levels::handled(d, n, me, ++k) : -1) {
+    const std::size_t size = shape_.element_size, at = static_cast<std::size_t>(k) * n;
+    const std::size_t bytes = size * (t.in_per_rank    ? c_->in.at(block, size).count
+                                      : t.out_per_rank ? c_->out.at(block, size).count
+                                                       : shape_.largest);
+    const auto in = [&](int i) {
+      if (i != me) in_[i + (t.in_per_rank ? at : 0)] = tensor(i, false, block, bytes);
+    };
+    const auto out = [&](int i) {
+      if (i != me) out_[i + (t.out_per_rank ? at : 0)] = tensor(i, true, block, bytes);
+    };
+    for (int i = d.first[domain]; i < d.first[domain + 1]; ++i) {
+      if (t.reduces) in(i);
+      if (t.out_per_rank || (!per_rank && !t.out_root_only)) out(i);
+    }
+    if (t.out_per_rank) in(block);  // all_gather
+    if (t.in_per_rank) out(block);  // reduce_scatter
+    if (t.in_root_only) in(c_->root);
+    if (t.out_root_only) out(c_->root);
+    if (c_->kind == Kind::all_reduce) out(levels::fetches_from(d, me));
+  }
+}
+
+/// Where the addresses of a block begin in in_ and out_.
+std::size_t Meeting::place(std::uint32_t block, bool per_rank) const {
+  if (!plan_.two_level || !per_rank) return 0;
+  return levels::place_of(shape_.domains, mesh_.rank(), static_cast<int>(block)) * std::size_t(mesh_.size());
+}
+
+/// The address of a peer's block.
+std::byte* Meeting::tensor(int rank, bool output, std::uint32_t block, std::size_t bytes) const {
+  const SharedBlock& shared = mesh_.member(rank).block;
+  const Post& post = shared.post(q_);
+  const bool per_rank = output ? traits(c_->kind).out_per_rank : traits(c_->kind).in_per_rank;
+  const bool listed = per_rank && post.listed;
+  auto ref = shm::Ref::unpack(listed ? shared.listed(q_)[block].ref : output ? post.out : post.in);
+  if (per_rank && !listed) ref.offset += block * shape_.largest * shape_.element_size;
+  return reach(rank, ref, bytes);
 }
 
 /// Mesh::reach, but null if there are no bytes.

@@ -70,9 +70,14 @@ class Meeting {
   /// Whether peers may know where this rank's tensors are.
   bool exposed() const { return exposed_; }
 
-  /// By rank: where its input, output and slot are, if this rank needs them; and its factor for PREMUL_SUM.
-  std::byte* in(int rank) const { return in_[rank]; }
-  std::byte* out(int rank) const { return out_[rank]; }
+  /// Where a block of a rank's input or output is, if it is one that this rank handles; by rank its slot, and
+  /// its factor for PREMUL_SUM.
+  std::byte* in(int rank, std::uint32_t block) const {
+    return in_[place(block, traits(c_->kind).in_per_rank) + rank];
+  }
+  std::byte* out(int rank, std::uint32_t block) const {
+    return out_[place(block, traits(c_->kind).out_per_rank) + rank];
+  }
   std::byte* slot(int rank) const { return slots_[rank]; }
   const std::vector<double>& factors() const { return factors_; }
 
@@ -88,7 +93,10 @@ class Meeting {
   void compare_pairs() const;
   void use_own_slot();
   std::byte* slot_beside_post(const SharedBlock& block) const;
+  std::size_t place(std::uint32_t block, bool per_rank) const;
   void locate_tensors();
+  void locate_for_domain();
+  std::byte* tensor(int rank, bool output, std::uint32_t block, std::size_t bytes) const;
   std::byte* reach(int rank, shm::Ref ref, std::size_t bytes) const;
 
   Mesh& mesh_;
@@ -112,7 +120,9 @@ class Meeting {
   bool pairwise_ = false;                 // each pair of ranks has a size of its own
   std::optional<Signature> equal_parts_;  // the first signature without sizes, where another rank lists them
 
-  std::vector<std::byte*> in_, out_, slots_;
+  // By rank; in two levels once for each block that this rank handles.
+  std::vector<std::byte*> in_, out_;
+  std::vector<std::byte*> slots_;
   std::vector<double> factors_;
 };
 

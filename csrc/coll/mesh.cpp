@@ -8,6 +8,7 @@
 #include <functional>
 #include <utility>
 
+#include "base/environment.h"
 #include "base/error.h"
 #include "base/fault_point.h"
 #include "shm/socket.h"
@@ -87,6 +88,8 @@ Invitation Mesh::invitation() const {
   static_assert(sizeof(cpu_set_t) == sizeof(invitation.cores));
   // It fails on a machine with more cores than that; then no cores are known.
   sched_getaffinity(0, sizeof(cpu_set_t), reinterpret_cast<cpu_set_t*>(invitation.cores.data()));
+  const std::string listed = environment::get(environment::kTopology);
+  invitation.domain = listed.empty() ? own_socket(invitation.cores) : listed_domain(listed, rank_);
   invitation.tuning = tuning_;
   return invitation;
 }
@@ -142,7 +145,13 @@ void Mesh::join(const std::vector<Invitation>& invitations, std::vector<std::sha
   OCCL_FAULT_POINT("mesh.joined");
   members_ = std::move(members);
   tuning_ = invitations.front().tuning;
+  std::vector<std::int64_t> domains;
+  for (const Invitation& it : invitations) domains.push_back(it.domain);
+  domains_ = domains_of(domains);
   tuning_.one_shot_bytes = std::min(tuning_.one_shot_bytes, kMaxOneShotBytes);
+  // More slots, but no more memory.
+  if (domains_.count > 1)
+    tuning_.slot_bytes = tuning_.slot_bytes / (kStagingSlots + kPartialSlots) * kStagingSlots;
   // A slot holds what one_shot may stage, and at least a cache line for every other rank.
   const auto least = std::max<std::uint32_t>(tuning_.one_shot_bytes + kLine, size_ * kLine);
   tuning_.slot_bytes = std::clamp<std::uint32_t>(tuning_.slot_bytes / kLine * kLine, least, kMaxSlotBytes);
@@ -160,7 +169,7 @@ shm::Arena::Block Mesh::allocate(std::size_t bytes) {
 
 std::byte* Mesh::staging() {
   auto& arena = endpoint_->staging();
-  if (!staging_.bytes) staging_ = arena.allocate(kStagingSlots * std::size_t{tuning_.slot_bytes});
+  if (!staging_.bytes) staging_ = arena.allocate(slots_bytes());
   return arena.at(staging_.offset);
 }
 

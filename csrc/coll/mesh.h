@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/tuning.h"
+#include "coll/domains.h"
 #include "coll/invitation.h"
 #include "coll/layout.h"
 #include "shm/endpoint.h"
@@ -65,6 +66,7 @@ class Mesh {
   int rank() const { return rank_; }
   int size() const { return size_; }
   const Tuning& tuning() const { return tuning_; }
+  const Domains& domains() const { return domains_; }
   /// Whether each rank can have so many cores, of those that any of the ranks may run on.
   bool cores_for_each(int cores) const { return cores_ >= cores * size_; }
   shm::Endpoint& endpoint() const { return *endpoint_; }
@@ -86,13 +88,18 @@ class Mesh {
   /// More memory that peers can read, zeroed. Freed with the group.
   shm::Arena::Block allocate(std::size_t bytes);
 
-  /// This rank's four staging slots, allocated at first use.
+  /// This rank's staging slots, allocated at first use: two of contributions, two of results, and in a group
+  /// over several sockets two of partial sums.
   std::byte* staging();
   std::uint64_t staging_ref() const { return endpoint_->staging_ref(staging_.offset); }
 
   /// Bytes of shared memory that this rank holds for the group: without the slots, and the slots.
   std::size_t block_bytes() const;
   std::size_t staging_bytes() const { return staging_.bytes; }
+  /// Of the slots of any rank of the group.
+  std::size_t slots_bytes() const {
+    return (kStagingSlots + (domains_.count > 1 ? kPartialSlots : 0)) * std::size_t{tuning_.slot_bytes};
+  }
 
   /// The address of `bytes` bytes of that rank's memory, which is mapped at first use. Throws what
   /// Peer::resolve throws, with the rank in the text.
@@ -114,6 +121,7 @@ class Mesh {
   int rank_, size_;
   Tuning tuning_;
   int cores_ = 0;
+  Domains domains_;
   std::uint64_t incarnation_;
   std::uint64_t header_;
   std::vector<shm::Arena::Block> blocks_;

@@ -2,27 +2,23 @@
 
 #include <algorithm>
 
+#include "coll/levels.h"
+#include "coll/parts.h"
+#include "kernels/kernels.h"
+
 namespace occl::coll {
 namespace {
 
+constexpr int kDividedReduce = 3;               // ranks from which they divide the work of a staged reduce
+constexpr int kWholeThresholds = 8;             // ranks up to which a one-shot reduction has its full limit
 constexpr std::size_t kSmallWindow = 16 << 10;  // smaller ones cost more synchronisation than they save
-
-/// Elements [lo, hi) of [0, n) that fall to `part` of `parts`.
-struct Range {
-  std::size_t lo, hi;
-};
-Range part_of(std::size_t n, int part, int parts, std::size_t element_size) {
-  const std::size_t unit = std::max<std::size_t>(kLine / element_size, 1);
-  const std::size_t units = (n + unit - 1) / unit;
-  const std::size_t each = (units + parts - 1) / parts * unit;
-  return {std::min(each * part, n), std::min(each * (part + 1), n)};
-}
 
 bool has_in(const Shape& s, int rank) { return !traits(s.kind).in_root_only || rank == s.root; }
 bool has_out(const Shape& s, int rank) { return !traits(s.kind).out_root_only || rank == s.root; }
-/// Whether another rank reads this rank's input.
-bool shows_in(const Shape& s, int rank) {
-  return has_in(s, rank) && s.size > 1 && !(traits(s.kind).out_root_only && rank == s.root);
+/// Whether another rank reads this rank's input from its slot.
+bool shows_in(const Plan& plan, const Shape& s, int rank) {
+  const bool only_root_reads = traits(s.kind).out_root_only && plan.split != Split::range;
+  return has_in(s, rank) && s.size > 1 && !(only_root_reads && rank == s.root);
 }
 
 /// How many blocks a rank stages for others, and how many it receives.
@@ -105,21 +101,42 @@ void fill(const Plan& plan, const Shape& s, int rank, std::uint32_t index, Move&
   m.dst.parity = parity;
 }
 
+/// By how much one-shot reads more than is worth its single synchronisation, where every rank reads what
+/// another one near it reads as well: of all_reduce and reduce in groups of more than eight ranks (with eight
+/// it still pays for 16 KiB), and of all_gather if most of it comes from another socket.
+std::size_t read_in_vain(const Shape& s) {
+  const Traits& t = traits(s.kind);
+  const bool again = t.reduces ? !t.in_per_rank : t.out_per_rank && !rooted(s.kind) && s.domains.count > 1;
+  return again && !t.in_per_rank ? std::max((s.size + kWholeThresholds - 1) / kWholeThresholds, 1) : 1;
+}
+
 /// How many moves `rank` makes in a stage of the pipeline.
 std::uint32_t moves_in(const Plan& plan, const Shape& s, int rank, int stage) {
   if (plan.split == Split::push) return 1;
   const bool ranged = plan.split == Split::range;
-  if (stage == 0) return !shows_in(s, rank) ? 0 : ranged ? 2 : staged_blocks(s);
-  if (stage == 2) return s.size - 1;
+  if (stage == 0) return !shows_in(plan, s, rank) ? 0 : ranged ? 2 : staged_blocks(s);
+  if (stage == 2) return has_out(s, rank) ? s.size - 1 : 0;
   return ranged ? 1 : outputs(s, rank);
 }
 
 }  // namespace
 
+Shape shape_of(const Collective& c, int size, const Domains& domains) {
+  Shape shape{c.kind, size, c.root, size_of(c.dtype), c.largest};
+  if (domains.count < 2) return shape;
+  shape.domains = domains;
+  if (traits(c.kind).reduces) shape.partial_size = kernels::partial_size(c.dtype, c.op);
+  return shape;
+}
+
 Split direct_split(Kind kind) {
   const Traits& t = traits(kind);
   if (!t.in_per_rank && !t.out_per_rank) return Split::range;
   return t.in_per_rank ? Split::pull : Split::push;
+}
+
+bool writes_outputs(const Shape& s, const Tuning& tuning) {
+  return direct_split(s.kind) != Split::pull || levels::apply(s, tuning);
 }
 
 std::size_t staged_bytes(const Shape& s) {
@@ -134,9 +151,9 @@ std::size_t footprint(const Shape& s) {
 }
 
 bool is_one_shot(const Shape& s, const Tuning& tuning, bool mapped) {
-  const std::size_t bytes = staged_bytes(s);
-  return bytes <= std::min(tuning.one_shot_bytes, kMaxOneShotBytes) &&
-         (!mapped || bytes <= tuning.direct_bytes);
+  const std::size_t bytes = staged_bytes(s), times = read_in_vain(s);
+  return bytes <= kMaxOneShotBytes && bytes * times <= tuning.one_shot_bytes &&
+         (!mapped || bytes * times <= tuning.direct_bytes);
 }
 
 Plan make_plan(const Shape& s, const Tuning& tuning, bool mapped) {
@@ -148,18 +165,20 @@ Plan make_plan(const Shape& s, const Tuning& tuning, bool mapped) {
     plan.steps = 2;
     return plan;
   }
+  if (levels::apply(s, tuning)) return levels::make_plan(s, tuning, mapped);
   plan.split = direct_split(s.kind);
   if (mapped) {
     plan.path = Path::direct;
     return plan;
   }
   plan.path = Path::staged;
-  // An output at the root alone gains nothing from a second hop.
-  if (!t.reduces || t.out_root_only || s.size == 1) plan.split = Split::pull;
+  // A second hop pays where it divides the work of combining. Of two ranks the root may as well do it alone.
+  if (!t.reduces || s.size < (t.out_root_only ? kDividedReduce : 2)) plan.split = Split::pull;
   const std::size_t unit = std::max<std::size_t>(kLine / s.element_size, 1);
   const std::size_t room = tuning.slot_bytes / staged_blocks(s);
-  // In rooted operations some ranks only fill and others only read. Small windows let them overlap early.
-  const std::size_t bytes = rooted(s.kind) ? std::max(room / 4, std::min(room, kSmallWindow)) : room;
+  // Where some ranks only fill and others only read, small windows let them overlap early.
+  const bool one_way = rooted(s.kind) && plan.split == Split::pull;
+  const std::size_t bytes = one_way ? std::max(room / 4, std::min(room, kSmallWindow)) : room;
   plan.window = std::max(bytes / s.element_size / unit * unit, unit);
   plan.windows = (s.largest + plan.window - 1) / plan.window;
   plan.steps = plan.windows + (plan.split == Split::range ? 2 : 1);
@@ -167,6 +186,7 @@ Plan make_plan(const Shape& s, const Tuning& tuning, bool mapped) {
 }
 
 bool move_at(const Plan& plan, const Shape& s, int rank, std::uint64_t step, std::uint32_t index, Move& m) {
+  if (plan.two_level) return levels::move_at(plan, s, rank, step, index, m);
   m = Move{};
   const bool ranged = plan.split == Split::range;
   if (plan.path == Path::direct) {
@@ -198,7 +218,10 @@ bool move_at(const Plan& plan, const Shape& s, int rank, std::uint64_t step, std
     } else if (stage == 1) {
       pull(s, rank, Where::slot, parity, index, m);
       if (ranged) narrow_to_part(s, rank, m);
-      m.also_result = ranged;
+      if (ranged && !has_out(s, rank))
+        m.dst.where = Where::result;
+      else
+        m.also_result = ranged && !traits(s.kind).out_root_only;
     } else {
       const int from = (rank + 1 + static_cast<int>(index)) % s.size;  // each rank starts at another one
       narrow_to_part(s, from, m);

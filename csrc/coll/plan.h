@@ -19,6 +19,8 @@
 //   range   all outputs are the same, or there is one: rank i produces the i-th part of it for all ranks
 //   push    each rank has an output block for the input of each rank: rank i produces the i-th for all ranks
 //
+// In a group over several sockets, large operations take two levels: coll/levels.h.
+//
 // An example: all_reduce, two ranks, six complex128 elements of 16 bytes, so that a cache line holds four.
 // Both `range` plans divide at whole cache lines: rank 0 produces elements [0, 4), rank 1 [4, 6). `in` and
 // `out` are tensors (all_reduce works in place, so they are the same), `slot` and `result` shared memory of
@@ -53,6 +55,7 @@
 
 #include "base/tuning.h"
 #include "coll/collective.h"
+#include "coll/domains.h"
 
 namespace occl::coll {
 
@@ -66,18 +69,28 @@ struct Shape {
   int root = 0;
   std::size_t element_size = 1;
   std::size_t largest = 0;  // elements of the largest block of any rank
+  /// Bytes in which the sum of some of the ranks is kept for an element (kernels::partial_size).
+  std::size_t partial_size = 0;
+  Domains domains = {};
 };
+
+/// The shape of a collective in a group of `size` ranks.
+Shape shape_of(const Collective& collective, int size, const Domains& domains);
 
 struct Plan {
   Path path = Path::one_shot;
   Split split = Split::pull;
+  bool two_level = false;  // coll/levels.h
   std::size_t window = 0;  // elements of a block that one step handles
   std::uint64_t windows = 1;
   std::uint64_t steps = 1;
 };
 
-/// How `direct` divides the work. With `range` and `push`, ranks write outputs of other ranks.
+/// How `direct` divides the work on one level. With `range` and `push`, ranks write outputs of other ranks.
 Split direct_split(Kind kind);
+
+/// Whether ranks write outputs of other ranks if the plan is `direct`.
+bool writes_outputs(const Shape& shape, const Tuning& tuning);
 
 /// Bytes that one rank shows to the others if everything is staged at once.
 std::size_t staged_bytes(const Shape& shape);
@@ -98,6 +111,9 @@ enum class Where : std::uint8_t {
   tensor,  // the rank's own buffer
   slot,    // its staging slot; for the executing rank's own input, its tensor
   result,  // its slot of finished results
+  // Only in two levels:
+  partial,  // its slot of sums over some of the ranks
+  output,   // as a source: the rank's own buffer of results
 };
 
 /// Ranks first, first + 1, ... (count of them), leaving out `except`; the same block of each.
@@ -108,6 +124,7 @@ struct Side {
   int count = 1;
   int except = -1;
   std::uint32_t block = 0;
+  std::ptrdiff_t offset = 0;  // in a slot: how many elements further than the first element of the window
 
   int ranks() const { return count - (except >= first && except < first + count); }
 };
@@ -115,7 +132,11 @@ struct Side {
 struct Move {
   Side dst, src;
   bool reduce = false;
-  bool also_result = false;      // the executing rank's result slot is one more destination
+  bool also_result = false;  // the executing rank's result slot is one more destination
+  // Only in two levels, of a reduction:
+  bool keeps = false;    // dst is a partial sum, which is neither rounded nor divided yet
+  bool carries = false;  // `carried` is the partial sum over all ranks below those of src
+  Side carried;
   std::size_t lo = 0, hi = 0;    // elements, within the block
   std::size_t window_start = 0;  // the element that lies at the start of a slot
 };

@@ -18,6 +18,10 @@ struct Call {
   std::size_t bytes;      // of each buffer
   const double* factors;  // one for each source, PREMUL_SUM only
   bool streaming;
+  // Of a part of a reduction: kernels::Part.
+  std::size_t ranks = 0;
+  const void* carried = nullptr;  // here and below: only for the kernels of `Kernels::parts`
+  bool keeps = false;
 };
 
 using Kernel = void (*)(const Call&);
@@ -26,6 +30,7 @@ struct Kernels {
   const char* name;
   Kernel copy;                         // reads the first source only
   Kernel reduce[kDTypes][kReduceOps];  // null if the dtype has no such operation
+  Kernel parts[kDTypes][kReduceOps];   // null if partial sums are of the dtype itself
 };
 
 extern const Kernels baseline;  // what every CPU of the architecture has

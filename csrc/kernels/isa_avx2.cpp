@@ -35,6 +35,7 @@ struct NanTest {
 struct HardwareFloat16 {
   using Floats = VectorOf<float, 32>::type;
   using Acc = Accumulators<Floats, 2>;
+  static constexpr bool kPartsFollow = true;  // part 0 has the first half of the elements
   static Acc decode(VectorOf<std::uint32_t, 32>::type raw) {
     return {floats(_mm256_castsi256_si128((__m256i)raw)), floats(_mm256_extracti128_si256((__m256i)raw, 1))};
   }

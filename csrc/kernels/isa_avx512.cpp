@@ -37,6 +37,7 @@ struct NanTest {
 struct HardwareFloat16 {
   using Floats = VectorOf<float, 64>::type;
   using Acc = Accumulators<Floats, 2>;
+  static constexpr bool kPartsFollow = true;  // part 0 has the first half of the elements
   static Acc decode(VectorOf<std::uint32_t, 64>::type raw) {
     return {floats(_mm512_maskz_extracti64x4_epi64(0xff, (__m512i)raw, 0)),
             floats(_mm512_maskz_extracti64x4_epi64(0xff, (__m512i)raw, 1))};

@@ -1,5 +1,7 @@
 #include "kernels/kernels.h"
 
+#include <algorithm>
+#include <array>
 #include <cassert>
 #include <cstring>
 #include <string>
@@ -11,6 +13,7 @@
 
 #include "base/environment.h"
 #include "base/error.h"
+#include "base/tuning.h"
 #include "kernels/float_environment.h"
 #include "kernels/isa.h"
 
@@ -83,14 +86,38 @@ bool supported(DType dtype, ReduceOp op) {
   return in_table(dtype, op) && baseline.reduce[static_cast<int>(dtype)][static_cast<int>(op)];
 }
 
+std::size_t partial_size(DType dtype, ReduceOp op) {
+  if (!in_table(dtype, op) || !baseline.parts[static_cast<int>(dtype)][static_cast<int>(op)])
+    return size_of(dtype);
+  return size_of(dtype) < 4 ? 4 : 8;
+}
+
 void reduce(DType dtype, ReduceOp op, std::span<void* const> dsts, std::span<const void* const> srcs,
-            std::size_t count, Store store, std::span<const double> factors) {
+            std::size_t count, Store store, std::span<const double> factors, const Part& part) {
   assert(supported(dtype, op) && !srcs.empty() && !dsts.empty());
   assert(factors.size() == (op == ReduceOp::premul_sum ? srcs.size() : 0));
   const DefaultFloatEnvironment environment;
   const std::size_t bytes = count * size_of(dtype);
-  chosen(bytes).reduce[static_cast<int>(dtype)][static_cast<int>(op)](
-      {dsts.data(), dsts.size(), srcs.data(), srcs.size(), bytes, factors.data(), store == Store::streaming});
+  Call call{
+      dsts.data(), dsts.size(),  srcs.data(), srcs.size(), bytes, factors.data(), store == Store::streaming,
+      part.ranks,  part.carried, part.keeps};
+  const Kernels& kernels = chosen(bytes);
+  const auto d = static_cast<int>(dtype);
+  const bool whole = !part.carried && !part.keeps;
+  if (Kernel kernel = whole ? nullptr : kernels.parts[d][static_cast<int>(op)]) return kernel(call);
+  // A sum that is kept as it is, is one more contribution, and the first one.
+  std::array<const void*, kMaxRanks + 1> with_carried;
+  std::array<double, kMaxRanks + 1> with_factor;
+  if (part.carried) {
+    if (!call.ranks) call.ranks = srcs.size();
+    with_carried[0] = part.carried;
+    std::copy(srcs.begin(), srcs.end(), with_carried.begin() + 1);
+    with_factor[0] = 1;
+    std::copy(factors.begin(), factors.end(), with_factor.begin() + 1);
+    call.srcs = with_carried.data(), call.factors = with_factor.data(), ++call.src_count;
+  }
+  const ReduceOp now = part.keeps && op == ReduceOp::avg ? ReduceOp::sum : op;
+  kernels.reduce[d][static_cast<int>(now)](call);
 }
 
 void copy(std::span<void* const> dsts, const void* src, std::size_t bytes, Store store) {

@@ -20,6 +20,18 @@ enum class Store : unsigned char {
 /// Whether `op` has a meaning for `dtype` (the table in docs/reductions.md is made from this function).
 bool supported(DType dtype, ReduceOp op);
 
+/// A reduction may be made in several calls, one after the other in rank order, with the same bits: each call
+/// keeps its sum as it is for the next one, which carries it on, and the last one ends it.
+struct Part {
+  const void* carried = nullptr;  // the sum that the previous call kept, if there was one
+  bool keeps = false;             // dsts become the sum as it is: partial_size() bytes for each element
+  std::size_t ranks = 0;          // what AVG divides by: the sources of all calls. 0: those of this one
+};
+
+/// Bytes of an element of a sum that is kept. Narrow floats are kept as float32; for AVG, integers below 32
+/// bits as int32 and those of 32 bits as int64; everything else as it is.
+std::size_t partial_size(DType dtype, ReduceOp op);
+
 /// dsts[j][i] = combine over k of srcs[k][i], for all j and 0 <= i < count (in elements).
 ///
 /// - A dst may be exactly one of the srcs; any other overlap is undefined.
@@ -33,7 +45,7 @@ bool supported(DType dtype, ReduceOp op);
 /// - The floating-point environment of the calling thread (rounding mode, flush-to-zero) does not matter:
 ///   it is set to the default for the call and restored.
 void reduce(DType dtype, ReduceOp op, std::span<void* const> dsts, std::span<const void* const> srcs,
-            std::size_t count, Store store, std::span<const double> factors = {});
+            std::size_t count, Store store, std::span<const double> factors = {}, const Part& part = {});
 
 /// dsts[j][0..bytes) = src[0..bytes) for all j. A dst may be exactly src.
 void copy(std::span<void* const> dsts, const void* src, std::size_t bytes, Store store);

@@ -40,7 +40,7 @@ struct Sum : Op {
 };
 
 struct Average : Sum {
-  explicit Average(const Call& call) : Sum(call), count(call.src_count) {}
+  explicit Average(const Call& call) : Sum(call), count(call.ranks ? call.ranks : call.src_count) {}
   template <class V>
   V last(V a) const {
     using T = std::remove_cvref_t<decltype(a[0])>;

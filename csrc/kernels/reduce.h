@@ -31,6 +31,13 @@ class Loop {
     if (call.streaming) Isa::fence();
   }
 
+  /// A part of a reduction (kernels.h): begins with a partial sum, or ends with one.
+  [[gnu::flatten]] static void run_part(const Call& call) {
+    const Loop loop(call);
+    for (std::size_t at = 0; at < call.bytes; at += kWidth)
+      loop.some_of_part(at, call.bytes - at < kWidth ? call.bytes - at : kWidth);
+  }
+
  private:
   explicit Loop(const Call& call) : call_(call), op_(call) {}
 
@@ -112,12 +119,59 @@ class Loop {
     for (std::size_t j = 0; j < call_.dst_count; ++j) Isa::store_some(dst(j, at), raw, n);
   }
 
+  // Partial sums lie in memory element by element, so that ranks with other instruction sets can continue
+  // them.
+  using Wide = std::remove_cvref_t<decltype(typename Acc::Part{}[0])>;
+  static constexpr std::size_t kLanes = kWidth / sizeof(Wide), kTimes = Acc::kParts;
+
+  static constexpr std::size_t element_of(std::size_t part, std::size_t lane) {
+    if constexpr (requires { Format::kPartsFollow; })
+      return part * kLanes + lane;
+    else
+      return lane * kTimes + part;
+  }
+  Acc carried(std::size_t at, std::size_t n) const {
+    Wide elements[kTimes * kLanes] = {}, parts[kTimes][kLanes];
+    __builtin_memcpy(elements, static_cast<const std::byte*>(call_.carried) + at * kTimes, n * kTimes);
+    for (std::size_t p = 0; p < kTimes; ++p)
+      for (std::size_t lane = 0; lane < kLanes; ++lane) parts[p][lane] = elements[element_of(p, lane)];
+    Acc acc;
+    for (std::size_t p = 0; p < kTimes; ++p) __builtin_memcpy(&acc.part[p], parts[p], kWidth);
+    return acc;
+  }
+  void keep(const Acc& acc, std::size_t at, std::size_t n) const {
+    Wide elements[kTimes * kLanes], parts[kTimes][kLanes];
+    for (std::size_t p = 0; p < kTimes; ++p) __builtin_memcpy(parts[p], &acc.part[p], kWidth);
+    for (std::size_t p = 0; p < kTimes; ++p)
+      for (std::size_t lane = 0; lane < kLanes; ++lane) elements[element_of(p, lane)] = parts[p][lane];
+    for (std::size_t j = 0; j < call_.dst_count; ++j)
+      __builtin_memcpy(dst(j, at * kTimes), elements, n * kTimes);
+  }
+
+  void some_of_part(std::size_t at, std::size_t n) const {
+    const auto of = [&](std::size_t k) {
+      return n == kWidth ? decode_at(src(k, at)) : Format::decode(Isa::load_some(src(k, at), n));
+    };
+    Acc acc;
+    if (call_.carried)
+      acc = carried(at, n);
+    else
+      first(acc, of(0));
+    for (std::size_t k = call_.carried ? 0 : 1; k < call_.src_count; ++k) next(acc, of(k), k);
+    if (call_.keeps) return keep(acc, at, n);
+    const Raw<Isa> raw = last(acc);
+    for (std::size_t j = 0; j < call_.dst_count; ++j) Isa::store_some(dst(j, at), raw, n);
+  }
+
   const Call& call_;
   const Operation op_;
 };
 
 template <class Isa, class Format, class Operation, class Element>
 constexpr Kernel kernel = Loop<Isa, Format, Operation, sizeof(Element)>::run;
+
+template <class Isa, class Format, class Operation, class Element>
+constexpr Kernel part_kernel = Loop<Isa, Format, Operation, sizeof(Element)>::run_part;
 
 /// The operations of one dtype.
 struct Row {
@@ -146,11 +200,14 @@ constexpr void fill_bits(Row row) {
   row[ReduceOp::bxor] = kernel<Isa, Format, Xor, std::byte>;
 }
 
+/// For means: up to 32768 inputs of 16 bits fit into 32.
+template <std::integral T>
+using WideOf = std::conditional_t<(sizeof(T) < 4), std::int32_t, std::int64_t>;
+
 template <class Isa, std::integral T>
 constexpr void fill(Row row, std::type_identity<T>) {
   using Unsigned = Plain<Isa, std::make_unsigned_t<T>>;  // wraps, for both
-  // For means: up to 32768 inputs of 16 bits fit into 32.
-  using Wide = std::conditional_t<(sizeof(T) < 4), std::int32_t, std::int64_t>;
+  using Wide = WideOf<T>;
   using SameSign = std::conditional_t<std::is_signed_v<T>, Wide, std::make_unsigned_t<Wide>>;
   row[ReduceOp::sum] = kernel<Isa, Unsigned, Sum, T>;
   row[ReduceOp::product] = kernel<Isa, Unsigned, Product, T>;
@@ -190,10 +247,34 @@ constexpr void fill(Row, std::type_identity<Float8E8M0FNU>) {}
 template <class Isa>
 constexpr void fill(Row, std::type_identity<std::byte>) {}
 
+/// Of the operations whose partial sums are wider than the dtype.
+template <class Isa, class T>
+constexpr void fill_parts(Row, std::type_identity<T>) {}
+template <class Isa, class Bits, int kExponentBits, int kBias, Specials kSpecials, unsigned kNan>
+constexpr void fill_parts(Row row,
+                          std::type_identity<SmallFloat<Bits, kExponentBits, kBias, kSpecials, kNan>>) {
+  using Element = SmallFloat<Bits, kExponentBits, kBias, kSpecials, kNan>;
+  using Format = typename Isa::template Format<Element>;
+  row[ReduceOp::sum] = part_kernel<Isa, Format, Sum, Element>;
+  row[ReduceOp::avg] = part_kernel<Isa, Format, Average, Element>;
+  row[ReduceOp::product] = part_kernel<Isa, Format, Product, Element>;
+  row[ReduceOp::premul_sum] = part_kernel<Isa, Format, PremultipliedSum, Element>;
+}
+template <class Isa, std::integral T>
+requires(sizeof(T) < 8) constexpr void fill_parts(Row row, std::type_identity<T>) {
+  using Wide = std::conditional_t<std::is_signed_v<T>, WideOf<T>, std::make_unsigned_t<WideOf<T>>>;
+  if constexpr (!std::is_same_v<T, bool>)
+    row[ReduceOp::avg] = part_kernel<Isa, Widened<Isa, T, Wide>, Average, T>;
+}
+
 template <class Isa>
 constexpr Kernels make_kernels(const char* name) {
-  Kernels all{name, kernel<Isa, Plain<Isa, std::uint32_t>, Or, std::byte>, {}};
-  for (int d = 0; d < kDTypes; ++d) visit(DType(d), [&](auto type) { fill<Isa>(Row{all.reduce[d]}, type); });
+  Kernels all{name, kernel<Isa, Plain<Isa, std::uint32_t>, Or, std::byte>, {}, {}};
+  for (int d = 0; d < kDTypes; ++d)
+    visit(DType(d), [&](auto type) {
+      fill<Isa>(Row{all.reduce[d]}, type);
+      fill_parts<Isa>(Row{all.parts[d]}, type);
+    });
   return all;
 }
 

@@ -66,7 +66,9 @@ struct Rank {
 
 class Cluster {
  public:
-  explicit Cluster(int size, Tuning tuning = {}) : ranks_(size) {
+  /// `domains`: by rank, as OCCL_TOPOLOGY would say; none: as the machine says.
+  explicit Cluster(int size, Tuning tuning = {}, const std::vector<std::int64_t>& domains = {})
+      : ranks_(size) {
     std::vector<std::unique_ptr<coll::Mesh>> meshes;
     std::vector<coll::Invitation> invitations;
     for (int i = 0; i < size; ++i) {
@@ -79,6 +81,7 @@ class Cluster {
       r.engine = std::make_unique<coll::Engine>(r.endpoint);
       meshes.push_back(std::make_unique<coll::Mesh>(r.endpoint, "test", i, size, tuning));
       invitations.push_back(meshes.back()->invitation());
+      if (!domains.empty()) invitations.back().domain = domains[i];
     }
     for (int i = 0; i < size; ++i) {
       std::vector<std::shared_ptr<shm::Peer>> peers;

@@ -118,6 +118,54 @@ TEST("every reduction has the bits of the definition, for all shapes and instruc
   }
 }
 
+TEST("a reduction in parts has the bits of the whole one, across instruction sets") {
+  std::mt19937_64 random(24);
+  for (const DType dtype : all_dtypes()) {
+    const Sources sources(dtype);
+    for (const ReduceOp op : ops_of(dtype)) {
+      const std::size_t size = size_of(dtype), wide = kernels::partial_size(dtype, op), k = 9;
+      CHECK(wide >= size && wide <= 4 * size);
+      const auto srcs = sources.first(k);
+      const auto factors = sources.factors(k, op);
+      const auto some = [&](std::size_t from, std::size_t to) {
+        return std::pair(std::span(srcs).subspan(from, to - from),
+                         std::span<const double>(factors).subspan(factors.empty() ? 0 : from,
+                                                                  factors.empty() ? 0 : to - from));
+      };
+      for (const std::size_t count : {std::size_t{1}, std::size_t{31}, std::size_t{1000}, kMostElements}) {
+        std::vector<unsigned char> expected(count * size), got(count * size), kept(count * wide + 64),
+            again(count * wide + 64);
+        reference::reduce(dtype, op, count, srcs, expected.data(), factors);
+        for (std::size_t cut = 1; cut < k; cut += 3) {
+          const std::size_t second = cut + random() % (k - cut);
+          const auto one = [&](void* to, std::size_t from, std::size_t end, kernels::Part part) {
+            const auto [of, by] = some(from, end);
+            part.ranks = k;
+            kernels::reduce(dtype, op, {&to, 1}, of, count, Store::cached, by, part);
+          };
+          one(kept.data(), 0, cut, {nullptr, true});
+          const bool twice = second > cut;
+          if (twice) one(again.data(), cut, second, {kept.data(), true});
+          one(got.data(), second, k, {twice ? again.data() : kept.data(), false});
+          CHECK(got == expected, name_of(dtype), " ", name_of(op), " of ", count, " cut at ", cut, " and ",
+                second);
+        }
+        for (const Kernels* a : kernels::available())
+          for (const Kernels* b : kernels::available()) {
+            const int d = static_cast<int>(dtype), o = static_cast<int>(op);
+            if (!a->parts[d][o]) continue;
+            void *to = kept.data(), *end = got.data();
+            const double* by = factors.empty() ? nullptr : factors.data();
+            a->parts[d][o]({&to, 1, srcs.data(), 4, count * size, by, false, k, nullptr, true});
+            b->parts[d][o](
+                {&end, 1, srcs.data() + 4, k - 4, count * size, by ? by + 4 : by, false, k, to, false});
+            CHECK(got == expected, a->name, " then ", b->name, " ", name_of(dtype), " ", name_of(op));
+          }
+      }
+    }
+  }
+}
+
 TEST("every narrow float survives a sum of one, and every NaN becomes the canonical one") {
   for (const DType dtype : all_dtypes()) {
     const auto* format = reference::small_format(dtype);

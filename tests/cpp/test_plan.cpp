@@ -1,5 +1,5 @@
 // Runs the plans of all ranks in one thread, against the rule in coll/collective.h, and watches every byte
-// that a step reads and writes: two ranks never write the same element of a step, and nobody reads what
+// that a step reads and writes: two ranks never write the same element of a step, and no rank reads what
 // another rank writes in the same step. So the plans are right, and free of races, without any shared memory.
 #include <map>
 #include <random>
@@ -16,13 +16,15 @@ namespace {
 
 constexpr std::uint64_t kPoison = 0xdeadbeef;
 
-// A contribution is named by (rank, block, element); a combination is the sum of random names, so that a
-// missing or doubled one shows.
+// A contribution is named by (rank, block, element). Combining neither commutes nor associates, as sums of
+// floats: a result tells that every contribution was combined once, one after the other in rank order.
 std::uint64_t value_of(int rank, std::uint32_t block, std::size_t i) {
   std::uint64_t x = rank * 0x9e3779b97f4a7c15u + block * 0xbf58476d1ce4e5b9u + i * 0x94d049bb133111ebu + 1;
   x ^= x >> 29;
   return x * 0xbf58476d1ce4e5b9u;
 }
+
+std::uint64_t combined(std::uint64_t sum, std::uint64_t next) { return sum * 0x100000001b3u + next; }
 
 struct Buffers {  // of one rank
   std::vector<std::vector<std::uint64_t>> in, out;
@@ -35,6 +37,7 @@ using Place =
 struct Simulation {
   Shape shape;
   Plan plan;
+  std::size_t slot_bytes = 0;
   bool in_place = false;
   std::vector<std::uint64_t> counts;  // of the blocks, by rank
   std::vector<Buffers> ranks;
@@ -70,16 +73,24 @@ struct Simulation {
   std::uint64_t& at(const Side& side, int rank, int executor, const Move& m, std::size_t i, bool is_dst,
                     Place& place) {
     Buffers& b = ranks[rank];
-    if (side.where == Where::tensor || (side.where == Where::slot && !is_dst && rank == executor)) {
+    if (side.where == Where::output) is_dst = true;
+    if (side.where == Where::tensor || side.where == Where::output ||
+        (side.where == Where::slot && !is_dst && rank == executor)) {
       auto& blocks = is_dst ? b.out : b.in;
       CHECK(side.block < blocks.size() && i < blocks[side.block].size(), "outside of a tensor");
       // In place, the output is the input: where kinds have one block on both sides.
       place = {rank, is_dst && !in_place ? 1 : 0, 0, side.block, i};
       return blocks[side.block][i];
     }
-    const auto position =
-        slot_position(traits(shape.kind), rank, side.block) * plan.window + i - m.window_start;
-    const int where = side.where == Where::result ? 3 : 2;
+    const auto blocks_before =
+        side.where == Where::slot ? slot_position(traits(shape.kind), rank, side.block) : 0;
+    const std::size_t position = blocks_before * plan.window + i - m.window_start + side.offset;
+    CHECK(position < (1u << 24), "before the beginning of a slot");
+    const bool partial = side.where == Where::partial;
+    CHECK(
+        !plan.two_level || (position + 1) * (partial ? shape.partial_size : shape.element_size) <= slot_bytes,
+        "behind the end of a slot");
+    const int where = partial ? 4 : side.where == Where::result ? 3 : 2;
     auto& slot = b.slots[{where, side.parity}];
     if (slot.size() <= position) slot.resize(position + 1, kPoison);
     place = {rank, where, side.parity, 0, position};
@@ -109,21 +120,33 @@ struct Simulation {
   void execute(int rank, Move m, std::map<Place, int>& written, std::map<Place, int>& read) {
     const bool own_dst = m.dst.where == Where::tensor && m.dst.ranks() == 1 && m.dst.first == rank;
     if (own_dst) m.hi = std::min(m.hi, ranks[rank].out[m.dst.block].size());
-    if (m.dst.where == Where::slot || plan.split == Split::push)
+    if (m.dst.where == Where::slot || (plan.split == Split::push && !plan.two_level))
       m.hi = std::min(m.hi, ranks[rank].in[m.src.block].size());
+    if (plan.two_level && shape.kind == Kind::reduce_scatter)
+      m.hi = std::min<std::size_t>(m.hi, m.reduce ? ranks[rank].in[m.src.block].size() : m.hi);
+    if (plan.two_level && shape.kind == Kind::all_gather && m.dst.where != Where::slot)
+      m.hi = std::min(m.hi, ranks[rank].out[m.dst.block].size());
+    CHECK(!m.carries || (m.reduce && m.src.first > 0), "carries without a reason");
+    CHECK(m.keeps == (m.reduce && m.dst.where == Where::partial), "only partial sums are kept");
     for (std::size_t i = m.lo; i < m.hi; ++i) {
       std::uint64_t sum = 0;
       Place place;
       int sources = 0;
+      if (m.carries) {
+        sum = at(m.carried, m.carried.first, rank, m, i, false, place);
+        CHECK(sum != kPoison, "carries what no rank wrote");
+        read.emplace(place, rank);
+        sources = m.src.first;
+      }
       for (int r = m.src.first; r < m.src.first + m.src.count; ++r) {
         if (r == m.src.except) continue;
         const std::uint64_t value = at(m.src, r, rank, m, i, false, place);
-        CHECK(value != kPoison, "reads what nobody wrote");
-        sum += value;
+        CHECK(value != kPoison, "reads what no rank wrote");
+        sum = sources ? combined(sum, value) : value;
         ++sources;
         read.emplace(place, rank);
       }
-      CHECK(sources == (m.reduce ? shape.size : 1));
+      CHECK(m.keeps || sources == (m.reduce ? shape.size : 1));
       const auto write = [&](const Side& side, int r) {
         at(side, r, rank, m, i, true, place) = sum;
         const auto [it, fresh] = written.emplace(place, rank);
@@ -147,7 +170,8 @@ struct Simulation {
           const std::uint32_t c = t.in_per_rank ? d : 0;
           std::uint64_t expected = 0;
           if (t.reduces) {
-            for (int s = 0; s < shape.size; ++s) expected += value_of(s, c, i);
+            for (int s = 0; s < shape.size; ++s)
+              expected = s ? combined(expected, value_of(s, c, i)) : value_of(s, c, i);
           } else {
             expected = value_of(t.out_per_rank ? static_cast<int>(b) : shape.root, c, i);
           }
@@ -160,12 +184,13 @@ struct Simulation {
 };
 
 void simulate(Kind kind, int size, int root, std::size_t element_size, std::vector<std::uint64_t> counts,
-              const Tuning& tuning, bool mapped) {
+              const Tuning& tuning, bool mapped, const Domains& domains = {}, std::size_t partial_size = 0) {
   Simulation s;
   std::uint64_t largest = 0;
   for (const auto count : counts) largest = std::max(largest, count);
-  s.shape = {kind, size, root, element_size, largest};
+  s.shape = {kind, size, root, element_size, largest, partial_size, domains};
   s.plan = make_plan(s.shape, tuning, mapped);
+  s.slot_bytes = tuning.slot_bytes;
   s.counts = std::move(counts);
   const Traits& t = traits(kind);
   s.in_place = !t.in_per_rank && !t.out_per_rank && s.plan.path == Path::direct;
@@ -205,6 +230,89 @@ TEST("plans of thousands of random collectives produce what the rule says, witho
   CHECK((seen[std::make_pair(Path::staged, Split::range)] > 20 &&
          seen[std::make_pair(Path::direct, Split::range)] > 100 &&
          seen[std::make_pair(Path::direct, Split::push)] > 20));
+}
+
+/// Domains of these sizes.
+Domains domains_of_sizes(const std::vector<int>& sizes) {
+  std::vector<std::int64_t> by_rank;
+  for (std::size_t d = 0; d < sizes.size(); ++d)
+    by_rank.insert(by_rank.end(), sizes[d], static_cast<std::int64_t>(d));
+  return domains_of(by_rank);
+}
+
+TEST("plans in two levels produce what the rule says, in rank order and without races") {
+  std::mt19937_64 random(20261124);
+  std::map<std::pair<Kind, Path>, int> seen;
+  const std::size_t elements[] = {1, 2, 4, 8, 16};
+  for (int trial = 0; trial < 1500; ++trial) {
+    const bool many = trial % 50 == 0;
+    std::vector<int> sizes(2 + (random() % 3 == 0) * random() % 4);
+    if (random() % 3)
+      std::fill(sizes.begin(), sizes.end(), 1 + static_cast<int>(random() % (many ? 128 / sizes.size() : 4)));
+    else
+      for (int& size : sizes) size = 1 + static_cast<int>(random() % (many ? 128 / sizes.size() : 6));
+    int size = 0;
+    for (const int n : sizes) size += n;
+    const Domains domains = domains_of_sizes(sizes);
+    if (domains.count < 2) continue;  // too few ranks
+    const auto kind = static_cast<Kind>(1 + random() % (kKinds - 1));
+    const std::size_t element = elements[random() % 5];
+    Tuning tuning;
+    tuning.one_shot_bytes = 0;
+    tuning.two_level_bytes = 0;
+    tuning.slot_bytes = std::max<std::uint32_t>(64 << random() % 6, 64 * size);
+    const std::size_t limit = many ? 60 : 500;
+    const bool uneven =
+        (traits(kind).in_per_rank != traits(kind).out_per_rank) && !rooted(kind) && random() % 2;
+    std::vector<std::uint64_t> counts(size, 1 + (random() % 4 ? random() % limit : random() % 3));
+    for (auto& count : counts)
+      if (uneven) count = random() % limit;
+    const bool mapped = random() % 2;
+    const std::size_t partial = element * (1u << random() % 3);
+    const Shape shape{kind, size, 0, element, counts.front(), partial, domains};
+    const Plan plan = make_plan(shape, tuning, mapped);
+    seen[{kind, plan.path}] += plan.two_level;
+    simulate(kind, size, static_cast<int>(random() % size), element, counts, tuning, mapped, domains,
+             partial);
+  }
+  for (const auto kind :
+       {Kind::all_reduce, Kind::reduce, Kind::reduce_scatter, Kind::broadcast, Kind::all_gather})
+    for (const auto path : {Path::staged, Path::direct})
+      CHECK((seen[{kind, path}] > 30), traits(kind).name, " took two levels ", seen[{kind, path}], " times");
+}
+
+TEST("the first step of a plan can be made during the last step of the plan before it") {
+  std::mt19937_64 random(3);
+  const Kind kinds[] = {Kind::broadcast, Kind::all_reduce, Kind::reduce, Kind::all_gather,
+                        Kind::reduce_scatter};
+  for (int trial = 0; trial < 400; ++trial) {
+    const std::vector<int> sizes(2 + random() % 2, 1 + static_cast<int>(random() % 3));
+    Tuning tuning;
+    tuning.one_shot_bytes = 0, tuning.two_level_bytes = 0, tuning.slot_bytes = 1024;
+    const Domains domains = random() % 4 ? domains_of_sizes(sizes) : Domains{};
+    const int size = sizes[0] * static_cast<int>(sizes.size());
+    const auto shape = [&] {
+      return Shape{
+          kinds[random() % 5], size, static_cast<int>(random() % size), 4, 1 + random() % 2000, 4, domains};
+    };
+    const Shape before = shape(), after = shape();
+    const Plan first = make_plan(before, tuning, false), second = make_plan(after, tuning, false);
+    std::set<std::tuple<int, Where, int>> read;  // rank, where, parity
+    Move m;
+    for (int rank = 0; rank < size; ++rank)
+      for (std::uint32_t i = 0; move_at(first, before, rank, first.steps - 1, i, m); ++i)
+        if (m.lo < m.hi && m.src.where != Where::tensor)
+          for (int r = m.src.first; r < m.src.first + m.src.count; ++r)
+            if (r != rank || m.src.where != Where::slot) read.insert({r, m.src.where, m.src.parity});
+    for (int rank = 0; rank < size; ++rank)
+      for (std::uint32_t i = 0; move_at(second, after, rank, 0, i, m); ++i) {
+        CHECK(m.src.where == Where::tensor && m.src.first == rank && m.src.count == 1);
+        CHECK(m.dst.where == Where::slot && m.dst.first == rank && !m.also_result);
+        const int parity = static_cast<int>((first.windows + m.dst.parity) & 1);
+        CHECK(!read.contains({rank, Where::slot, parity}), traits(before.kind).name, " then ",
+              traits(after.kind).name);
+      }
+  }
 }
 
 TEST("plans hold around the one-shot and slot thresholds") {

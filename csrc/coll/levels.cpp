@@ -1,0 +1,381 @@
+#include "coll/levels.h"
+
+#include <algorithm>
+#include <array>
+
+#include "coll/parts.h"
+
+namespace occl::coll::levels {
+namespace {
+
+constexpr std::size_t kSmallWindow = 16 << 10;  // as in plan.cpp, of broadcast
+// On the direct path: windows that let the domains work at the same time, and the least part of a rank.
+constexpr std::size_t kWindows = 8, kLeastPart = 8 << 10;
+
+enum class Role : std::uint8_t {
+  fill,        // the rank's input into its slot
+  combine,     // its part, of the contributions of its domain
+  fetch,       // from another domain; on the direct path for all ranks of its own
+  spread,      // from the results of another rank into its tensor
+  spread_own,  // the same from slots of contributions of its domain
+};
+/// What a rank does in step `delay` with window 0, and so on.
+struct Stage {
+  Role role;
+  int delay;
+};
+
+/// One rank in its domain.
+struct Place {
+  Place(const Shape& s, int rank)
+      : rank(rank),
+        domain(s.domains.of(rank)),
+        first(s.domains.first[domain]),
+        size(s.domains.size(domain)) {}
+  int index() const { return rank - first; }
+  int rank, domain;
+  int first, size;  // of the ranks of its domain
+};
+
+bool divides(const Shape& s) { return s.kind == Kind::all_reduce || s.kind == Kind::reduce; }
+
+int count_handled(const Domains& d, int size, const Place& at) {
+  const int others = size - d.size(at.domain);
+  return 1 + (others > at.index() ? (others - at.index() - 1) / at.size + 1 : 0);
+}
+
+int least_size(const Domains& d) {
+  int least = kMaxRanks;
+  for (int i = 0; i < d.count; ++i) least = std::min(least, d.size(i));
+  return least;
+}
+
+/// The largest window, in elements, whose partial sums and results fit into slots of this size.
+std::size_t largest_window(const Shape& s, const Tuning& tuning, bool staged) {
+  const std::size_t unit = std::max<std::size_t>(kLine / s.element_size, 1), slot = tuning.slot_bytes;
+  const auto units = [&](std::size_t bytes, std::size_t item) { return bytes / item / unit * unit; };
+  const std::size_t blocks = most_handled(s.domains, s.size), any = s.largest + unit;
+  const std::size_t staged_blocks = s.kind == Kind::reduce_scatter ? s.size - 1 : 1;
+  const std::size_t contributions = staged ? units(slot / staged_blocks, s.element_size) : any;
+  if (divides(s)) return std::min(contributions, least_size(s.domains) * units(slot, s.partial_size));
+  if (s.kind == Kind::reduce_scatter) return std::min(contributions, units(slot / blocks, s.partial_size));
+  if (!staged) return any;
+  if (s.kind == Kind::all_gather) return units(slot / (blocks - 1), s.element_size);
+  return units(std::max(slot / 4, std::min(slot, kSmallWindow)), s.element_size);  // broadcast
+}
+
+/// The stages of a rank; returns their number.
+int stages_of(const Plan& plan, const Shape& s, const Place& at, std::array<Stage, 4>& stages) {
+  const int d = at.domain, all = s.domains.count, staged = plan.path == Path::staged;
+  const bool last = d == s.domains.last();
+  int n = 0;
+  const auto add = [&](Role role, int delay) { stages[n++] = {role, delay}; };
+  if (traits(s.kind).reduces) {
+    if (staged) add(Role::fill, d);
+    add(Role::combine, d + staged);
+    if (!last && s.kind == Kind::all_reduce) add(Role::fetch, all + staged);
+    if (!last && s.kind == Kind::reduce_scatter && staged) add(Role::fetch, all + staged);
+    if (s.kind == Kind::all_reduce && staged) add(Role::spread, all + staged + !last);
+    if (s.kind == Kind::reduce && staged && at.rank == s.root) add(Role::spread, all + staged);
+  } else if (!staged) {
+    add(Role::fetch, 0);
+  } else {
+    const bool near = s.kind == Kind::all_gather || d == s.domains.of(s.root);
+    const bool far = s.kind == Kind::all_gather || !near;
+    add(Role::fill, 0);
+    if (near) add(Role::spread_own, 1);
+    if (far) add(Role::fetch, 1), add(Role::spread, 2);
+  }
+  return n;
+}
+
+/// Steps after the one in which the first domain begins with a window.
+int longest_delay(const Plan& plan, const Shape& s) {
+  const int staged = plan.path == Path::staged;
+  if (!traits(s.kind).reduces) return staged ? 2 : 0;
+  return s.domains.last() + (s.kind == Kind::all_reduce) + 2 * staged;
+}
+
+/// The part of a window that a rank produces for its domain.
+Range own_part(const Shape& s, const Place& at, const Move& window) {
+  const Range part = part_of(window.hi - window.lo, at.index(), at.size, s.element_size);
+  return {window.lo + part.lo, window.lo + part.hi};
+}
+
+/// A rank's part lies in the parts of one or several ranks of another domain, if that has another size.
+struct Pieces {
+  Pieces(const Shape& s, const Place& at, int other, const Move& window)
+      : start(window.lo),
+        part(own_part(s, at, window)),
+        each(part_size(window.hi - window.lo, s.domains.size(other), s.element_size)),
+        first(s.domains.first[other]) {}
+  std::uint32_t count() const {
+    return part.lo == part.hi ? 0 : static_cast<std::uint32_t>((part.hi - 1 - start) / each - skipped() + 1);
+  }
+  std::size_t skipped() const { return (part.lo - start) / each; }
+  int owner(std::uint32_t i) const { return first + static_cast<int>(skipped() + i); }
+  std::size_t owners_lo(std::uint32_t i) const { return start + (skipped() + i) * each; }
+  Range piece(std::uint32_t i) const {
+    return {std::max(part.lo, owners_lo(i)), std::min(part.hi, owners_lo(i) + each)};
+  }
+  std::size_t start;
+  Range part;
+  std::size_t each;
+  int first;
+};
+
+/// Partial sums of a part begin at the start of the slot, whichever part of the window it is.
+std::ptrdiff_t at_start(std::size_t lo, const Move& window) {
+  return -static_cast<std::ptrdiff_t>(lo - window.window_start);
+}
+
+void combine(const Plan& plan, const Shape& s, const Place& at, std::uint8_t parity, std::uint32_t index,
+             Move& m) {
+  const bool staged = plan.path == Path::staged, last = at.domain == s.domains.last();
+  m.reduce = true;
+  m.carries = at.domain > 0;
+  m.keeps = !last;
+  m.src = {staged ? Where::slot : Where::tensor, parity, at.first, at.size};
+  m.carried = {Where::partial, parity};
+  std::ptrdiff_t kept_at = 0;
+  int receiver = at.rank;
+  if (divides(s)) {
+    const Range part = own_part(s, at, m);
+    kept_at = at_start(part.lo, m);
+    Range piece = part;
+    if (m.carries) {
+      const Pieces pieces(s, at, at.domain - 1, m);
+      m.carried.first = pieces.owner(index);
+      m.carried.offset = at_start(pieces.owners_lo(index), m);
+      piece = pieces.piece(index);
+    }
+    m.lo = piece.lo, m.hi = piece.hi;
+    if (s.kind == Kind::reduce) receiver = s.root;
+  } else {
+    receiver = handled(s.domains, s.size, at.rank, index);
+    m.src.block = static_cast<std::uint32_t>(receiver);
+    kept_at = static_cast<std::ptrdiff_t>(index * plan.window);
+    if (m.carries) {
+      const Place before(s, s.domains.first[at.domain - 1]);
+      const bool own = s.domains.of(receiver) == before.domain;
+      const int foreign = receiver < before.first ? receiver : receiver - before.size;
+      m.carried.first = own ? receiver : before.first + foreign % before.size;
+      m.carried.offset =
+          static_cast<std::ptrdiff_t>(place_of(s.domains, m.carried.first, receiver) * plan.window);
+    }
+  }
+  if (!last)
+    m.dst = {Where::partial, parity, at.rank, 1, -1, 0, kept_at};
+  else if (!staged)
+    m.dst = {Where::tensor, parity, s.kind == Kind::all_reduce ? at.first : receiver,
+             s.kind == Kind::all_reduce ? at.size : 1};
+  else if (receiver !=
+           at.rank)  // reduce: whole windows in the slot of results, each rank's part in its place
+    m.dst = {Where::result, parity, at.rank, 1, -1, 0, divides(s) ? 0 : kept_at};
+  else
+    m.dst = {Where::tensor, parity, at.rank};
+  m.also_result = staged && last && s.kind == Kind::all_reduce;
+}
+
+void fetch(const Plan& plan, const Shape& s, const Place& at, std::uint8_t parity, std::uint32_t index,
+           Move& m) {
+  const bool staged = plan.path == Path::staged;
+  const int last = s.domains.last(), last_first = s.domains.first[last], last_size = s.domains.size(last);
+  m.dst = {Where::tensor, parity, at.rank};
+  switch (s.kind) {
+    case Kind::all_reduce:
+      if (staged) {
+        const Pieces pieces(s, at, last, m);
+        const Range piece = pieces.piece(index);
+        m.src = {Where::result, parity, pieces.owner(index)};
+        m.lo = piece.lo, m.hi = piece.hi;
+        m.also_result = true;
+        return;
+      }
+      m.src = {Where::output, parity, fetches_from(s.domains, at.rank)};
+      break;
+    case Kind::broadcast:
+      m.src = {staged ? Where::slot : Where::tensor, parity, s.root};
+      m.also_result = staged;
+      break;
+    case Kind::reduce_scatter: {
+      const int helper = last_first + at.rank % last_size;  // no rank of the last domain is below this one
+      const auto place = place_of(s.domains, helper, at.rank);
+      m.src = {Where::result, parity, helper, 1, -1, 0, static_cast<std::ptrdiff_t>(place * plan.window)};
+      return;
+    }
+    default: {  // all_gather; on the direct path also the rank's own block
+      const int from = handled(s.domains, s.size, at.rank, index + staged);
+      m.src = {staged ? Where::slot : Where::tensor, parity, from};
+      m.dst.block = static_cast<std::uint32_t>(from);
+      m.also_result = staged;
+      if (staged) m.dst.offset = static_cast<std::ptrdiff_t>(index * plan.window);
+      if (!staged) m.dst.first = at.first, m.dst.count = at.size;
+      return;
+    }
+  }
+  const Range part = own_part(s, at, m);
+  m.lo = part.lo, m.hi = part.hi;
+  if (!staged) {
+    m.dst.first = at.first, m.dst.count = at.size;
+    if (s.kind == Kind::broadcast) m.dst.except = s.root;
+  }
+}
+
+void spread(const Plan& plan, const Shape& s, const Place& at, std::uint8_t parity, std::uint32_t index,
+            Move& m) {
+  m.dst = {Where::tensor, parity, at.rank};
+  if (s.kind == Kind::all_gather) {
+    const int others = s.size - at.size, foreign = (static_cast<int>(index) + at.index()) % others;
+    const int block = foreign < at.first ? foreign : foreign + at.size;
+    const int holder = at.first + foreign % at.size;
+    m.dst.block = static_cast<std::uint32_t>(block);
+    m.src = {Where::result, parity, holder};
+    m.src.offset = static_cast<std::ptrdiff_t>(foreign / at.size * plan.window);
+    if (holder == at.rank) m.hi = m.lo;  // it has fetched that block itself
+    return;
+  }
+  // The parts of the ranks of its domain but itself, or for the root of a reduce those of the last domain.
+  const bool root = s.kind == Kind::reduce;
+  const Place from = root ? Place(s, s.domains.first[s.domains.last()]) : at;
+  const int skip = root ? 0 : 1;
+  const int part = (at.index() + skip + static_cast<int>(index)) % from.size;
+  const Range range = part_of(m.hi - m.lo, part, from.size, s.element_size);
+  m.src = {Where::result, parity, from.first + part};
+  m.hi = m.lo + range.hi, m.lo += range.lo;
+  if (m.src.first == at.rank) m.hi = m.lo;  // combined straight into its tensor
+}
+
+std::uint32_t count_of(const Plan& plan, const Shape& s, const Place& at, Role role, const Move& window) {
+  const int others = s.size - at.size;
+  switch (role) {
+    case Role::fill:
+      return s.kind == Kind::reduce_scatter ? s.size - 1
+             : divides(s)                   ? 2
+                                            : s.kind == Kind::all_gather || at.rank == s.root;
+    case Role::combine:
+      if (!divides(s)) return count_handled(s.domains, s.size, at);
+      return at.domain == 0 ? 1 : Pieces(s, at, at.domain - 1, window).count();
+    case Role::fetch:
+      if (s.kind == Kind::all_gather)
+        return count_handled(s.domains, s.size, at) - (plan.path == Path::staged);
+      if (s.kind == Kind::all_reduce && plan.path == Path::staged)
+        return Pieces(s, at, s.domains.last(), window).count();
+      return 1;
+    case Role::spread:
+      return s.kind == Kind::all_gather ? others
+             : s.kind == Kind::reduce   ? s.domains.size(s.domains.last())
+                                        : at.size - 1;
+    case Role::spread_own:
+      return s.kind == Kind::all_gather ? at.size : at.rank != s.root;
+  }
+  return 0;
+}
+
+}  // namespace
+
+std::uint32_t most_handled(const Domains& d, int size) {
+  int most = 0;
+  for (int i = 0; i < d.count; ++i) {
+    const int others = size - d.size(i);
+    most = std::max(most, 1 + (others + d.size(i) - 1) / d.size(i));
+  }
+  return static_cast<std::uint32_t>(most);
+}
+
+int handled(const Domains& d, int size, int rank, std::uint32_t k) {
+  if (k == 0) return rank;
+  const int domain = d.of(rank), first = d.first[domain], n = d.size(domain);
+  const int foreign = rank - first + static_cast<int>(k - 1) * n;
+  if (foreign >= size - n) return -1;
+  return foreign < first ? foreign : foreign + n;
+}
+
+std::uint32_t place_of(const Domains& d, int rank, int block) {
+  const int domain = d.of(rank), first = d.first[domain], n = d.size(domain);
+  if (d.of(block) == domain) return 0;
+  return static_cast<std::uint32_t>(1 + (block < first ? block : block - n) / n);
+}
+
+int fetches_from(const Domains& d, int rank) {  // any rank there has the whole result
+  return d.first[d.last()] + (rank - d.first[d.of(rank)]) % d.size(d.last());
+}
+
+bool apply(const Shape& s, const Tuning& tuning) {
+  const Traits& t = traits(s.kind);
+  if (s.domains.count < 2) return false;
+  if (s.kind == Kind::broadcast || s.kind == Kind::all_gather) return largest_window(s, tuning, true) > 0;
+  if (!t.reduces || s.partial_size == 0) return false;
+  const std::size_t bytes = s.largest * s.element_size * (t.in_per_rank ? s.size : 1);
+  return bytes >= tuning.two_level_bytes && largest_window(s, tuning, true) > 0;
+}
+
+Plan make_plan(const Shape& s, const Tuning& tuning, bool mapped) {
+  Plan plan;
+  plan.two_level = true;
+  plan.split = direct_split(s.kind);
+  plan.path = mapped ? Path::direct : Path::staged;
+  plan.window = largest_window(s, tuning, !mapped);
+  if (mapped && traits(s.kind).reduces) {
+    const std::size_t unit = std::max<std::size_t>(kLine / s.element_size, 1);
+    const std::size_t least = kLeastPart / s.element_size * (divides(s) ? s.size / s.domains.count : 1);
+    const std::size_t wish = std::max((s.largest / kWindows + unit - 1) / unit * unit, least);
+    plan.window = std::min(plan.window, wish);
+  }
+  plan.windows = (s.largest + plan.window - 1) / plan.window;
+  plan.steps = plan.windows + longest_delay(plan, s);
+  return plan;
+}
+
+bool move_at(const Plan& plan, const Shape& s, int rank, std::uint64_t step, std::uint32_t index, Move& m) {
+  const Place at(s, rank);
+  std::array<Stage, 4> stages;
+  const int n = stages_of(plan, s, at, stages);
+  for (int i = 0; i < n; ++i) {
+    const auto [role, delay] = stages[i];
+    const std::uint64_t w = step - delay;
+    if (step < static_cast<std::uint64_t>(delay) || w >= plan.windows) continue;
+    m = Move{};
+    m.lo = m.window_start = std::min(s.largest, plan.window * w);
+    m.hi = std::min(s.largest, plan.window * (w + 1));
+    if (const auto count = count_of(plan, s, at, role, m); index >= count) {
+      index -= count;
+      continue;
+    }
+    const auto parity = static_cast<std::uint8_t>(w & 1);
+    switch (role) {
+      case Role::fill: {
+        m.src = {Where::tensor, parity, rank};
+        if (s.kind == Kind::reduce_scatter) m.src.block = index + (index >= static_cast<std::uint32_t>(rank));
+        m.dst = m.src;
+        m.dst.where = Where::slot;
+        if (divides(s)) {  // what the rank combines itself is left out: before it, and behind it
+          const Range own = own_part(s, at, m);
+          (index == 0 ? m.hi : m.lo) = index == 0 ? own.lo : own.hi;
+        }
+        break;
+      }
+      case Role::combine:
+        combine(plan, s, at, parity, index, m);
+        break;
+      case Role::fetch:
+        fetch(plan, s, at, parity, index, m);
+        break;
+      case Role::spread:
+        spread(plan, s, at, parity, index, m);
+        break;
+      case Role::spread_own: {
+        const int from =
+            s.kind == Kind::all_gather ? at.first + (at.index() + static_cast<int>(index)) % at.size : s.root;
+        m.src = {Where::slot, parity, from};
+        m.dst = {Where::tensor, parity, rank};
+        if (s.kind == Kind::all_gather) m.dst.block = static_cast<std::uint32_t>(from);
+        break;
+      }
+    }
+    return true;
+  }
+  return false;
+}
+
+}  // namespace occl::coll::levels
