@@ -1,5 +1,6 @@
 #include "coll/domains.h"
 
+#include <algorithm>
 #include <bit>
 #include <fstream>
 
@@ -45,6 +46,44 @@ std::string first_line(const std::string& path) {
 }
 
 }  // namespace
+
+int Domains::least_size() const {
+  int least = size(0);
+  for (int d = 1; d < count; ++d) least = std::min(least, size(d));
+  return least;
+}
+
+int Domains::count_handled(int rank) const {
+  const int domain = of(rank), others = ranks() - size(domain), index = rank - first[domain];
+  return 1 + (others - index + size(domain) - 1) / size(domain);
+}
+
+int Domains::most_handled() const {
+  int most = 0;
+  for (int d = 0; d < count; ++d) most = std::max(most, count_handled(first[d]));
+  return most;
+}
+
+int Domains::handled(int rank, std::uint32_t k) const {
+  if (k == 0) return rank;
+  const int domain = of(rank), n = size(domain);
+  const int other = rank - first[domain] + static_cast<int>(k - 1) * n;
+  return other < first[domain] ? other : other + n;
+}
+
+std::uint32_t Domains::place_of(int rank, int block) const {
+  const int domain = of(rank), n = size(domain);
+  if (block == rank) return 0;
+  return static_cast<std::uint32_t>(1 + (block < first[domain] ? block : block - n) / n);
+}
+
+int Domains::handler(int domain, int block) const {
+  if (of(block) == domain) return block;
+  const int n = size(domain);
+  return first[domain] + (block < first[domain] ? block : block - n) % n;
+}
+
+int Domains::fetches_from(int rank) const { return first[last()] + (rank - first[of(rank)]) % size(last()); }
 
 Domains domains_of(const std::vector<std::int64_t>& by_rank) {
   Domains found;

@@ -20,13 +20,30 @@ struct Domains {
   int count = 1;                                 // 1: nothing is known, or all ranks are near each other
   std::array<std::uint16_t, kMost + 1> first{};  // meaningful if there are several
 
+  int ranks() const { return first[count]; }
   int size(int domain) const { return first[domain + 1] - first[domain]; }
+  int least_size() const;
+  int last() const { return count - 1; }
   int of(int rank) const {
     int domain = 0;
     while (domain + 1 < count && rank >= first[domain + 1]) ++domain;
     return domain;
   }
-  int last() const { return count - 1; }
+
+  // In two levels: where a collective has a block for each rank, a rank handles its own, and for its domain
+  // some of the blocks of the ranks of others.
+
+  /// How many blocks this rank handles, and the most that any rank does.
+  int count_handled(int rank) const;
+  int most_handled() const;
+  /// The k-th block that it handles, its own first. Requires k < count_handled(rank).
+  int handled(int rank, std::uint32_t k) const;
+  /// Which one of its blocks this is. Requires that the rank handles it.
+  std::uint32_t place_of(int rank, int block) const;
+  /// The rank of a domain that handles a block.
+  int handler(int domain, int block) const;
+  /// The rank of the last domain from which this one may fetch what all of that domain have.
+  int fetches_from(int rank) const;
 };
 
 /// The domain of a rank whose domain is not known.

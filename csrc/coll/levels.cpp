@@ -39,25 +39,14 @@ struct Place {
 
 bool divides(const Shape& s) { return s.kind == Kind::all_reduce || s.kind == Kind::reduce; }
 
-int count_handled(const Domains& d, int size, const Place& at) {
-  const int others = size - d.size(at.domain);
-  return 1 + (others > at.index() ? (others - at.index() - 1) / at.size + 1 : 0);
-}
-
-int least_size(const Domains& d) {
-  int least = kMaxRanks;
-  for (int i = 0; i < d.count; ++i) least = std::min(least, d.size(i));
-  return least;
-}
-
 /// The largest window, in elements, whose partial sums and results fit into slots of this size.
 std::size_t largest_window(const Shape& s, const Tuning& tuning, bool staged) {
   const std::size_t unit = std::max<std::size_t>(kLine / s.element_size, 1), slot = tuning.slot_bytes;
   const auto units = [&](std::size_t bytes, std::size_t item) { return bytes / item / unit * unit; };
-  const std::size_t blocks = most_handled(s.domains, s.size), any = s.largest + unit;
+  const std::size_t blocks = s.domains.most_handled(), any = s.largest + unit;
   const std::size_t staged_blocks = s.kind == Kind::reduce_scatter ? s.size - 1 : 1;
   const std::size_t contributions = staged ? units(slot / staged_blocks, s.element_size) : any;
-  if (divides(s)) return std::min(contributions, least_size(s.domains) * units(slot, s.partial_size));
+  if (divides(s)) return std::min(contributions, s.domains.least_size() * units(slot, s.partial_size));
   if (s.kind == Kind::reduce_scatter) return std::min(contributions, units(slot / blocks, s.partial_size));
   if (!staged) return any;
   if (s.kind == Kind::all_gather) return units(slot / (blocks - 1), s.element_size);
@@ -102,27 +91,11 @@ Range own_part(const Shape& s, const Place& at, const Move& window) {
   return {window.lo + part.lo, window.lo + part.hi};
 }
 
-/// A rank's part lies in the parts of one or several ranks of another domain, if that has another size.
-struct Pieces {
-  Pieces(const Shape& s, const Place& at, int other, const Move& window)
-      : start(window.lo),
-        part(own_part(s, at, window)),
-        each(part_size(window.hi - window.lo, s.domains.size(other), s.element_size)),
-        first(s.domains.first[other]) {}
-  std::uint32_t count() const {
-    return part.lo == part.hi ? 0 : static_cast<std::uint32_t>((part.hi - 1 - start) / each - skipped() + 1);
-  }
-  std::size_t skipped() const { return (part.lo - start) / each; }
-  int owner(std::uint32_t i) const { return first + static_cast<int>(skipped() + i); }
-  std::size_t owners_lo(std::uint32_t i) const { return start + (skipped() + i) * each; }
-  Range piece(std::uint32_t i) const {
-    return {std::max(part.lo, owners_lo(i)), std::min(part.hi, owners_lo(i) + each)};
-  }
-  std::size_t start;
-  Range part;
-  std::size_t each;
-  int first;
-};
+/// Its pieces by the ranks of another domain, if that is divided alike.
+Pieces pieces_of(const Shape& s, const Place& at, int other, const Move& window) {
+  return {window.lo, own_part(s, at, window),
+          part_size(window.hi - window.lo, s.domains.size(other), s.element_size)};
+}
 
 /// Partial sums of a part begin at the start of the slot, whichever part of the window it is.
 std::ptrdiff_t at_start(std::size_t lo, const Move& window) {
@@ -144,24 +117,21 @@ void combine(const Plan& plan, const Shape& s, const Place& at, std::uint8_t par
     kept_at = at_start(part.lo, m);
     Range piece = part;
     if (m.carries) {
-      const Pieces pieces(s, at, at.domain - 1, m);
-      m.carried.first = pieces.owner(index);
-      m.carried.offset = at_start(pieces.owners_lo(index), m);
-      piece = pieces.piece(index);
+      const Pieces pieces = pieces_of(s, at, at.domain - 1, m);
+      m.carried.first = s.domains.first[at.domain - 1] + pieces.owner(index);
+      m.carried.offset = at_start(pieces.part_lo(index), m);
+      piece = pieces.at(index);
     }
     m.lo = piece.lo, m.hi = piece.hi;
     if (s.kind == Kind::reduce) receiver = s.root;
   } else {
-    receiver = handled(s.domains, s.size, at.rank, index);
+    receiver = s.domains.handled(at.rank, index);
     m.src.block = static_cast<std::uint32_t>(receiver);
     kept_at = static_cast<std::ptrdiff_t>(index * plan.window);
     if (m.carries) {
-      const Place before(s, s.domains.first[at.domain - 1]);
-      const bool own = s.domains.of(receiver) == before.domain;
-      const int foreign = receiver < before.first ? receiver : receiver - before.size;
-      m.carried.first = own ? receiver : before.first + foreign % before.size;
+      m.carried.first = s.domains.handler(at.domain - 1, receiver);
       m.carried.offset =
-          static_cast<std::ptrdiff_t>(place_of(s.domains, m.carried.first, receiver) * plan.window);
+          static_cast<std::ptrdiff_t>(s.domains.place_of(m.carried.first, receiver) * plan.window);
     }
   }
   if (!last)
@@ -180,32 +150,32 @@ void combine(const Plan& plan, const Shape& s, const Place& at, std::uint8_t par
 void fetch(const Plan& plan, const Shape& s, const Place& at, std::uint8_t parity, std::uint32_t index,
            Move& m) {
   const bool staged = plan.path == Path::staged;
-  const int last = s.domains.last(), last_first = s.domains.first[last], last_size = s.domains.size(last);
+  const int last = s.domains.last(), last_first = s.domains.first[last];
   m.dst = {Where::tensor, parity, at.rank};
   switch (s.kind) {
     case Kind::all_reduce:
       if (staged) {
-        const Pieces pieces(s, at, last, m);
-        const Range piece = pieces.piece(index);
-        m.src = {Where::result, parity, pieces.owner(index)};
+        const Pieces pieces = pieces_of(s, at, last, m);
+        const Range piece = pieces.at(index);
+        m.src = {Where::result, parity, last_first + pieces.owner(index)};
         m.lo = piece.lo, m.hi = piece.hi;
         m.also_result = true;
         return;
       }
-      m.src = {Where::output, parity, fetches_from(s.domains, at.rank)};
+      m.src = {Where::output, parity, s.domains.fetches_from(at.rank)};
       break;
     case Kind::broadcast:
       m.src = {staged ? Where::slot : Where::tensor, parity, s.root};
       m.also_result = staged;
       break;
     case Kind::reduce_scatter: {
-      const int helper = last_first + at.rank % last_size;  // no rank of the last domain is below this one
-      const auto place = place_of(s.domains, helper, at.rank);
+      const int helper = s.domains.handler(last, at.rank);
+      const auto place = s.domains.place_of(helper, at.rank);
       m.src = {Where::result, parity, helper, 1, -1, 0, static_cast<std::ptrdiff_t>(place * plan.window)};
       return;
     }
     default: {  // all_gather; on the direct path also the rank's own block
-      const int from = handled(s.domains, s.size, at.rank, index + staged);
+      const int from = s.domains.handled(at.rank, index + staged);
       m.src = {staged ? Where::slot : Where::tensor, parity, from};
       m.dst.block = static_cast<std::uint32_t>(from);
       m.also_result = staged;
@@ -254,13 +224,12 @@ std::uint32_t count_of(const Plan& plan, const Shape& s, const Place& at, Role r
              : divides(s)                   ? 2
                                             : s.kind == Kind::all_gather || at.rank == s.root;
     case Role::combine:
-      if (!divides(s)) return count_handled(s.domains, s.size, at);
-      return at.domain == 0 ? 1 : Pieces(s, at, at.domain - 1, window).count();
+      if (!divides(s)) return s.domains.count_handled(at.rank);
+      return at.domain == 0 ? 1 : pieces_of(s, at, at.domain - 1, window).count();
     case Role::fetch:
-      if (s.kind == Kind::all_gather)
-        return count_handled(s.domains, s.size, at) - (plan.path == Path::staged);
+      if (s.kind == Kind::all_gather) return s.domains.count_handled(at.rank) - (plan.path == Path::staged);
       if (s.kind == Kind::all_reduce && plan.path == Path::staged)
-        return Pieces(s, at, s.domains.last(), window).count();
+        return pieces_of(s, at, s.domains.last(), window).count();
       return 1;
     case Role::spread:
       return s.kind == Kind::all_gather ? others
@@ -273,33 +242,6 @@ std::uint32_t count_of(const Plan& plan, const Shape& s, const Place& at, Role r
 }
 
 }  // namespace
-
-std::uint32_t most_handled(const Domains& d, int size) {
-  int most = 0;
-  for (int i = 0; i < d.count; ++i) {
-    const int others = size - d.size(i);
-    most = std::max(most, 1 + (others + d.size(i) - 1) / d.size(i));
-  }
-  return static_cast<std::uint32_t>(most);
-}
-
-int handled(const Domains& d, int size, int rank, std::uint32_t k) {
-  if (k == 0) return rank;
-  const int domain = d.of(rank), first = d.first[domain], n = d.size(domain);
-  const int foreign = rank - first + static_cast<int>(k - 1) * n;
-  if (foreign >= size - n) return -1;
-  return foreign < first ? foreign : foreign + n;
-}
-
-std::uint32_t place_of(const Domains& d, int rank, int block) {
-  const int domain = d.of(rank), first = d.first[domain], n = d.size(domain);
-  if (d.of(block) == domain) return 0;
-  return static_cast<std::uint32_t>(1 + (block < first ? block : block - n) / n);
-}
-
-int fetches_from(const Domains& d, int rank) {  // any rank there has the whole result
-  return d.first[d.last()] + (rank - d.first[d.of(rank)]) % d.size(d.last());
-}
 
 bool apply(const Shape& s, const Tuning& tuning) {
   const Traits& t = traits(s.kind);

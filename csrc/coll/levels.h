@@ -59,15 +59,4 @@ Plan make_plan(const Shape& shape, const Tuning& tuning, bool mapped);
 bool move_at(const Plan& plan, const Shape& shape, int rank, std::uint64_t step, std::uint32_t index,
              Move& move);
 
-/// Where kinds have a block for each rank, a rank also handles blocks of ranks of other domains for the ranks
-/// of its own. The k-th block that it handles, its own first; -1 if there are no more.
-int handled(const Domains& domains, int size, int rank, std::uint32_t k);
-/// Which one of the blocks that it handles this is.
-std::uint32_t place_of(const Domains& domains, int rank, int block);
-/// The most that any rank handles.
-std::uint32_t most_handled(const Domains& domains, int size);
-
-/// On the direct path, the rank of the last domain from which this one fetches results of an all_reduce.
-int fetches_from(const Domains& domains, int rank);
-
 }  // namespace occl::coll::levels

@@ -4,7 +4,6 @@
 
 #include "base/error.h"
 #include "base/fault_point.h"
-#include "coll/levels.h"
 
 namespace occl::coll {
 namespace {
@@ -254,10 +253,10 @@ void Meeting::locate_for_domain() {
   const Domains& d = shape_.domains;
   const int me = mesh_.rank(), domain = d.of(me), n = mesh_.size();
   const bool per_rank = t.in_per_rank || t.out_per_rank;
-  in_.resize(static_cast<std::size_t>(n) * levels::most_handled(d, n));
+  in_.resize(static_cast<std::size_t>(n) * static_cast<std::size_t>(d.most_handled()));
   out_.resize(in_.size());
-  int block = me;
-  for (std::uint32_t k = 0; block >= 0; block = per_rank ? levels::handled(d, n, me, ++k) : -1) {
+  for (int k = 0; k < (per_rank ? d.count_handled(me) : 1); ++k) {
+    const int block = d.handled(me, k);
     const std::size_t size = shape_.element_size, at = static_cast<std::size_t>(k) * n;
     const std::size_t bytes = size * (t.in_per_rank    ? c_->in.at(block, size).count
                                       : t.out_per_rank ? c_->out.at(block, size).count
@@ -276,14 +275,14 @@ void Meeting::locate_for_domain() {
     if (t.in_per_rank) out(block);  // reduce_scatter
     if (t.in_root_only) in(c_->root);
     if (t.out_root_only) out(c_->root);
-    if (c_->kind == Kind::all_reduce) out(levels::fetches_from(d, me));
+    if (c_->kind == Kind::all_reduce) out(d.fetches_from(me));
   }
 }
 
 /// Where the addresses of a block begin in in_ and out_.
 std::size_t Meeting::place(std::uint32_t block, bool per_rank) const {
   if (!plan_.two_level || !per_rank) return 0;
-  return levels::place_of(shape_.domains, mesh_.rank(), static_cast<int>(block)) * std::size_t(mesh_.size());
+  return shape_.domains.place_of(mesh_.rank(), static_cast<int>(block)) * std::size_t(mesh_.size());
 }
 
 /// The address of a peer's block.

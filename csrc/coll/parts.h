@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 
 #include "base/tuning.h"
 
@@ -25,5 +26,22 @@ inline Range part_of(std::size_t n, int part, int parts, std::size_t element_siz
   const std::size_t each = part_size(n, parts, element_size);
   return {std::min(each * part, n), std::min(each * (part + 1), n)};
 }
+
+/// A range in pieces, by the parts (`each` elements from `start` on) in which they lie.
+struct Pieces {
+  std::uint32_t count() const {
+    return range.lo == range.hi ? 0 : static_cast<std::uint32_t>((range.hi - 1 - start) / each - first() + 1);
+  }
+  int owner(std::uint32_t i) const { return static_cast<int>(first() + i); }  // which part
+  std::size_t part_lo(std::uint32_t i) const { return start + (first() + i) * each; }
+  Range at(std::uint32_t i) const {
+    return {std::max(range.lo, part_lo(i)), std::min(range.hi, part_lo(i) + each)};
+  }
+  std::size_t first() const { return (range.lo - start) / each; }
+
+  std::size_t start;
+  Range range;
+  std::size_t each;
+};
 
 }  // namespace occl::coll

@@ -9,8 +9,8 @@
 namespace occl::coll {
 namespace {
 
-constexpr int kDividedReduce = 3;               // ranks from which they divide the work of a staged reduce
-constexpr int kWholeThresholds = 8;             // ranks up to which a one-shot reduction has its full limit
+constexpr int kDividedReduce = 3;  // ranks from which they divide the work of a staged reduce
+constexpr int kWholeLimits = 8;    // ranks up to which one-shot reductions have their full limits
 constexpr std::size_t kSmallWindow = 16 << 10;  // smaller ones cost more synchronisation than they save
 
 bool has_in(const Shape& s, int rank) { return !traits(s.kind).in_root_only || rank == s.root; }
@@ -101,13 +101,12 @@ void fill(const Plan& plan, const Shape& s, int rank, std::uint32_t index, Move&
   m.dst.parity = parity;
 }
 
-/// By how much one-shot reads more than is worth its single synchronisation, where every rank reads what
-/// another one near it reads as well: of all_reduce and reduce in groups of more than eight ranks (with eight
-/// it still pays for 16 KiB), and of all_gather if most of it comes from another socket.
-std::size_t read_in_vain(const Shape& s) {
+/// Whether every rank reads all contributions in one-shot, and could have read less: in all_reduce and
+/// reduce, and in an all_gather of which much comes from another socket.
+bool reads_in_vain(const Shape& s) {
   const Traits& t = traits(s.kind);
-  const bool again = t.reduces ? !t.in_per_rank : t.out_per_rank && !rooted(s.kind) && s.domains.count > 1;
-  return again && !t.in_per_rank ? std::max((s.size + kWholeThresholds - 1) / kWholeThresholds, 1) : 1;
+  if (t.in_per_rank) return false;
+  return t.reduces || (t.out_per_rank && !t.out_root_only && s.domains.count > 1);
 }
 
 /// How many moves `rank` makes in a stage of the pipeline.
@@ -151,9 +150,12 @@ std::size_t footprint(const Shape& s) {
 }
 
 bool is_one_shot(const Shape& s, const Tuning& tuning, bool mapped) {
-  const std::size_t bytes = staged_bytes(s), times = read_in_vain(s);
-  return bytes <= kMaxOneShotBytes && bytes * times <= tuning.one_shot_bytes &&
-         (!mapped || bytes * times <= tuning.direct_bytes);
+  const std::size_t bytes = staged_bytes(s);
+  if (bytes > kMaxOneShotBytes) return false;
+  // Where a rank reads what others near it read as well, limits fall with the number of ranks.
+  const std::uint64_t more = reads_in_vain(s) ? std::max(s.size, kWholeLimits) : kWholeLimits;
+  const auto within = [&](std::uint64_t limit) { return bytes * more <= limit * kWholeLimits; };
+  return within(tuning.one_shot_bytes) && (!mapped || within(tuning.direct_bytes));
 }
 
 Plan make_plan(const Shape& s, const Tuning& tuning, bool mapped) {
