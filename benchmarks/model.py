@@ -62,6 +62,7 @@ class Moved:
     """What a plan moves: bytes of the rank that moves most, and of all ranks together."""
 
     path: str
+    levels: int
     steps: int
     read_near: int
     read_far: int
@@ -69,6 +70,10 @@ class Moved:
     write_far: int
     total_near: int
     total_far: int
+    in_turn: int
+    """What the busiest rank of each step moves, added up: in two levels sockets work one after the other."""
+    link: int
+    """What crosses between the sockets in each step, in the direction with more, added up."""
 
     @property
     def busiest(self) -> int:
@@ -77,18 +82,18 @@ class Moved:
     @property
     def synchronisations(self) -> int:
         """Times that ranks wait for each other: when they meet, between steps, before buffers are left."""
-        return {"one_shot": 1, "direct": 2}.get(self.path, self.steps)
+        return {"one_shot": 1, "direct": self.steps + 1}.get(self.path, self.steps)
 
 
-def plans(ranks: int, sockets: int, sizes: list[int]) -> dict[tuple[str, str, int], Moved]:
-    """By kind, memory and bytes of the largest tensor."""
+def plans(ranks: int, sockets: int, sizes: list[int], levels: int = 2) -> dict[tuple[str, str, int], Moved]:
+    """By kind, memory and bytes of the largest tensor. With one level, ranks do not know of sockets."""
     if failure := peers.build("plan_bytes"):
         raise RuntimeError(f"plan_bytes does not build: {failure}")
-    command = [str(peers.BUILD / "plan_bytes"), str(ranks), str(sockets), *map(str, sizes)]
+    command = [str(peers.BUILD / "plan_bytes"), str(ranks), str(sockets), str(levels), *map(str, sizes)]
     lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
     moved = {}
-    for kind, memory, size, _, path, steps, *counts in map(str.split, lines):
-        moved[kind, memory, int(size)] = Moved(path, int(steps), *map(int, counts))
+    for kind, memory, size, _, path, *counts in map(str.split, lines):
+        moved[kind, memory, int(size)] = Moved(path, *map(int, counts))
     return moved
 
 
@@ -138,9 +143,9 @@ class Model:
         miss = missing(on.cache_bytes * on.sockets, working_set(kind, size, on.ranks))
         total = moved.total_near + moved.total_far
         bounds = {
-            "core": moved.busiest * ((1 - miss) * self.per_cached_byte + miss * self.per_memory_byte),
+            "core": moved.in_turn * ((1 - miss) * self.per_cached_byte + miss * self.per_memory_byte),
             "memory": total * miss / (on.memory_gbs * 1e3 * on.sockets),
-            "link": moved.total_far / on.sockets / (on.link_gbs * 1e3),
+            "link": moved.link / (on.link_gbs * 1e3),
         }
         bound = max(bounds, key=bounds.get)
         return latency + bounds[bound], bound if bounds[bound] > latency else "latency"
@@ -216,11 +221,11 @@ def fit_table(model: Model, points: list[Point], moved: dict, ranks: int, source
     )
 
 
-def bytes_table(two: dict, many: dict, on: Machine, size: int) -> str:
+def bytes_table(two: dict, one_level: dict, many: dict, on: Machine, size: int) -> str:
     lines = [
         f"| {size_name(size)} each | memory | path | 2 ranks: moved | {on.ranks} ranks: moved | "
-        "near read + written | far read + written |",
-        "|---|---|---|---|---|---|---|",
+        "near read + written | far read + written | all ranks, far: one level | two levels | times fewer |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for kind in KINDS.values():
         for memory in ("dev", "cpu"):
@@ -229,12 +234,17 @@ def bytes_table(two: dict, many: dict, on: Machine, size: int) -> str:
             lines.append(
                 f"| {kind} | {memory} | {lot.path} | {part(few.busiest)} | {part(lot.busiest)} | "
                 f"{part(lot.read_near)} + {part(lot.write_near)} | "
-                f"{part(lot.read_far)} + {part(lot.write_far)} |"
+                f"{part(lot.read_far)} + {part(lot.write_far)} | {part(one_level[kind, memory, size].total_far)} | "
+                + (
+                    f"{part(lot.total_far)} | {one_level[kind, memory, size].total_far / lot.total_far:.0f} |"
+                    if lot.levels > 1
+                    else "- | - |"
+                )
             )
     return "\n".join(lines)
 
 
-def prediction_table(model: Model, many: dict, on: Machine) -> str:
+def prediction_table(model: Model, one_level: dict, many: dict, on: Machine) -> str:
     lines = [
         "| | memory | " + " | ".join(size_name(size) for size in SHOWN_SIZES) + " |",
         "|---|---|" + "---|" * len(SHOWN_SIZES),
@@ -244,7 +254,9 @@ def prediction_table(model: Model, many: dict, on: Machine) -> str:
             cells = []
             for size in SHOWN_SIZES:
                 us, bound = model.predict(kind, size, many[kind, memory, size], on)
-                cells.append(f"{time_text(us)} ({bound})")
+                before, _ = model.predict(kind, size, one_level[kind, memory, size], on)
+                times = f", {before / us:.2g} x" if many[kind, memory, size].levels > 1 else ""
+                cells.append(f"{time_text(us)} ({bound}{times})")
             lines.append(f"| {kind} | {memory} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -334,11 +346,12 @@ def main() -> None:
         parser.error(f"{options.results} has no results of {', '.join(MEMORIES)}")
     shown = {*SHOWN_SIZES, *(point.size for point in points)}
     two, many = plans(ranks, 1, sorted(shown)), plans(on.ranks, on.sockets, sorted(shown))
+    one_level = plans(on.ranks, on.sockets, sorted(shown), levels=1)
     model = fit(points, two, ranks, last_cache(content["machine"]["caches"]))
     tables = {
         "fit": fit_table(model, points, two, ranks, options.results.name, content["machine"]),
-        "bytes": bytes_table(two, many, on, 16 << 20),
-        "prediction": prediction_table(model, many, on),
+        "bytes": bytes_table(two, one_level, many, on, 16 << 20),
+        "prediction": prediction_table(model, one_level, many, on),
     }
     for name, table in tables.items():
         print(f"{name}\n\n{table}\n")

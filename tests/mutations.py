@@ -49,6 +49,8 @@ WHOLE = (
     "explore/test_interleavings:threads",
 )
 MESSAGES = ("explore/test_interleavings:message", "plain/test_messenger", "tsan/test_messenger")
+PLANS = ("plain/test_plan",)
+DOMAINS = ("plain/test_domains", "tsan/test_domains")
 BROKEN = ("plain/test_broken_peer",)
 HOSTILE = ("plain/test_hostile",)
 ENDPOINT = ("plain/test_endpoint",)
@@ -116,6 +118,21 @@ MUTATIONS = [
     Mutation("one payload instead of two", "coll/layout.h", "(q & 1) * kMaxOneShotBytes", "0 * (q & 1) * kMaxOneShotBytes", WHOLE),
     Mutation("slots do not alternate between operations", "coll/executor.cpp", "if (meeting_.in_staging()) windows_ += plan.windows;", "", WHOLE),
     Mutation("no synchronisation after direct", "coll/executor.cpp", "if (step_ == plan.steps && plan.path != Path::direct)", "if (step_ == plan.steps)", WHOLE),
+    # Two levels.
+    Mutation("contributions of all domains are filled at once", "coll/levels.cpp", "if (staged) add(Role::fill, d);", "if (staged) add(Role::fill, 0);", PLANS),
+    Mutation("a domain continues a sum in the step in which that is made", "coll/levels.cpp", "add(Role::combine, d + staged);", "add(Role::combine, staged);", PLANS),
+    Mutation("a result is fetched one step early", "coll/levels.cpp", "if (!last && s.kind == Kind::all_reduce) add(Role::fetch, all + staged);", "if (!last && s.kind == Kind::all_reduce) add(Role::fetch, all + staged - 1);", PLANS),
+    Mutation("blocks are spread when they are fetched", "coll/levels.cpp", "add(Role::fetch, 1), add(Role::spread, 2)", "add(Role::fetch, 1), add(Role::spread, 1)", PLANS),
+    Mutation("partial sums may fill more than a slot", "coll/levels.cpp", "s.domains.least_size() * units(slot, s.partial_size)", "s.domains.least_size() * units(slot, s.element_size)", PLANS),
+    Mutation("the lower ranks' sum is left out", "coll/executor.cpp", "if (move.carries) part.carried = address(", "if (false) part.carried = address(", DOMAINS),
+    Mutation("a partial sum is rounded", "coll/executor.cpp", "part.keeps = move.keeps;", "", DOMAINS),
+    Mutation("a mean is of one domain", "coll/executor.cpp", "part.ranks = static_cast<std::size_t>(mesh_.size());", "", DOMAINS),
+    Mutation("factors are those of the first ranks", "coll/executor.cpp", "meeting_.factors().data() + move.src.first", "meeting_.factors().data()", DOMAINS),
+    Mutation("partial sums share slots with results", "coll/executor.cpp", "side.where == Where::partial  ? 4", "side.where == Where::partial  ? 2", DOMAINS),
+    Mutation("slots are located too late for partial sums", "coll/meeting.cpp", "complete_ = (direct && !partial_sums) ||", "complete_ = direct ||", DOMAINS),
+    Mutation("every block is at the first one's place", "coll/meeting.cpp", "if (!plan_.two_level || !per_rank) return 0;", "return 0;", DOMAINS),
+    Mutation("ranks of a domain need not follow each other", "coll/domains.cpp", "if (other == by_rank[rank]) return {};", ";", DOMAINS),
+    Mutation("an integer's partial sum is as narrow as it", "kernels/kernels.cpp", "return size_of(dtype) < 4 ? 4 : 8;", "return 4;", ("plain/test_kernels:in parts",)),
     Mutation("a post rings nobody", "coll/mesh.h", "if (i != rank_) members_[i].peer->bell().ring();", ";", WHOLE),
     Mutation("signatures are not compared", "coll/meeting.cpp", "if (differs(signature) && odd_rank_ < 0)", "if (false)", ("plain/test_group:different operations",)),
     Mutation("pairs are not compared", "coll/meeting.cpp", "if (pairwise_) compare_pairs();", "", ("plain/test_group:pairs",)),

@@ -34,6 +34,8 @@ Mesh::Mesh(std::shared_ptr<shm::Endpoint> endpoint, std::string name, int rank, 
     : endpoint_(std::move(endpoint)), name_(std::move(name)), rank_(rank), size_(size), tuning_(tuning) {
   endpoint_->collect();
   OCCL_FAULT_POINT("mesh.make");
+  if (const std::string listed = environment::get(environment::kTopology); !listed.empty())
+    listed_domain_ = listed_domain(listed, rank);
   const shm::Token token = shm::random_token();
   std::memcpy(&incarnation_, token.data(), sizeof(incarnation_));
   auto& arena = endpoint_->arena();
@@ -88,8 +90,7 @@ Invitation Mesh::invitation() const {
   static_assert(sizeof(cpu_set_t) == sizeof(invitation.cores));
   // It fails on a machine with more cores than that; then no cores are known.
   sched_getaffinity(0, sizeof(cpu_set_t), reinterpret_cast<cpu_set_t*>(invitation.cores.data()));
-  const std::string listed = environment::get(environment::kTopology);
-  invitation.domain = listed.empty() ? own_socket(invitation.cores) : listed_domain(listed, rank_);
+  invitation.domain = listed_domain_ ? *listed_domain_ : own_socket(invitation.cores);
   invitation.tuning = tuning_;
   return invitation;
 }

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -44,7 +45,8 @@ struct Member {
 
 class Mesh {
  public:
-  /// Makes this rank's block. Throws Error(out_of_memory).
+  /// Makes this rank's block. Throws Error(out_of_memory), and Error(invalid_argument) if OCCL_TOPOLOGY is
+  /// wrong.
   Mesh(std::shared_ptr<shm::Endpoint> endpoint, std::string name, int rank, int size, const Tuning& tuning);
   /// Leaves the group. The block is used again once no peer can be reading it.
   ~Mesh();
@@ -121,6 +123,7 @@ class Mesh {
   int rank_, size_;
   Tuning tuning_;
   int cores_ = 0;
+  std::optional<std::int64_t> listed_domain_;  // as OCCL_TOPOLOGY says
   Domains domains_;
   std::uint64_t incarnation_;
   std::uint64_t header_;

@@ -31,6 +31,12 @@ void one(Input& in) {
   const std::uint32_t least = std::max<std::uint32_t>(tuning.one_shot_bytes + 64, shape.size * 64);
   tuning.slot_bytes = std::clamp<std::uint32_t>(tuning.slot_bytes / 64 * 64, least, 64 << 20);
   const bool mapped = in.below(2);
+  tuning.two_level_bytes = in.below(2) ? 0 : in.number();
+  std::vector<std::int64_t> domains(shape.size);  // of equal sizes, but for a few ranks
+  const int each = 1 + static_cast<int>(in.below(shape.size));
+  for (int rank = 0; rank < shape.size; ++rank) domains[rank] = (rank + (in.below(32) == 31)) / each;
+  shape.domains = domains_of(domains);
+  shape.partial_size = shape.element_size << in.below(3);
 
   const Plan plan = make_plan(shape, tuning, mapped);
   require(plan.window > 0 && plan.steps > 0 && plan.windows > 0, "a plan is never empty");
@@ -45,24 +51,37 @@ void one(Input& in) {
     for (int rank = 0; rank < shape.size; rank += 1 + static_cast<int>(in.below(3) * shape.size / 8)) {
       Move move;
       for (std::uint32_t index = 0; move_at(plan, shape, rank, step, index, move); ++index) {
-        require(index <= 4u * shape.size + 4, "the moves of a step come to an end");
+        require(index <= 5u * shape.size + 4, "the moves of a step come to an end");
         require(move.lo <= move.hi && move.hi <= shape.largest, "moves lie inside of blocks");
         if (move.lo == move.hi) continue;
-        for (const Side* side : {&move.dst, &move.src}) {
+        Side result = move.dst;
+        result.where = Where::result;
+        for (const Side* side : {&move.dst, &move.src, &move.carried, &result}) {
+          if (side == &move.carried && !move.carries) continue;
+          if (side == &result && !move.also_result) continue;
           require(side->first >= 0 && side->count >= 1 && side->first + side->count <= shape.size,
                   "ranks exist");
-          for (int r = side->first; r < side->first + side->count && side->where != Where::tensor; ++r) {
+          const bool tensor = side->where == Where::tensor || side->where == Where::output;
+          for (int r = side->first; r < side->first + side->count && !tensor; ++r) {
             // What a rank contributed itself it reads from its tensor.
             if (r == side->except || (r == rank && side == &move.src && side->where == Where::slot)) continue;
-            const auto at = slot_position(traits(shape.kind), r, side->block) * plan.window;
-            require(move.lo >= move.window_start &&
-                        (at + move.hi - move.window_start) * shape.element_size <= slot,
+            const auto before = side->where == Where::slot
+                                    ? slot_position(traits(shape.kind), r, side->block) * plan.window
+                                    : 0;
+            const auto begin =
+                static_cast<std::ptrdiff_t>(before + move.lo - move.window_start) + side->offset;
+            const std::size_t item = side->where == Where::partial ? shape.partial_size : shape.element_size;
+            require(move.lo >= move.window_start && begin >= 0 &&
+                        (static_cast<std::size_t>(begin) + move.hi - move.lo) * item <= slot,
                     "moves lie inside of slots");
           }
         }
         for (int d = move.dst.first; d < move.dst.first + move.dst.count; ++d) {
           if (d == move.dst.except) continue;
-          auto& there = written[{static_cast<int>(move.dst.where), move.dst.parity, d, move.dst.block}];
+          // Partial sums and results of several blocks lie in one slot, at an offset.
+          const auto place = static_cast<std::uint32_t>(
+              move.dst.block + (traits(shape.kind).in_per_rank && plan.two_level ? move.src.block : 0));
+          auto& there = written[{static_cast<int>(move.dst.where), move.dst.parity, d, place}];
           for (const auto& [lo, hi] : there)
             require(move.hi <= lo || hi <= move.lo, "no element is written twice in a step");
           there.emplace_back(move.lo, move.hi);
