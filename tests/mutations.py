@@ -119,6 +119,7 @@ MUTATIONS = [
     Mutation("slots do not alternate between operations", "coll/executor.cpp", "if (meeting_.in_staging()) windows_ += plan.windows;", "", WHOLE),
     Mutation("no synchronisation after direct", "coll/executor.cpp", "if (step_ == plan.steps && plan.path != Path::direct)", "if (step_ == plan.steps)", WHOLE),
     # Two levels.
+    Mutation("the root of a divided reduce stages nothing", "coll/plan.cpp", "traits(s.kind).out_root_only && plan.split != Split::range;", "traits(s.kind).out_root_only;", PLANS),
     Mutation("contributions of all domains are filled at once", "coll/levels.cpp", "if (staged) add(Role::fill, d);", "if (staged) add(Role::fill, 0);", PLANS),
     Mutation("a domain continues a sum in the step in which that is made", "coll/levels.cpp", "add(Role::combine, d + staged);", "add(Role::combine, staged);", PLANS),
     Mutation("a result is fetched one step early", "coll/levels.cpp", "if (!last && s.kind == Kind::all_reduce) add(Role::fetch, all + staged);", "if (!last && s.kind == Kind::all_reduce) add(Role::fetch, all + staged - 1);", PLANS),

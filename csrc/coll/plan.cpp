@@ -9,8 +9,10 @@
 namespace occl::coll {
 namespace {
 
-constexpr int kDividedReduce = 3;  // ranks from which they divide the work of a staged reduce
-constexpr int kWholeLimits = 8;    // ranks up to which one-shot reductions have their full limits
+constexpr std::size_t kDividedSlots = 4;  // contributions of so many slots: then ranks divide a staged reduce
+// Ranks up to which one-shot reductions have their full limits: with a core for each rank, and where they
+// share.
+constexpr int kWholeLimits = 8, kWholeLimitsOfSharedCores = 16;
 constexpr std::size_t kSmallWindow = 16 << 10;  // smaller ones cost more synchronisation than they save
 
 bool has_in(const Shape& s, int rank) { return !traits(s.kind).in_root_only || rank == s.root; }
@@ -153,8 +155,9 @@ bool is_one_shot(const Shape& s, const Tuning& tuning, bool mapped) {
   const std::size_t bytes = staged_bytes(s);
   if (bytes > kMaxOneShotBytes) return false;
   // Where a rank reads what others near it read as well, limits fall with the number of ranks.
-  const std::uint64_t more = reads_in_vain(s) ? std::max(s.size, kWholeLimits) : kWholeLimits;
-  const auto within = [&](std::uint64_t limit) { return bytes * more <= limit * kWholeLimits; };
+  const int whole = tuning.direct_bytes == kByCores ? kWholeLimitsOfSharedCores : kWholeLimits;
+  const std::uint64_t ranks = reads_in_vain(s) ? std::max(s.size, whole) : whole;
+  const auto within = [&](std::uint64_t limit) { return bytes * ranks <= limit * whole; };
   return within(tuning.one_shot_bytes) && (!mapped || within(tuning.direct_bytes));
 }
 
@@ -174,8 +177,10 @@ Plan make_plan(const Shape& s, const Tuning& tuning, bool mapped) {
     return plan;
   }
   plan.path = Path::staged;
-  // A second hop pays where it divides the work of combining. Of two ranks the root may as well do it alone.
-  if (!t.reduces || s.size < (t.out_root_only ? kDividedReduce : 2)) plan.split = Split::pull;
+  // A second hop pays where it divides the work of combining. Of a small reduce the root may as well do it
+  // alone.
+  const bool divided = s.size > 2 && s.size * s.largest * s.element_size >= kDividedSlots * tuning.slot_bytes;
+  if (!t.reduces || s.size == 1 || (t.out_root_only && !divided)) plan.split = Split::pull;
   const std::size_t unit = std::max<std::size_t>(kLine / s.element_size, 1);
   const std::size_t room = tuning.slot_bytes / staged_blocks(s);
   // Where some ranks only fill and others only read, small windows let them overlap early.
