@@ -23,7 +23,8 @@ struct Tuning {
   /// synchronisation.
   std::uint32_t direct_bytes = kByCores;
   /// In a group over several sockets, reductions of this many bytes take two levels (coll/levels.h), which
-  /// cross between sockets less often but take more synchronisations.
+  /// cross between sockets less often but take more synchronisations; those that are staged, from four times
+  /// this size.
   std::uint64_t two_level_bytes = 32 << 10;
   /// Bytes of one staging slot. A rank stages through four of them (two filling, two with results).
   std::uint32_t slot_bytes = 256 << 10;

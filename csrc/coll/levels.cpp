@@ -243,13 +243,14 @@ std::uint32_t count_of(const Plan& plan, const Shape& s, const Place& at, Role r
 
 }  // namespace
 
-bool apply(const Shape& s, const Tuning& tuning) {
+bool apply(const Shape& s, const Tuning& tuning, bool mapped) {
   const Traits& t = traits(s.kind);
   if (s.domains.count < 2) return false;
   if (s.kind == Kind::broadcast || s.kind == Kind::all_gather) return largest_window(s, tuning, true) > 0;
   if (!t.reduces || s.partial_size == 0) return false;
   const std::size_t bytes = s.largest * s.element_size * (t.in_per_rank ? s.size : 1);
-  return bytes >= tuning.two_level_bytes && largest_window(s, tuning, true) > 0;
+  // By the model (docs/performance.md): on the staged path two levels take more steps, so they pay later.
+  return bytes / (mapped ? 1 : 4) >= tuning.two_level_bytes && largest_window(s, tuning, true) > 0;
 }
 
 Plan make_plan(const Shape& s, const Tuning& tuning, bool mapped) {

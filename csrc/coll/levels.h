@@ -50,9 +50,9 @@
 namespace occl::coll::levels {
 
 /// Whether an operation that is larger than one-shot takes two levels.
-bool apply(const Shape& shape, const Tuning& tuning);
+bool apply(const Shape& shape, const Tuning& tuning, bool mapped);
 
-/// Requires apply(shape, tuning).
+/// Requires apply(shape, tuning, mapped).
 Plan make_plan(const Shape& shape, const Tuning& tuning, bool mapped);
 
 /// See coll/plan.h; for plans of make_plan.

@@ -13,6 +13,7 @@ constexpr std::size_t kDividedSlots = 4;  // contributions of so many slots: the
 // Ranks up to which one-shot reductions have their full limits: with a core for each rank, and where they
 // share.
 constexpr int kWholeLimits = 8, kWholeLimitsOfSharedCores = 16;
+constexpr int kFarther = 4;  // by how much the limits are lower if half of the reads cross between sockets
 constexpr std::size_t kSmallWindow = 16 << 10;  // smaller ones cost more synchronisation than they save
 
 bool has_in(const Shape& s, int rank) { return !traits(s.kind).in_root_only || rank == s.root; }
@@ -103,12 +104,10 @@ void fill(const Plan& plan, const Shape& s, int rank, std::uint32_t index, Move&
   m.dst.parity = parity;
 }
 
-/// Whether every rank reads all contributions in one-shot, and could have read less: in all_reduce and
-/// reduce, and in an all_gather of which much comes from another socket.
+/// Whether in one-shot every rank reads all contributions, and could read less on another path: in all_reduce
+/// its part of them, and in all_gather not each block across the link between sockets.
 bool reads_in_vain(const Shape& s) {
-  const Traits& t = traits(s.kind);
-  if (t.in_per_rank) return false;
-  return t.reduces || (t.out_per_rank && !t.out_root_only && s.domains.count > 1);
+  return s.kind == Kind::all_reduce || (s.kind == Kind::all_gather && s.domains.count > 1);
 }
 
 /// How many moves `rank` makes in a stage of the pipeline.
@@ -137,7 +136,7 @@ Split direct_split(Kind kind) {
 }
 
 bool writes_outputs(const Shape& s, const Tuning& tuning) {
-  return direct_split(s.kind) != Split::pull || levels::apply(s, tuning);
+  return direct_split(s.kind) != Split::pull || levels::apply(s, tuning, true);
 }
 
 std::size_t staged_bytes(const Shape& s) {
@@ -156,7 +155,8 @@ bool is_one_shot(const Shape& s, const Tuning& tuning, bool mapped) {
   if (bytes > kMaxOneShotBytes) return false;
   // Where a rank reads what others near it read as well, limits fall with the number of ranks.
   const int whole = tuning.direct_bytes == kByCores ? kWholeLimitsOfSharedCores : kWholeLimits;
-  const std::uint64_t ranks = reads_in_vain(s) ? std::max(s.size, whole) : whole;
+  std::uint64_t ranks = reads_in_vain(s) ? std::max(s.size, whole) : whole;
+  if (reads_in_vain(s) && s.domains.count > 1) ranks *= kFarther;
   const auto within = [&](std::uint64_t limit) { return bytes * ranks <= limit * whole; };
   return within(tuning.one_shot_bytes) && (!mapped || within(tuning.direct_bytes));
 }
@@ -170,7 +170,7 @@ Plan make_plan(const Shape& s, const Tuning& tuning, bool mapped) {
     plan.steps = 2;
     return plan;
   }
-  if (levels::apply(s, tuning)) return levels::make_plan(s, tuning, mapped);
+  if (levels::apply(s, tuning, mapped)) return levels::make_plan(s, tuning, mapped);
   plan.split = direct_split(s.kind);
   if (mapped) {
     plan.path = Path::direct;
