@@ -88,7 +88,7 @@ struct alignas(kLine) Post {
   // A second line, read only by operations that need more than one step.
   std::uint64_t in = kUnmapped;       // Ref of the first input block, or kUnmapped
   std::uint64_t out = kUnmapped;      // the same of outputs that others write
-  std::uint64_t staging = kUnmapped;  // Ref of the four slots, or kUnmapped: none yet
+  std::uint64_t staging = kUnmapped;  // Ref of its slots, or kUnmapped: none yet
   std::uint64_t largest = 0;
   std::uint32_t mapped = 0;  // 1: peers can reach all that `direct` needs
   std::uint32_t listed = 0;  // 1: addresses of its blocks are in listed[]; they do not lie back to back

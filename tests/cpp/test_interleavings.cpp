@@ -192,6 +192,24 @@ TEST("collectives on every path, 2 ranks") {
             150);
 }
 
+TEST("collectives in two levels, one after the other, 4 ranks") {
+  check_all(sample(
+                [] {
+                  Tuning tuning = small();
+                  tuning.two_level_bytes = 0;
+                  Cluster cluster(4, tuning, {0, 0, 1, 1});
+                  cluster.each([](Rank& rank) {
+                    for (const std::size_t count : {40, 9}) {
+                      std::vector<std::int64_t> values(count, rank.rank + 1);
+                      rank.run(all_reduce(values.data(), count), kPatience);
+                      for (const auto value : values) CHECK(value == 10);
+                    }
+                  });
+                },
+                40 * kFactor, kSeed),
+            40);
+}
+
 TEST("collectives in flight, with and without somebody who waits, 3 ranks") {
   check_all(sample(
                 [] {

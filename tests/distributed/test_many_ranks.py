@@ -110,7 +110,9 @@ def test_ranks_on_several_sockets_get_the_bits_of_one_socket(pool, world_size, t
 
 def wrong_topology(rank, n, device):
     os.environ["OCCL_TOPOLOGY"] = "0-1;2-3"
-    with pytest.raises(ValueError, match=r'OCCL_TOPOLOGY is "0-1;2-3", but must list the ranks of each domain'):
+    with pytest.raises(
+        ValueError, match=r'OCCL_TOPOLOGY is "0-1;2-3", but must list the ranks of each domain'
+    ):
         dist.new_group()
     del os.environ["OCCL_TOPOLOGY"]
 
