@@ -231,15 +231,12 @@ def bytes_table(two: dict, one_level: dict, many: dict, on: Machine, size: int) 
         for memory in ("dev", "cpu"):
             few, lot = two[kind, memory, size], many[kind, memory, size]
             part = lambda value: f"{value / size:.3g}"  # noqa: E731
+            before = one_level[kind, memory, size].total_far
+            crossing = f"{part(lot.total_far)} | {before / lot.total_far:.0f}" if lot.levels > 1 else "- | -"
             lines.append(
                 f"| {kind} | {memory} | {lot.path} | {part(few.busiest)} | {part(lot.busiest)} | "
                 f"{part(lot.read_near)} + {part(lot.write_near)} | "
-                f"{part(lot.read_far)} + {part(lot.write_far)} | {part(one_level[kind, memory, size].total_far)} | "
-                + (
-                    f"{part(lot.total_far)} | {one_level[kind, memory, size].total_far / lot.total_far:.0f} |"
-                    if lot.levels > 1
-                    else "- | - |"
-                )
+                f"{part(lot.read_far)} + {part(lot.write_far)} | {part(before)} | {crossing} |"
             )
     return "\n".join(lines)
 
