@@ -83,7 +83,7 @@ void report(Kind kind, int ranks, int sockets, int levels, std::size_t bytes, bo
         if (kind == Kind::broadcast && rank == shape.root && own_output) continue;
         const std::size_t n = (m.hi - m.lo) * item;
         read(m.src, n);
-        if (m.carries) read(m.carried, n);
+        if (m.carries()) read(m.carried, n);
         write(m.dst, n);
         if (m.also_result) own.write_near += n;
       }

@@ -64,7 +64,7 @@ Traffic traffic(const Shape& shape, const Plan& plan) {
       for (std::uint32_t i = 0; move_at(plan, shape, rank, step, i, move); ++i) {
         const std::uint64_t bytes = (move.hi - move.lo) * shape.element_size;
         mine.read += bytes * move.src.ranks();
-        mine.read += move.carries * (move.hi - move.lo) * shape.partial_size;
+        mine.read += move.carries() * (move.hi - move.lo) * shape.partial_size;
         mine.written += bytes * (move.dst.ranks() + move.also_result);
       }
     if (mine.read + mine.written > most.read + most.written) most = mine;

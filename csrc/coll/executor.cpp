@@ -163,9 +163,9 @@ void Executor::make(const Move& move, std::size_t lo, std::size_t hi) {
     const std::span<const double> factors(meeting_.factors().data() + move.src.first,
                                           c.op == ReduceOp::premul_sum ? n_src : 0);
     kernels::Part part;
-    part.keeps = move.keeps;
+    part.keeps = move.keeps();
     part.ranks = static_cast<std::size_t>(mesh_.size());
-    if (move.carries) part.carried = address(move.carried, move.carried.first, move, lo);
+    if (move.carries()) part.carried = address(move.carried, move.carried.first, move, lo);
     kernels::reduce(c.dtype, c.op, to, {reinterpret_cast<const void* const*>(srcs.data()), n_src}, hi - lo,
                     store, factors, part);
   } else if (n_dst) {

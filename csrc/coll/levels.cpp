@@ -12,6 +12,9 @@ constexpr std::size_t kSmallWindow = 16 << 10;  // as in plan.cpp, of broadcast
 // On the direct path: windows that let the domains work at the same time, and the least part of a rank.
 constexpr std::size_t kWindows = 8, kLeastPart = 8 << 10;
 
+// Of a window, so that offsets in slots are small numbers.
+constexpr std::size_t kMostElements = std::size_t{1} << 28;
+
 enum class Role : std::uint8_t {
   fill,        // the rank's input into its slot
   combine,     // its part, of the contributions of its domain
@@ -98,25 +101,24 @@ Pieces pieces_of(const Shape& s, const Place& at, int other, const Move& window)
 }
 
 /// Partial sums of a part begin at the start of the slot, whichever part of the window it is.
-std::ptrdiff_t at_start(std::size_t lo, const Move& window) {
-  return -static_cast<std::ptrdiff_t>(lo - window.window_start);
+std::int32_t at_start(std::size_t lo, const Move& window) {
+  return -static_cast<std::int32_t>(lo - window.window_start);
 }
 
 void combine(const Plan& plan, const Shape& s, const Place& at, std::uint8_t parity, std::uint32_t index,
              Move& m) {
   const bool staged = plan.path == Path::staged, last = at.domain == s.domains.last();
   m.reduce = true;
-  m.carries = at.domain > 0;
-  m.keeps = !last;
+  m.part = last ? SumPart::ends : at.domain > 0 ? SumPart::continues : SumPart::begins;
   m.src = {staged ? Where::slot : Where::tensor, parity, at.first, at.size};
   m.carried = {Where::partial, parity};
-  std::ptrdiff_t kept_at = 0;
+  std::int32_t kept_at = 0;
   int receiver = at.rank;
   if (divides(s)) {
     const Range part = own_part(s, at, m);
     kept_at = at_start(part.lo, m);
     Range piece = part;
-    if (m.carries) {
+    if (m.carries()) {
       const Pieces pieces = pieces_of(s, at, at.domain - 1, m);
       m.carried.first = s.domains.first[at.domain - 1] + pieces.owner(index);
       m.carried.offset = at_start(pieces.part_lo(index), m);
@@ -127,11 +129,11 @@ void combine(const Plan& plan, const Shape& s, const Place& at, std::uint8_t par
   } else {
     receiver = s.domains.handled(at.rank, index);
     m.src.block = static_cast<std::uint32_t>(receiver);
-    kept_at = static_cast<std::ptrdiff_t>(index * plan.window);
-    if (m.carries) {
+    kept_at = static_cast<std::int32_t>(index * plan.window);
+    if (m.carries()) {
       m.carried.first = s.domains.handler(at.domain - 1, receiver);
       m.carried.offset =
-          static_cast<std::ptrdiff_t>(s.domains.place_of(m.carried.first, receiver) * plan.window);
+          static_cast<std::int32_t>(s.domains.place_of(m.carried.first, receiver) * plan.window);
     }
   }
   if (!last)
@@ -171,7 +173,7 @@ void fetch(const Plan& plan, const Shape& s, const Place& at, std::uint8_t parit
     case Kind::reduce_scatter: {
       const int helper = s.domains.handler(last, at.rank);
       const auto place = s.domains.place_of(helper, at.rank);
-      m.src = {Where::result, parity, helper, 1, -1, 0, static_cast<std::ptrdiff_t>(place * plan.window)};
+      m.src = {Where::result, parity, helper, 1, -1, 0, static_cast<std::int32_t>(place * plan.window)};
       return;
     }
     default: {  // all_gather; on the direct path also the rank's own block
@@ -179,7 +181,7 @@ void fetch(const Plan& plan, const Shape& s, const Place& at, std::uint8_t parit
       m.src = {staged ? Where::slot : Where::tensor, parity, from};
       m.dst.block = static_cast<std::uint32_t>(from);
       m.also_result = staged;
-      if (staged) m.dst.offset = static_cast<std::ptrdiff_t>(index * plan.window);
+      if (staged) m.dst.offset = static_cast<std::int32_t>(index * plan.window);
       if (!staged) m.dst.first = at.first, m.dst.count = at.size;
       return;
     }
@@ -201,7 +203,7 @@ void spread(const Plan& plan, const Shape& s, const Place& at, std::uint8_t pari
     const int holder = at.first + foreign % at.size;
     m.dst.block = static_cast<std::uint32_t>(block);
     m.src = {Where::result, parity, holder};
-    m.src.offset = static_cast<std::ptrdiff_t>(foreign / at.size * plan.window);
+    m.src.offset = static_cast<std::int32_t>(foreign / at.size * plan.window);
     if (holder == at.rank) m.hi = m.lo;  // it has fetched that block itself
     return;
   }
@@ -265,6 +267,7 @@ Plan make_plan(const Shape& s, const Tuning& tuning, bool mapped) {
     const std::size_t wish = std::max((s.largest / kWindows + unit - 1) / unit * unit, least);
     plan.window = std::min(plan.window, wish);
   }
+  plan.window = std::min(plan.window, mapped && !traits(s.kind).reduces ? plan.window : kMostElements);
   plan.windows = (s.largest + plan.window - 1) / plan.window;
   plan.steps = plan.windows + longest_delay(plan, s);
   return plan;

@@ -117,6 +117,7 @@ enum class Where : std::uint8_t {
 };
 
 /// Ranks first, first + 1, ... (count of them), leaving out `except`; the same block of each.
+/// A small aggregate, because every call makes some.
 struct Side {
   Where where = Where::tensor;
   std::uint8_t parity = 0;  // which of the alternating slots
@@ -124,21 +125,26 @@ struct Side {
   int count = 1;
   int except = -1;
   std::uint32_t block = 0;
-  std::ptrdiff_t offset = 0;  // in a slot: how many elements further than the first element of the window
+  std::int32_t offset = 0;  // in a slot: how many elements further than the first element of the window
 
   int ranks() const { return count - (except >= first && except < first + count); }
 };
+
+/// In two levels: which part of a sum a move makes. It begins a partial sum, continues the one over all ranks
+/// below those of `src`, or ends it. A sum is neither rounded nor divided before it ends.
+enum class SumPart : std::uint8_t { whole, begins, continues, ends };
 
 struct Move {
   Side dst, src;
   bool reduce = false;
   bool also_result = false;  // the executing rank's result slot is one more destination
-  // Only in two levels, of a reduction:
-  bool keeps = false;    // dst is a partial sum, which is neither rounded nor divided yet
-  bool carries = false;  // `carried` is the partial sum over all ranks below those of src
-  Side carried;
+  SumPart part = SumPart::whole;
+  Side carried;                  // the partial sum that this move continues or ends
   std::size_t lo = 0, hi = 0;    // elements, within the block
   std::size_t window_start = 0;  // the element that lies at the start of a slot
+
+  bool carries() const { return part == SumPart::continues || part == SumPart::ends; }
+  bool keeps() const { return part == SumPart::begins || part == SumPart::continues; }
 };
 
 /// The index-th move of `rank` in `step`; false when there are no more.

@@ -126,13 +126,13 @@ struct Simulation {
       m.hi = std::min<std::size_t>(m.hi, m.reduce ? ranks[rank].in[m.src.block].size() : m.hi);
     if (plan.two_level && shape.kind == Kind::all_gather && m.dst.where != Where::slot)
       m.hi = std::min(m.hi, ranks[rank].out[m.dst.block].size());
-    CHECK(!m.carries || (m.reduce && m.src.first > 0), "carries without a reason");
-    CHECK(m.keeps == (m.reduce && m.dst.where == Where::partial), "only partial sums are kept");
+    CHECK(!m.carries() || (m.reduce && m.src.first > 0), "carries without a reason");
+    CHECK(m.keeps() == (m.reduce && m.dst.where == Where::partial), "only partial sums are kept");
     for (std::size_t i = m.lo; i < m.hi; ++i) {
       std::uint64_t sum = 0;
       Place place;
       int sources = 0;
-      if (m.carries) {
+      if (m.carries()) {
         sum = at(m.carried, m.carried.first, rank, m, i, false, place);
         CHECK(sum != kPoison, "carries what no rank wrote");
         read.emplace(place, rank);
@@ -146,7 +146,7 @@ struct Simulation {
         ++sources;
         read.emplace(place, rank);
       }
-      CHECK(m.keeps || sources == (m.reduce ? shape.size : 1));
+      CHECK(m.keeps() || sources == (m.reduce ? shape.size : 1));
       const auto write = [&](const Side& side, int r) {
         at(side, r, rank, m, i, true, place) = sum;
         const auto [it, fresh] = written.emplace(place, rank);

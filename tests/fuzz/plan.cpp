@@ -57,7 +57,7 @@ void one(Input& in) {
         Side result = move.dst;
         result.where = Where::result;
         for (const Side* side : {&move.dst, &move.src, &move.carried, &result}) {
-          if (side == &move.carried && !move.carries) continue;
+          if (side == &move.carried && !move.carries()) continue;
           if (side == &result && !move.also_result) continue;
           require(side->first >= 0 && side->count >= 1 && side->first + side->count <= shape.size,
                   "ranks exist");
