@@ -129,7 +129,7 @@ MUTATIONS = [
     Mutation("a partial sum is rounded", "coll/executor.cpp", "part.keeps = move.keeps();", "", DOMAINS),
     Mutation("a mean is of one domain", "coll/executor.cpp", "part.ranks = static_cast<std::size_t>(mesh_.size());", "", DOMAINS),
     Mutation("factors are those of the first ranks", "coll/executor.cpp", "meeting_.factors().data() + move.src.first", "meeting_.factors().data()", DOMAINS),
-    Mutation("partial sums share slots with results", "coll/executor.cpp", "side.where == Where::partial  ? 4", "side.where == Where::partial  ? 2", DOMAINS),
+    Mutation("partial sums share slots with results", "coll/executor.cpp", "partial ? 2 : side.where", "partial ? 1 : side.where", DOMAINS),
     Mutation("slots are located too late for partial sums", "coll/meeting.cpp", "complete_ = (direct && !partial_sums) ||", "complete_ = direct ||", DOMAINS),
     Mutation("every block is at the first one's place", "coll/meeting.cpp", "if (!plan_.two_level || !per_rank) return 0;", "return 0;", DOMAINS),
     Mutation("ranks of a domain need not follow each other", "coll/domains.cpp", "if (other == by_rank[rank]) return {};", ";", DOMAINS),
@@ -139,7 +139,7 @@ MUTATIONS = [
     Mutation("pairs are not compared", "coll/meeting.cpp", "if (pairwise_) compare_pairs();", "", ("plain/test_group:pairs",)),
     Mutation("equal parts that differ are nobody's mistake", "coll/meeting.cpp", "return *equal_parts_ != signature;", "return false;", ("plain/test_group:do not list",)),
     Mutation("the first step beside lists is kept", "coll/meeting.cpp", "first_step_made_ && !pairwise_;", "first_step_made_;", ("plain/test_group:equal parts",)),
-    Mutation("slots of mixed ranks are located too early", "coll/meeting.cpp", "complete_ = direct || (first_step_made_ && !mapped.any);", "complete_ = true;", WHOLE),
+    Mutation("slots of mixed ranks are located too early", "coll/meeting.cpp", "complete_ = (direct && !partial_sums) || (first_step_made_ && !mapped.any);", "complete_ = true;", WHOLE),
     Mutation("who took one step does not look who hopes for none", "coll/meeting.cpp", "!is_one_shot(shape_, mesh_.tuning(), true)) {", "!is_one_shot(shape_, mesh_.tuning(), false)) {", ("plain/test_group:2 ranks",)),
     Mutation("only one rank's cores count", "coll/mesh.cpp", "bits |= it.cores[word]", "bits = it.cores[word]", ("plain/test_group:bound",)),
     # Messages.
@@ -272,7 +272,7 @@ MUTATIONS = [
     Mutation("a context that was entered twice gives back what it found first", "torch_occl/dev/streams.py", "reversed(self._before.pop())", "reversed(self._before.pop(0))", NESTED),
     Mutation("the CPU looks before the stream is there", "torch_occl/dev/interchange.py", "    streams.current_stream(tensor.device).synchronize()\n", "", HOST),
     # Order within the core.
-    Mutation("results are staged where parts are", "coll/executor.cpp", "(side.where == Where::result ? 2 : 0)", "0", WHOLE),
+    Mutation("results are staged where parts are", "coll/executor.cpp", "side.where == Where::result ? 1 : 0;", "0;", WHOLE),
     Mutation("a step begins before the last one has ended elsewhere", "coll/executor.cpp", "  cursor_ = 0;\n  stage_ = Stage::sync;", "  stage_ = Stage::sync;", WHOLE),
     Mutation("a tick rings nobody", "coll/executor.cpp", "  OCCL_FAULT_POINT(\"tick.stamped\");\n  mesh_.ring_all();", "  OCCL_FAULT_POINT(\"tick.stamped\");", ("explore/test_interleavings:every path",)),
     Mutation("a collective on hold begins", "coll/communicator.cpp", "    if (!op.ready()) return moved;\n", "", HOLD),

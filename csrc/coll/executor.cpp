@@ -194,17 +194,14 @@ std::byte* Executor::address(const Side& side, int rank, const Move& move, std::
     if (own) return (output ? c.out : c.in).at(side.block, size).data + lo * size;
     return (output ? meeting_.out(rank, side.block) : meeting_.in(rank, side.block)) + lo * size;
   }
+  const bool partial = side.where == Where::partial;
+  const int pair = partial ? 2 : side.where == Where::result ? 1 : 0;  // of slots that are used in turn
   std::byte* slot = meeting_.slot(rank);
   if (meeting_.in_staging())
-    slot += (((windows_ + side.parity) & 1) + (side.where == Where::partial  ? 4
-                                               : side.where == Where::result ? 2
-                                                                             : 0)) *
-            std::size_t{mesh_.tuning().slot_bytes};
-  const std::size_t window = side.where == Where::slot
-                                 ? slot_position(traits(c.kind), rank, side.block) * meeting_.plan().window
-                                 : 0;
-  return slot + (window + lo - move.window_start + side.offset) *
-                    (side.where == Where::partial ? meeting_.shape().partial_size : size);
+    slot += (2 * pair + ((windows_ + side.parity) & 1)) * std::size_t{mesh_.tuning().slot_bytes};
+  const std::size_t blocks_before = pair ? 0 : slot_position(traits(c.kind), rank, side.block);
+  const std::size_t at = blocks_before * meeting_.plan().window + lo - move.window_start + side.offset;
+  return slot + at * (partial ? meeting_.shape().partial_size : size);
 }
 
 }  // namespace occl::coll
