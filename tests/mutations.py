@@ -133,7 +133,7 @@ MUTATIONS = [
     Mutation("slots are located too late for partial sums", "coll/meeting.cpp", "complete_ = (direct && !partial_sums) ||", "complete_ = direct ||", DOMAINS),
     Mutation("every block is at the first one's place", "coll/meeting.cpp", "if (!plan_.two_level || !per_rank) return 0;", "return 0;", DOMAINS),
     Mutation("ranks of a domain need not follow each other", "coll/domains.cpp", "if (other == by_rank[rank]) return {};", ";", DOMAINS),
-    Mutation("an integer's partial sum is as narrow as it", "kernels/kernels.cpp", "return size_of(dtype) < 4 ? 4 : 8;", "return 4;", ("plain/test_kernels:in parts",)),
+    Mutation("a partial sum is multiplied like a contribution", "kernels/kernels.cpp", "with_factor[0] = 1;", "with_factor[0] = factors.empty() ? 1 : factors[0];", ("plain/test_kernels:in parts",)),
     Mutation("a post rings nobody", "coll/mesh.h", "if (i != rank_) members_[i].peer->bell().ring();", ";", WHOLE),
     Mutation("signatures are not compared", "coll/meeting.cpp", "if (differs(signature) && odd_rank_ < 0)", "if (false)", ("plain/test_group:different operations",)),
     Mutation("pairs are not compared", "coll/meeting.cpp", "if (pairwise_) compare_pairs();", "", ("plain/test_group:pairs",)),
