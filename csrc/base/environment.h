@@ -11,6 +11,7 @@ inline constexpr const char* kDeviceCount = "OCCL_DEVICE_COUNT";  // how many de
 inline constexpr const char* kMemoryFraction = "OCCL_MEMORY_FRACTION";  // of physical memory, for one process
 inline constexpr const char* kIsa = "OCCL_ISA";        // avx512, avx2 or baseline: at most this
 inline constexpr const char* kNode = "OCCL_NODE";      // ranks that differ in it share no memory
+inline constexpr const char* kTrace = "OCCL_TRACE";    // the directory for traces
 inline constexpr const char* kTuning = "OCCL_TUNING";  // "one_shot_bytes=16384,slot_bytes=..."
 
 /// The value, or "" if it is not set.

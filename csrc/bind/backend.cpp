@@ -221,6 +221,13 @@ void bind_backend(py::module_& module) {
       py::arg("min_bytes"));
   module.def("_cpu_memory_stats", [] { return by_name(pg::cpu_memory_stats()); });
   module.def("_announce_end", &pg::announce_end);
+  module.def(
+      "_start_trace",
+      [](const std::string& directory, std::size_t max_bytes) {
+        return pg::translated([&] { return pg::start_trace(directory, max_bytes); });
+      },
+      py::arg("directory"), py::arg("max_bytes") = pg::kTraceBytes, py::call_guard<py::gil_scoped_release>());
+  module.def("_stop_trace", &pg::stop_trace, py::call_guard<py::gil_scoped_release>());
   module.def("_set_build", &pg::set_build, py::arg("build"));
   module.def(
       "_set_prepare_inter_node",

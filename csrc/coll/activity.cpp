@@ -51,7 +51,13 @@ ActivityRecord& record_at(shm::Endpoint& endpoint, std::uint64_t offset) {
   return *record;
 }
 
-/// The larger of what a rank gives and of what it gets.
+int kind_of(const Operation& op) {
+  if (op.is_transfer()) return op.transfer().send ? kSendKind : kRecvKind;
+  return static_cast<int>(op.collective().kind);
+}
+
+}  // namespace
+
 std::uint64_t bytes_of(const Collective& c) {
   const auto elements = [](const Blocks& blocks) {
     if (!blocks.list) return blocks.n * blocks.count;
@@ -61,13 +67,6 @@ std::uint64_t bytes_of(const Collective& c) {
   };
   return std::max(elements(c.in), elements(c.out)) * size_of(c.dtype);
 }
-
-int kind_of(const Operation& op) {
-  if (op.is_transfer()) return op.transfer().send ? kSendKind : kRecvKind;
-  return static_cast<int>(op.collective().kind);
-}
-
-}  // namespace
 
 /// Makes `version` odd while it lives.
 class Activity::Writing {
@@ -134,7 +133,7 @@ void Activity::keep_time(Ticks now) {
 }
 
 /// The moment of the event: `at`, or now if that is 0 and a recorder wants to know.
-Ticks Activity::tell(Event::What what, const Operation& op, int peer, Ticks at) {
+Ticks Activity::tell(Event::What what, const Operation& op, int peer, Ticks at) const {
   Recorder* const recorder = recorder_.load(std::memory_order_acquire);  // pairs with Engine::set_recorder
   if (!recorder) [[likely]]
     return at;

@@ -24,6 +24,9 @@ namespace occl::coll {
 /// Moving so little takes less than finding out how long it took.
 inline constexpr std::size_t kUntimedBytes = 1024;
 
+/// The larger of what a rank gives and of what it gets.
+std::uint64_t bytes_of(const Collective& c);
+
 class Activity {
  public:
   struct Identity {
@@ -45,10 +48,17 @@ class Activity {
   /// Whether the group is the node's part of another one, which readers then leave out.
   void set_flags(std::uint64_t flags) { record_->flags.set(flags); }
 
+  /// For the process's Recorder: under the group's submission lock.
+  Notes& notes() const { return notes_; }
+
   // ---- any operation
 
   /// Under the group's submission lock.
   void submitted(const Operation& op) { tell(Event::What::submitted, op, -1); }
+  /// A thread of the program begins to wait for it. Any thread.
+  void waited(const Operation& op) const {
+    if (!op.finished()) tell(Event::What::waited, op, -1);
+  }
 
   // ---- the collective that the group is in
 
@@ -91,13 +101,14 @@ class Activity {
   void unblock(Ticks now);
   void keep_time(Ticks now);
   ActivityRecord::Counters& counters(int kind) { return record_->counters[static_cast<std::size_t>(kind)]; }
-  Ticks tell(Event::What what, const Operation& op, int peer, Ticks at = 0);
+  Ticks tell(Event::What what, const Operation& op, int peer, Ticks at = 0) const;
 
   const std::shared_ptr<shm::Endpoint> endpoint_;
   const Identity identity_;
   const std::atomic<Recorder*>& recorder_;
   const std::uint64_t offset_;
   ActivityRecord* const record_;
+  mutable Notes notes_;
   Ticks next_anchor_ = 0;
 
   // Of the current collective.

@@ -12,6 +12,7 @@
 #include "base/sync.h"
 #include "base/ticks.h"
 #include "coll/collective.h"
+#include "coll/recorder.h"
 
 namespace occl::coll {
 
@@ -112,6 +113,8 @@ class Operation {
   };
   Times& times() { return times_; }
   const Times& times() const { return times_; }
+  /// For the process's Recorder.
+  Notes& notes() const { return notes_; }
 
   void set_source(int rank) { source_ = rank; }
   void set_error(std::unique_ptr<Error> error) { error_ = std::move(error); }
@@ -134,6 +137,7 @@ class Operation {
   Operation* next_ = nullptr;
   std::uint64_t sequence_ = 0;
   Times times_;
+  mutable Notes notes_;
   int source_ = -1;
   Atomic<bool> ready_ = true;
   bool exposed_ = false;

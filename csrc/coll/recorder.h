@@ -27,6 +27,7 @@ struct Event {
     moved,      // this rank has made its moves, and waits until all have
     finished,
     failed,  // Operation::error says why
+    waited,  // a thread of the program begins to wait for it. Any thread, at the same time as others
   };
   What what;
   Ticks at;
@@ -34,11 +35,19 @@ struct Event {
   int peer = -1;  // met: the rank that arrived last; of a message the rank at its other end; -1: not known
 };
 
+/// Room for what the recorder notes about an operation or a group. Only the recorder uses it, from
+/// `submitted` on: so both belong to the thread that submits, and then only `record` reads them.
+struct Notes {
+  void* place = nullptr;
+  std::uint64_t number = 0;
+};
+
 class Recorder {
  public:
-  /// `submitted` comes from any thread, and at the same time as others; the other events of a group come
-  /// one after the other, from the threads that drive it. Under the group's locks: it must not block, submit
-  /// or wait. The operation is there only during the call. Activity says which group it is, and which rank.
+  /// `submitted` and `waited` come from any thread, and at the same time as others; the other events of a
+  /// group come one after the other, from the threads that drive it. Under the group's locks: it must not
+  /// block, submit or wait. The operation is there only during the call. Activity says which group it is, and
+  /// which rank.
   virtual void record(const Activity& of, const Event& event) noexcept = 0;
 
  protected:

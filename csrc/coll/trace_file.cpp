@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <bit>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -18,22 +19,26 @@
 #include "base/dtype.h"
 #include "base/errno_hint.h"
 #include "base/error.h"
+#include "base/ticks.h"
 #include "coll/collective.h"
 
 namespace occl::coll {
 
 // Version 1. Its fields keep their places in later versions up to and including `version`.
 struct TraceFile::Header {
+  /// One moment on each clock; the last two in nanoseconds.
+  struct Reading {
+    std::uint64_t ticks, monotonic, realtime;
+  };
   char magic[8];
   std::uint32_t version, record_bytes;
   std::uint64_t text_at, text_bytes;  // of the text's place, which is filled up with zeros
   std::uint64_t records_at, capacity;
-  std::uint32_t clock;               // ticks::Source
-  std::atomic<std::uint32_t> state;  // 1: being written; 2: closed; 3: ended early. Pairs with the reader
-  ticks::Reading first;
+  std::atomic<std::uint64_t> state;  // 1: being written; 2: closed; 3: ended early. Pairs with the reader
+  Reading first;
   struct {
     std::atomic<std::uint64_t> stamp;  // the higher one is the later reading. Pairs with the reader
-    ticks::Reading reading;
+    Reading reading;
   } later[2];
 };
 
@@ -91,19 +96,31 @@ std::string names(int n, NameOf&& name_of) {
 
 /// What the reader needs to know of the process, and the names of the numbers in records.
 std::string about_process() {
-  return concat(
-      "{\"host\": ", quoted(host()), ", \"boot\": ", quoted(line_of("/proc/sys/kernel/random/boot_id")),
-      ", \"pid\": ", getpid(), ", \"rank\": ", number_of("RANK"), ", \"world\": ", number_of("WORLD_SIZE"),
-      ", \"command\": ", quoted(command()),
-      ", \"kinds\": ", names(kKinds, [](int i) { return kTraits[i].name; }),
-      ", \"dtypes\": ", names(kDTypes, [](int i) { return kDTypeInfo[i].name; }), ", \"sizes\": [",
-      [] {
-        std::string list;
-        for (const DTypeInfo& info : kDTypeInfo) enlist(list, info.size);
-        return list;
-      }(),
-      "], \"reductions\": ", names(kReduceOps + 1, [](int i) { return kReduceOpName[i]; }),
-      ", \"paths\": [\"\", \"one-shot\", \"staged\", \"direct\"]}");
+  return concat("{\"host\": ", quoted(host()),
+                ", \"boot\": ", quoted(line_of("/proc/sys/kernel/random/boot_id")), ", \"pid\": ", getpid(),
+                ", \"rank\": ", number_of("RANK"), ", \"world\": ", number_of("WORLD_SIZE"),
+                ", \"command\": ", quoted(command()),
+                ", \"kinds\": ", names(kKinds, [](int i) { return kTraits[i].name; }),
+                ", \"dtypes\": ", names(kDTypes, [](int i) { return kDTypeInfo[i].name; }),
+                ", \"reductions\": ", names(kReduceOps + 1, [](int i) { return kReduceOpName[i]; }), "}");
+}
+
+/// The closest of several attempts: the system may interrupt this thread between two clocks.
+template <class Reading>
+Reading read_clocks() {
+  Reading best{};
+  Ticks closest = ~Ticks{0};
+  for (int i = 0; i < 8; ++i) {
+    const Ticks before = ticks_now();
+    const Anchor anchor = Anchor::now();
+    const Ticks took = ticks_now() - before;
+    if (took >= closest) continue;
+    closest = took;
+    const auto realtime = std::chrono::system_clock::now().time_since_epoch();
+    best = {anchor.ticks, static_cast<std::uint64_t>(anchor.ns),
+            static_cast<std::uint64_t>(std::chrono::nanoseconds(realtime).count())};
+  }
+  return best;
 }
 
 std::string file_name(const std::string& directory, int attempt) {
@@ -133,7 +150,7 @@ std::unique_ptr<TraceFile> TraceFile::create(const std::string& directory, std::
 }
 
 TraceFile::TraceFile(std::string path, int file, std::size_t capacity)
-    : path_(std::move(path)), file_(file), capacity_(capacity), clock_(ticks::choose()) {
+    : path_(std::move(path)), file_(file), capacity_(capacity) {
   void* mapped = MAP_FAILED;
   const std::size_t bytes = kRecordsAt + capacity_ * sizeof(TraceRecord);
   if (extend(0, kChunk)) mapped = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file_, 0);
@@ -153,8 +170,7 @@ TraceFile::TraceFile(std::string path, int file, std::size_t capacity)
   header_->text_bytes = kRecordsAt - kTextAt;
   header_->records_at = kRecordsAt;
   header_->capacity = capacity_;
-  header_->clock = static_cast<std::uint32_t>(clock_);
-  header_->first = ticks::read(clock_);
+  header_->first = read_clocks<Header::Reading>();
   write_line(about_process());
   header_->state.store(1, std::memory_order_release);  // pairs with the reader
   std::memcpy(header_->magic, "OCCLTRCE", sizeof(header_->magic));
@@ -185,13 +201,12 @@ bool TraceFile::write_line(const std::string& line) {
 }
 
 std::uint16_t TraceFile::add_group(const TraceGroup& group) {
-  std::string pids;
-  for (const std::uint32_t pid : group.pids) enlist(pids, pid);
   std::lock_guard lock(mutex_);
   if (closed_ || groups_ == TraceRecord::kNoGroup) return TraceRecord::kNoGroup;
   const std::string line =
       concat("{\"group\": ", groups_, ", \"name\": ", quoted(group.name), ", \"key\": \"", group.key,
-             "\", \"rank\": ", group.rank, ", \"size\": ", group.size, ", \"pids\": [", pids, "]}");
+             "\", \"rank\": ", group.rank, ", \"size\": ", group.size, ", \"spans\": ", group.spans, "}");
+  take_reading();
   return write_line(line) ? groups_++ : TraceRecord::kNoGroup;
 }
 
@@ -221,7 +236,7 @@ bool TraceFile::grow(std::uint64_t i) {
 void TraceFile::take_reading() noexcept {
   auto& later = header_->later[readings_++ % 2];
   later.stamp.store(0, std::memory_order_relaxed);  // the next stores follow it, as they go to the same line
-  later.reading = ticks::read(clock_);
+  later.reading = read_clocks<Header::Reading>();
   later.stamp.store(readings_, std::memory_order_release);  // pairs with the reader
 }
 

@@ -19,17 +19,14 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <vector>
-
-#include "base/ticks.h"
 
 namespace occl::coll {
 
 /// How far an operation came. The reader knows these numbers.
 enum class Progress : std::uint8_t { submitted = 1, arrived, met, ended, failed };
 
-/// One operation. Times are ticks: `submitted` as it is, the others after `submitted`, because a float is
-/// precise to a ten-millionth.
+/// One operation. Times are ticks (base/ticks.h): `submitted` as it is, the others after `submitted`,
+/// negative where that has not happened. A float is precise to a ten-millionth.
 struct TraceRecord {
   static constexpr std::uint16_t kNoGroup = 0xffff;
   static constexpr std::uint8_t kSend = 100, kReceive = 101;  // in `kind`, beside those of Kind
@@ -46,15 +43,15 @@ struct TraceRecord {
   std::int16_t peer;  // collectives: the rank that was last seen to be missing, -1: none; messages: the peer
   std::uint32_t detail;  // collectives: reduce operation + root << 8; messages: the tag
   float arrived, met, moved, ended;
-  float waited;  // when a thread began to wait for it; negative: none
+  float waited;  // when a thread of the program began to wait for it
 };
 static_assert(sizeof(TraceRecord) == 64);
 
 struct TraceGroup {
   std::string name;
   std::uint64_t key = 0;  // the same on all ranks, and of no other group
+  bool spans = false;     // it spans nodes: the key is that of this node's part
   int rank = 0, size = 0;
-  std::vector<std::uint32_t> pids;  // by rank, 0 where not known; may be empty
 };
 
 class TraceFile {
@@ -70,7 +67,6 @@ class TraceFile {
   TraceFile& operator=(const TraceFile&) = delete;
 
   const std::string& path() const { return path_; }
-  ticks::Source clock() const { return clock_; }
 
   /// Describes a group to the reader. Returns its number in records; kNoGroup if the table is full.
   std::uint16_t add_group(const TraceGroup& group);
@@ -102,13 +98,13 @@ class TraceFile {
   bool grow(std::uint64_t i);
   bool extend(std::uint64_t from, std::uint64_t to) const;
   void stop(const std::string& trouble) noexcept;
-  void take_reading() noexcept;
+  void take_reading() noexcept;  // under mutex_, as are the next
+
   bool write_line(const std::string& line);
 
   const std::string path_;
   const int file_;
   const std::uint64_t capacity_;  // records, a power of two
-  const ticks::Source clock_;
   std::byte* base_ = nullptr;
   Header* header_ = nullptr;
   TraceRecord* records_ = nullptr;

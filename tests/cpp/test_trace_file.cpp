@@ -78,8 +78,8 @@ int status_of_child(F&& f) {
 TEST("a closed file holds the header, the groups and the records, and nothing else") {
   const Directory directory;
   const auto file = TraceFile::create(directory.path + "/new/one", 1 << 20);
-  CHECK(file->add_group({.name = "a \"quoted\"\nname", .key = 7, .rank = 1, .size = 2, .pids = {4, 5}}) == 0);
-  CHECK(file->add_group({.name = "b", .key = 8, .rank = 0, .size = 1, .pids = {}}) == 1);
+  CHECK(file->add_group({.name = "a \"quoted\"\nname", .key = 7, .spans = false, .rank = 1, .size = 2}) == 0);
+  CHECK(file->add_group({.name = "b", .key = 8, .spans = true, .rank = 0, .size = 1}) == 1);
   for (std::uint64_t i = 0; i < 100; ++i) CHECK(record(*file, i));
   file->close();
   file->close();
@@ -87,9 +87,8 @@ TEST("a closed file holds the header, the groups and the records, and nothing el
   const std::string bytes = content(file->path());
   CHECK(bytes.size() == TraceFile::kRecordsAt + 100 * sizeof(TraceRecord), bytes.size());
   CHECK(bytes.starts_with("OCCLTRCE"));
-  CHECK(bytes.find(
-            "\n{\"group\": 0, \"name\": \"a \\\"quoted\\\" name\", \"key\": \"7\", \"rank\": 1, \"size\": 2, "
-            "\"pids\": [4, 5]}\n") != std::string::npos);
+  CHECK(bytes.find("\n{\"group\": 0, \"name\": \"a \\\"quoted\\\" name\", \"key\": \"7\", \"rank\": 1, "
+                   "\"size\": 2, \"spans\": 0}\n") != std::string::npos);
   const auto all = stamps(bytes);
   for (std::uint64_t i = 0; i < 100; ++i) {
     CHECK(all[i] == i + 1);

@@ -50,16 +50,16 @@ class Clock:
         return before[1]
 
 
-def clocks(recordings: Iterable[Recording]) -> dict[tuple[str, bool], Clock]:
-    """The clock of each host, by the boot that it is in and by what it counts: see `key`."""
-    hosts: dict[tuple[str, bool], list[Recording]] = defaultdict(list)
+def clocks(recordings: Iterable[Recording]) -> dict[str, Clock]:
+    """The clock of each host, by `key`."""
+    hosts: dict[str, list[Recording]] = defaultdict(list)
     for recording in recordings:
         hosts[key(recording)].append(recording)
     return {host: _clock(found) for host, found in hosts.items()}
 
 
-def key(recording: Recording) -> tuple[str, bool]:
-    return recording.boot or recording.host, recording.counts_ticks
+def key(recording: Recording) -> str:
+    return recording.boot or recording.host
 
 
 def _clock(recordings: list[Recording]) -> Clock:
@@ -69,7 +69,7 @@ def _clock(recordings: list[Recording]) -> Clock:
     first, last = readings[0], readings[-1]
     # Kilohertz to terahertz: anything else is damage.
     rate = (last.monotonic - first.monotonic) / max(1, last.ticks - first.ticks)
-    if not recordings[0].counts_ticks or not 1e-3 < rate < 1e6:
+    if not 1e-3 < rate < 1e6:
         rate = 1.0
     to_realtime = round(median(r.realtime - r.monotonic for r in readings))
     return Clock(recordings[0].host, first.ticks, first.monotonic, rate, to_realtime)

@@ -44,7 +44,6 @@ class Group:
     size: int
     rows: dict[int, int] = field(default_factory=dict)
     """By rank: the row, for the ranks that have left a trace."""
-    pids: dict[int, int] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
@@ -64,7 +63,6 @@ class Operation:
     bytes: int
     dtype: str
     reduction: str
-    path: str
     root: int | None
     tag: int | None
     peer: int | None
@@ -215,9 +213,13 @@ def merge(recordings: list[Recording], problems: Iterable[str] = ()) -> Job:
 
     def rank_of(own: list[int]) -> int | None:
         """In the largest group of the process, and of these in the first."""
-        seen = [(-sizes[numbers[i, g.number]], g.number, g.rank) for i in own for g in recordings[i].groups.values()]
+        seen = [
+            (-sizes[numbers[i, g.number]], i, g.number, g.rank)
+            for i in own
+            for g in recordings[i].groups.values()
+        ]
         environment = recordings[own[0]].rank
-        return min(seen)[2] if seen else environment if environment >= 0 else None
+        return min(seen)[3] if seen else environment if environment >= 0 else None
 
     ranked = [(rank_of(own), own) for own in processes.values()]
     ranked.sort(key=lambda pair: (pair[0] is None, pair[0] or 0, pair[1]))
@@ -236,7 +238,6 @@ def merge(recordings: list[Recording], problems: Iterable[str] = ()) -> Job:
             groups.append(Group(len(groups), seen.name, seen.size))
         group = groups[renumbered[number]]
         group.rows[seen.rank] = row_of[i]
-        group.pids.update({rank: pid for rank, pid in enumerate(seen.pids) if pid})
 
     job = Job(rows, groups, [], _command(recordings), 0, list(problems), [])
     for recording in recordings:
@@ -254,18 +255,17 @@ def _command(recordings: list[Recording]) -> str:
 
 
 def _missing(job: Job) -> list[str]:
-    """Ranks that belong to a group and have left no trace. A process is named once."""
-    told: set[int] = set()
+    """Ranks that belong to the largest groups and have left no trace, or else to others."""
     texts = []
-    for group in job.groups:
-        missing = [rank for rank in range(group.size) if rank not in group.rows]
-        news = [rank for rank in missing if group.pids.get(rank, -1 - rank) not in told]
-        told.update(group.pids.get(rank, -1 - rank) for rank in news)
-        if news:
-            names = ", ".join(f"{r} (pid {group.pids[r]})" if r in group.pids else str(r) for r in news[:8])
-            more = f" and {len(news) - 8} more" if len(news) > 8 else ""
+    for group in job.groups:  # the largest come first
+        if texts and group.size < job.groups[0].size:
+            break
+        missing = [str(rank) for rank in range(group.size) if rank not in group.rows]
+        if missing:
+            more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
             texts.append(
-                f"rank{'s' * (len(news) > 1)} {names}{more} of {group.label} left no trace that can be read"
+                f"rank{'s' * (len(missing) > 1)} {', '.join(missing[:8])}{more} of {group.label} left no trace "
+                "that can be read"
             )
     return texts
 
@@ -323,7 +323,6 @@ def _operation(
         record.bytes,
         _named(recording.dtypes, record.dtype),
         "" if reduction == "NONE" else reduction,
-        "" if message else _named(recording.paths, record.path),
         None if message else record.detail >> 8,
         record.detail if message else None,
         group.rows.get(record.peer) if group else None,
@@ -342,14 +341,14 @@ def _named(names: list[str], number: int) -> str:
 
 
 def _compare(
-    clocks: dict[tuple[str, bool], align.Clock],
+    clocks: dict[str, align.Clock],
     recordings: list[Recording],
     groups: dict[int, dict[int, int]],
     base: int,
 ) -> list[str]:
     """Corrects the clocks of all hosts towards that of the first recording, and says how well that is known."""
     # By meeting and host: the latest arrival and the first departure.
-    ends: dict[tuple[int, int], dict[tuple[str, bool], tuple[float, float]]] = defaultdict(dict)
+    ends: dict[tuple[int, int], dict[str, tuple[float, float]]] = defaultdict(dict)
     for i, recording in enumerate(recordings):
         host = align.key(recording)
         clock = clocks[host]
@@ -365,7 +364,7 @@ def _compare(
                 max(arrived, at + record.arrived * clock.rate),
                 min(met, at + record.met * clock.rate),
             )
-    bounds: dict[tuple[tuple[str, bool], tuple[str, bool]], list[align.Bound]] = defaultdict(list)
+    bounds: dict[tuple[str, str], list[align.Bound]] = defaultdict(list)
     for meeting in ends.values():
         for a, (arrived_a, met_a) in meeting.items():
             for b, (arrived_b, met_b) in meeting.items():

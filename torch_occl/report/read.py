@@ -17,7 +17,7 @@ SEND, RECEIVE = 100, 101
 ARRIVED, MET, ENDED, FAILED = 2, 3, 4, 5
 """How far an operation came; 1: it was only called."""
 
-HEADER = struct.Struct("<8sIIQQQQII")
+HEADER = struct.Struct("<8sIIQQQQQ")
 READING = struct.Struct("<QQQ")
 LATER = struct.Struct("<QQQQ")
 RECORD = struct.Struct("<QQQQHBBBBhI5f")
@@ -45,7 +45,6 @@ class GroupSeen:
     key: str
     rank: int
     size: int
-    pids: list[int]
     spans: bool = False
 
 
@@ -59,7 +58,6 @@ class Record:
     kind: int
     progress: int
     dtype: int
-    path: int
     peer: int
     detail: int
     number: int
@@ -85,10 +83,7 @@ class Recording:
     command: str
     kinds: list[str]
     dtypes: list[str]
-    sizes: list[int]
     reductions: list[str]
-    paths: list[str]
-    counts_ticks: bool
     readings: list[Reading]
     groups: dict[int, GroupSeen] = field(default_factory=dict)
     records: list[Record] = field(default_factory=list)
@@ -106,9 +101,7 @@ def read(path: Path) -> Recording:
         if not content.strip(b"\0"):
             raise Unreadable(f"{path.name} is empty: its process ended before it wrote anything")
         raise Unreadable(f"{path.name} is no trace of torch_occl, or its beginning is damaged")
-    _, version, record_bytes, text_at, text_bytes, records_at, capacity, clock, state = HEADER.unpack_from(
-        content
-    )
+    _, version, record_bytes, text_at, text_bytes, records_at, capacity, state = HEADER.unpack_from(content)
     if version != VERSION:
         raise Unreadable(
             f"{path.name} has version {version} of the format, and this torch_occl reads version {VERSION}: "
@@ -119,7 +112,7 @@ def read(path: Path) -> Recording:
     lines = list(_lines(content[text_at : text_at + text_bytes]))
     if not lines or "pid" not in lines[0]:
         raise Unreadable(f"{path.name} does not say which process wrote it: its beginning is damaged")
-    made = _recording(path, lines, clock == 1, list(_readings(content)))
+    made = _recording(path, lines, list(_readings(content)))
     _add_records(made, content, records_at, capacity)
     if state == 3:
         made.problems.append(f"{made.name()} ended its trace early: its file could not become longer")
@@ -150,7 +143,7 @@ def _readings(content: bytes) -> Iterator[Reading]:
             yield Reading(*reading)
 
 
-def _recording(path: Path, lines: list[dict[str, Any]], ticks: bool, readings: list[Reading]) -> Recording:
+def _recording(path: Path, lines: list[dict[str, Any]], readings: list[Reading]) -> Recording:
     about = lines[0]
     try:
         made = Recording(
@@ -163,10 +156,7 @@ def _recording(path: Path, lines: list[dict[str, Any]], ticks: bool, readings: l
             str(about["command"]),
             [str(name) for name in about["kinds"]],
             [str(name) for name in about["dtypes"]],
-            [int(size) for size in about["sizes"]],
             [str(name) for name in about["reductions"]],
-            [str(name) for name in about["paths"]],
-            ticks,
             readings,
         )
         for line in lines[1:]:
@@ -176,7 +166,6 @@ def _recording(path: Path, lines: list[dict[str, Any]], ticks: bool, readings: l
                 str(line["key"]),
                 int(line["rank"]),
                 int(line["size"]),
-                [int(pid) for pid in line["pids"]],
                 bool(line.get("spans", 0)),
             )
             made.groups[group.number] = group
@@ -211,7 +200,7 @@ def _add_records(made: Recording, content: bytes, at: int, capacity: int) -> Non
 
 
 def _record(values: tuple[Any, ...]) -> Record | None:
-    stamp, submitted, number, size, group, progress, kind, dtype, path, peer, detail, *times = values
+    stamp, submitted, number, size, group, progress, kind, dtype, _, peer, detail, *times = values
     arrived, met, moved, ended, waited = times
     if not 1 <= progress <= FAILED or not all(map(math.isfinite, times)):
         return None
@@ -221,7 +210,6 @@ def _record(values: tuple[Any, ...]) -> Record | None:
         kind,
         progress,
         dtype,
-        path,
         peer,
         detail,
         number,
