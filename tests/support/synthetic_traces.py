@@ -58,7 +58,17 @@ class Process:
         detail: int = 0,
         failed: bool = False,
     ) -> None:
-        progress = 5 if failed else 4 if ended is not None else 3 if met is not None else 2 if arrived is not None else 1
+        progress = (
+            5
+            if failed
+            else 4
+            if ended is not None
+            else 3
+            if met is not None
+            else 2
+            if arrived is not None
+            else 1
+        )
 
         def after(t: float | None) -> float:
             return -1.0 if t is None else (t - called) * (1 + self.drift) * self.ticks_of_us
@@ -84,10 +94,22 @@ class Process:
     def content(self) -> bytes:
         about = {
             **{"host": self.host, "boot": self.boot, "pid": self.pid, "rank": self.rank, "world": -1},
-            **{"command": "python train.py", "kinds": KINDS, "dtypes": ["float32"], "reductions": ["SUM", "NONE"]},
+            **{
+                "command": "python train.py",
+                "kinds": KINDS,
+                "dtypes": ["float32"],
+                "reductions": ["SUM", "NONE"],
+            },
         }
         header = read.HEADER.pack(
-            read.MAGIC, read.VERSION, read.RECORD.size, TEXT_AT, RECORDS_AT - TEXT_AT, RECORDS_AT, self.capacity, self.state
+            read.MAGIC,
+            read.VERSION,
+            read.RECORD.size,
+            TEXT_AT,
+            RECORDS_AT - TEXT_AT,
+            RECORDS_AT,
+            self.capacity,
+            self.state,
         )
         header += read.READING.pack(*self.reading(self.began))
         header += read.LATER.pack(1, *self.reading(self.began + 1e6)) + read.LATER.pack(0, 0, 0, 0)
@@ -120,6 +142,13 @@ def straggling(size: int, operations: int, late: int = 1) -> list[Process]:
         for rank, process in enumerate(made):
             arrived = came if rank == late else begin + rank
             process.operation(
-                number, arrived, arrived, came + 1, came + 50, waited=arrived, size=4096, peer=late if rank != late else -1
+                number,
+                arrived,
+                arrived,
+                came + 1,
+                came + 50,
+                waited=arrived,
+                size=4096,
+                peer=late if rank != late else -1,
             )
     return made

@@ -1,11 +1,12 @@
 """The clocks of all recordings, as one time in nanoseconds.
 
-The processes of one host read one clock, so their times agree to some tens of nanoseconds, whatever the job does.
-The clocks of two hosts are compared by what the ranks did: no rank leaves a meeting before all have arrived, so
+The processes of one host read one clock, so their times agree to some tens of nanoseconds. The clocks of two
+hosts are compared by what the ranks did: no rank leaves a meeting before all have arrived, so
 
-    arrived on a  <=  met on b  +  (a's clock - b's clock)        for every meeting of a rank of a and one of b
+    arrived on a  <=  met on b  +  (a's clock - b's clock)
 
-and the same with a and b exchanged. All meetings together leave a small interval for the difference.
+for every meeting of a rank of a and one of b, and the same with a and b exchanged. Together they leave a
+small interval for the difference.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ PIECES = 32
 
 @dataclass
 class Clock:
-    """The time of one host. `shifts` are corrections towards the first host: pairs of a time and nanoseconds."""
+    """The time of one host. `shifts` are corrections towards the first host: pairs of a time and of
+    nanoseconds."""
 
     host: str
     ticks: int

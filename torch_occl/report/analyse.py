@@ -1,7 +1,8 @@
 """What the times of a job say. docs/tracing.md defines the words.
 
 in flight   from the call to the end of an operation
-waiting     of a collective: from this rank's arrival to the last rank's; of a message: until the other side is there
+waiting     of a collective: from this rank's arrival to the last rank's; of a message: until its other side
+            is there
 moving      from then on, to its end
 blocked     the part of the time in flight in which a thread of the rank waited for the operation
 overlap     of the time in which a rank had operations in flight: the share in which it was not blocked
@@ -132,7 +133,7 @@ def union(spans: list[tuple[float, float]]) -> float:
 
 
 def size_name(size: int) -> str:
-    return next(name for name, most in SIZES if size <= most)
+    return next((name for name, most in SIZES if size <= most), SIZES[-1][0])
 
 
 def analyse(job: Job, slowest: int = 100) -> Analysis:
@@ -181,7 +182,8 @@ def _slowest(job: Job, waited: dict[int, float], most: int) -> list[Slow]:
         began = min(operation.submitted for operation in operations)
         stop = max(operation.stop for operation in operations)
         message = operations[0].is_message
-        last = None if message else last_arrival(operations, job.groups[operations[0].group].size)
+        group = -1 if message else operations[0].group
+        last = last_arrival(operations, job.groups[group].size) if group >= 0 else None
         met = [operation.met for operation in operations if operation.met is not None]
         came = last.arrived if last and last.arrived is not None else min(met, default=stop)
         made.append(

@@ -12,21 +12,24 @@ from torch_occl.report.analyse import analyse
 from torch_occl.report.read import Recording, Unreadable
 
 DESCRIPTION = (
-    "Merges the traces that the processes of a job wrote into a directory (OCCL_TRACE, torch_occl.trace) into one "
-    "HTML page, and into a trace for ui.perfetto.dev. Prints a summary. The exit status is 2 if nothing can be shown."
+    "Merges the traces that the processes of a job wrote in a directory (OCCL_TRACE, torch_occl.trace), into "
+    "one HTML page, and into a trace for ui.perfetto.dev. Prints a summary. The exit status is 2 if there is "
+    "nothing to show."
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("directory", type=Path, help="where the traces are; the report goes there, too")
     parser.add_argument("--output", type=Path, metavar="DIR", help="where the report goes instead")
-    parser.add_argument("--job", type=int, metavar="N", help="of several jobs in the directory: 1 is the oldest")
+    parser.add_argument(
+        "--job", type=int, metavar="N", help="of several jobs in the directory: 1 is the oldest"
+    )
     parser.add_argument(
         "--operations",
         type=int,
         default=page.MOST,
         metavar="N",
-        help="operations that the page shows one by one; the shortest of the others are summed up (%(default)s)",
+        help="operations that the page shows one by one; shorter ones are summed up (%(default)s)",
     )
 
 
@@ -68,7 +71,11 @@ def _choose(loaded: merge.Loaded, number: int | None) -> tuple[list[Recording], 
     problems = list(loaded.problems)
     if len(jobs) > 1:
         began = ", ".join(f"{n}: {_began(job)}" for n, job in enumerate(jobs, 1))
-        problems.insert(0, f"the directory holds {len(jobs)} jobs, and this is job {chosen}; --job N shows another ({began})")
+        problems.insert(
+            0,
+            f"the directory holds {len(jobs)} jobs, and this is job {chosen}; --job N shows another "
+            f"({began})",
+        )
     return jobs[chosen - 1], problems
 
 

@@ -82,7 +82,9 @@ class Operation:
     @property
     def stop(self) -> float:
         """When it ended, or the last that is known of it."""
-        return max(t for t in (self.submitted, self.arrived, self.met, self.moved, self.ended) if t is not None)
+        return max(
+            t for t in (self.submitted, self.arrived, self.met, self.moved, self.ended) if t is not None
+        )
 
     @property
     def failed(self) -> bool:
@@ -130,7 +132,9 @@ def load(directory: Path) -> Loaded:
     if not directory.exists():
         raise Unreadable(f"{directory} does not exist")
     if not directory.is_dir():
-        raise Unreadable(f"{directory} is no directory: give the one that OCCL_TRACE or torch_occl.trace named")
+        raise Unreadable(
+            f"{directory} is no directory: give the one that OCCL_TRACE or torch_occl.trace named"
+        )
     paths = sorted(directory.glob("*" + SUFFIX))
     if not paths:
         raise Unreadable(f"{directory} holds no traces (files named *{SUFFIX})")
@@ -236,8 +240,7 @@ def merge(recordings: list[Recording], problems: Iterable[str] = ()) -> Job:
         if number not in renumbered:
             renumbered[number] = len(groups)
             groups.append(Group(len(groups), seen.name, seen.size))
-        group = groups[renumbered[number]]
-        group.rows[seen.rank] = row_of[i]
+        groups[renumbered[number]].rows[seen.rank] = row_of[i]
 
     job = Job(rows, groups, [], _command(recordings), 0, list(problems), [])
     for recording in recordings:
@@ -256,7 +259,7 @@ def _command(recordings: list[Recording]) -> str:
 
 def _missing(job: Job) -> list[str]:
     """Ranks that belong to the largest groups and have left no trace, or else to others."""
-    texts = []
+    texts: list[str] = []
     for group in job.groups:  # the largest come first
         if texts and group.size < job.groups[0].size:
             break
@@ -264,8 +267,8 @@ def _missing(job: Job) -> list[str]:
         if missing:
             more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
             texts.append(
-                f"rank{'s' * (len(missing) > 1)} {', '.join(missing[:8])}{more} of {group.label} left no trace "
-                "that can be read"
+                f"rank{'s' * (len(missing) > 1)} {', '.join(missing[:8])}{more} of {group.label} left no "
+                "trace that can be read"
             )
     return texts
 
@@ -346,7 +349,7 @@ def _compare(
     groups: dict[int, dict[int, int]],
     base: int,
 ) -> list[str]:
-    """Corrects the clocks of all hosts towards that of the first recording, and says how well that is known."""
+    """Corrects the clocks of all hosts towards that of the first recording, and says how exact that is."""
     # By meeting and host: the latest arrival and the first departure.
     ends: dict[tuple[int, int], dict[str, tuple[float, float]]] = defaultdict(dict)
     for i, recording in enumerate(recordings):
@@ -382,11 +385,11 @@ def _compare(
             shifts, uncertain = found
             before = clocks[a]
             clocks[b].shifts = [(at, shift + before.shift(at)) for at, shift in shifts]
-            clocks[b].uncertain = uncertain + (before.uncertain or 0.0)
+            clocks[b].uncertain = known = uncertain + (before.uncertain or 0.0)
             placed.append(b)
             texts.append(
                 f"times of host {clocks[b].host} agree with those of host {clocks[placed[0]].host} to "
-                f"{clocks[b].uncertain / 1000:.1f} us, as their meetings say"
+                f"{known / 1000:.1f} us, as their meetings say"
             )
     for b, clock in clocks.items():
         if b not in placed:

@@ -25,7 +25,14 @@ MOST = 300_000
 BLOCKS = 2000
 """Blocks that stand for the others, in all rows."""
 
-TYPES = {"d": "Float64Array", "f": "Float32Array", "i": "Int32Array", "I": "Uint32Array", "h": "Int16Array", "B": "Uint8Array"}
+TYPES = {
+    "d": "Float64Array",
+    "f": "Float32Array",
+    "i": "Int32Array",
+    "I": "Uint32Array",
+    "h": "Int16Array",
+    "B": "Uint8Array",
+}
 
 
 def write(job: Job, found: Analysis, path: Path, most: int = MOST) -> None:
@@ -56,8 +63,8 @@ def page(job: Job, found: Analysis, most: int = MOST) -> str:
 
 
 def _choose(job: Job, most: int) -> tuple[list[Operation], list[list[float]]]:
-    """The operations that are shown one by one, and blocks for the others: row, begin, end, number, and the share
-    of waiting."""
+    """The operations that are shown one by one, and blocks for the others: row, begin, end, number, and the
+    share of waiting."""
     if len(job.operations) <= most:
         return job.operations, []
     ordered = sorted(job.operations, key=lambda operation: operation.submitted - operation.stop)
@@ -88,10 +95,10 @@ def _after(operation: Operation, at: float | None) -> float:
 
 
 def _columns(job: Job, shown: list[Operation]) -> tuple[list[dict[str, Any]], bytes]:
-    """What lies where, and the bytes: little-endian, as every browser's arrays are on the machines at hand."""
+    """What lies where, and the bytes: little-endian, as are those of browsers."""
     waits = {id(operation): (by, time) for operation, by, time in analyse.waits(job)}
     kinds, dtypes, reductions = (_index(job, name) for name in ("kind", "dtype", "reduction"))
-    made = {
+    made: dict[str, array[Any]] = {
         "called": array("d", (operation.submitted / 1000 for operation in shown)),
         "number": array("d", (float(operation.number) for operation in shown)),
         "bytes": array("d", (float(operation.bytes) for operation in shown)),
@@ -112,7 +119,9 @@ def _columns(job: Job, shown: list[Operation]) -> tuple[list[dict[str, Any]], by
     }
     columns, packed = [], b""
     for name, values in made.items():
-        columns.append({"name": name, "type": TYPES[values.typecode], "at": len(packed), "count": len(values)})
+        columns.append(
+            {"name": name, "type": TYPES[values.typecode], "at": len(packed), "count": len(values)}
+        )
         packed += values.tobytes()
     return columns, packed
 
@@ -198,8 +207,8 @@ def findings(job: Job, found: Analysis) -> list[str]:
     slowest = max(found.ranks, key=lambda rank: rank.caused)
     if waited and slowest.caused:
         texts.append(
-            f"The ranks waited {units.duration(waited)} for each other, added up. {slowest.caused / waited:.0%} of "
-            f"that was for {job.rows[slowest.row].label}."
+            f"The ranks waited {units.duration(waited)} for each other, added up. "
+            f"{slowest.caused / waited:.0%} of that was for {job.rows[slowest.row].label}."
         )
     flight, blocked = (sum(getattr(rank, name) for rank in found.ranks) for name in ("in_flight", "blocked"))
     if flight:

@@ -1,10 +1,10 @@
 """A job in the JSON of Chrome's trace events, which ui.perfetto.dev loads.
 
-Each rank is a process, and each of its groups has a track for collectives, and as many for messages as are in
-flight at a time. An operation is a slice, from the call to the end; in it lie `waits for rank 3` and `moves`. An
-arrow goes from the rank that came last to those that waited for it.
+Each rank is a process. Each of its groups has a track for collectives, and as many for messages as are in
+flight at a time. An operation is a slice, from the call to the end; in it lie `waits for rank 3` and `moves`.
+An arrow goes from the rank that came last to those that waited for it.
 
-Format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU ("Trace Event Format").
+The format is that of the document "Trace Event Format" by the authors of Chrome's tracing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,13 @@ def events(job: Job) -> Iterator[Event]:
     for row in job.rows:
         name = f"{row.label} (pid {row.pid}, host {row.host})"
         yield {"ph": "M", "name": "process_name", "pid": row.number, "tid": 0, "args": {"name": name}}
-        yield {"ph": "M", "name": "process_sort_index", "pid": row.number, "tid": 0, "args": {"sort_index": row.number}}
+        yield {
+            "ph": "M",
+            "name": "process_sort_index",
+            "pid": row.number,
+            "tid": 0,
+            "args": {"sort_index": row.number},
+        }
     waits = {id(operation): (by, time) for operation, by, time in analyse.waits(job)}
     tracks = _Tracks()
     for operation in job.operations:
@@ -46,7 +52,13 @@ def events(job: Job) -> Iterator[Event]:
         if is_new:
             what = "messages of " if operation.is_message else ""
             name = what + units.where(job, operation)
-            yield {"ph": "M", "name": "thread_name", "pid": operation.row, "tid": track, "args": {"name": name}}
+            yield {
+                "ph": "M",
+                "name": "thread_name",
+                "pid": operation.row,
+                "tid": track,
+                "args": {"name": name},
+            }
             order = {"sort_index": track}
             yield {"ph": "M", "name": "thread_sort_index", "pid": operation.row, "tid": track, "args": order}
         yield from _slices(job, operation, track, waits.get(id(operation)))
@@ -82,7 +94,9 @@ def _slice(operation: Operation, track: int, name: str, begin: float, end: float
     }
 
 
-def _slices(job: Job, operation: Operation, track: int, wait: tuple[int | None, float] | None) -> Iterator[Event]:
+def _slices(
+    job: Job, operation: Operation, track: int, wait: tuple[int | None, float] | None
+) -> Iterator[Event]:
     args: dict[str, Any] = {
         "number": operation.number,
         "group": units.where(job, operation),

@@ -50,8 +50,8 @@ class GroupSeen:
 
 @dataclass(slots=True)
 class Record:
-    """One operation. `submitted` is in ticks, and the other times are ticks after that: None where the operation
-    did not come so far."""
+    """One operation. `submitted` is in ticks, and the other times are ticks after that: None where the
+    operation did not come so far."""
 
     index: int
     group: int

@@ -71,5 +71,8 @@ def table(head: list[str], lines: Iterable[list[str]]) -> Iterator[str]:
     rows = [head, *lines]
     widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
     for row in rows:
-        cells = [cell.rjust(width) if i else cell.ljust(width) for i, (cell, width) in enumerate(zip(row, widths, strict=True))]
+        cells = [
+            cell.rjust(width) if i else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
         yield "  ".join(cells).rstrip()
