@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <algorithm>
+#include <utility>
 
 #include "coll/engine.h"
 #include "device/runtime/stream.h"
@@ -299,7 +300,7 @@ void WorkOCCL::wait_on_host(std::chrono::milliseconds timeout, Waiting waiting) 
   const Deadline deadline = timeout == kNoTimeout ? Deadline::never() : Deadline::after(timeout);
   for (const Part& part : parts_) {
     const coll::Operation& op = part.operation;
-    if (waiting == Waiting::program) group_->activity().waited(op);
+    if (waiting == Waiting::program) std::as_const(*group_).activity().waited(op);
     if (!engine().wait(*group_, op, deadline, interrupt_check()))
       raise(Error(Errc::timeout, concat("occl: Timed out waiting ", timeout.count(), "ms for ", op.describe(),
                                         " #", op.sequence(), " of group ", group_->name(), " on rank ", rank_,

@@ -103,7 +103,7 @@ class Chromium:
         """Returns when the page has set `data-ready`."""
         self.call("Page.navigate", url=url)
         end = time.monotonic() + PATIENCE
-        while self.value("document.documentElement.dataset.ready") is None:
+        while self.value("document.documentElement?.dataset.ready") in (None, ""):
             assert time.monotonic() < end, ("the page is not ready", self.errors)
             time.sleep(0.05)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from torch_occl.report import align
@@ -108,7 +109,7 @@ class Job:
     clocks: list[str]
     """How well the times of several hosts agree, in sentences."""
 
-    @property
+    @cached_property
     def duration(self) -> float:
         return max((operation.stop for operation in self.operations), default=0.0)
 
