@@ -110,9 +110,12 @@ Activity::Activity(std::shared_ptr<shm::Endpoint> endpoint, Identity identity,
   r.flags.set(identity_.flags);
   r.memory.set(0);
   const Anchor& first = endpoint_->first_anchor();
-  r.first_ticks.set(first.ticks);
-  r.first_ns.set(static_cast<std::uint64_t>(first.ns));
-  keep_time(ticks_now());
+  {
+    const Writing writing(r);
+    r.first_ticks.set(first.ticks);
+    r.first_ns.set(static_cast<std::uint64_t>(first.ns));
+    keep_time(ticks_now());
+  }
   r.state.set(static_cast<std::uint64_t>(RecordState::open));
 }
 
@@ -123,7 +126,7 @@ Activity::~Activity() {
 
 void Activity::end() { record_->state.set(static_cast<std::uint64_t>(RecordState::ended)); }
 
-/// Renews the anchor, now and then.
+/// Renews the anchor, now and then. While `version` is odd.
 void Activity::keep_time(Ticks now) {
   if (now < next_anchor_) return;
   const Anchor& first = endpoint_->first_anchor();
@@ -182,8 +185,8 @@ void Activity::posted(Operation& op) {
     r.posted.set(now);
     r.deadline.set(static_cast<std::uint64_t>(op.deadline().at_ns()));
     r.collectives.add(1);
+    keep_time(now);
   }
-  keep_time(now);
   tell(Event::What::posted, op, -1, now);
 }
 
@@ -258,9 +261,10 @@ void Activity::message_posted(Operation& op) {
                            static_cast<std::uint64_t>(t.dtype) << 17 | std::uint64_t{t.tag} << 32);
     r.message_volume.set(t.bytes());
     r.message_posted.set(now);
+    r.message_deadline.set(static_cast<std::uint64_t>(op.deadline().at_ns()));
     r.messages_open.add(1);
+    keep_time(now);
   }
-  keep_time(now);
   tell(Event::What::posted, op, t.peer, now);
 }
 

@@ -63,6 +63,8 @@ coll::Engine& engine() {
   return *made;
 }
 
+coll::Engine* engine_if_made() { return the_engine.load(std::memory_order_acquire); }  // pairs with engine()
+
 const std::string& node_name() { return the_node; }
 
 void stop_background() {

@@ -16,6 +16,8 @@ namespace occl::pg {
 /// Made at first use and never destroyed, because its threads may run until the process ends. A forked child
 /// has none of these threads, so it makes an engine of its own.
 coll::Engine& engine();
+/// The same, or null while there has been no use.
+coll::Engine* engine_if_made();
 
 /// Ends the background threads, if there are any. Called at the interpreter's exit, because such a thread can
 /// drop the last reference to a tensor, and so to a Python object.
