@@ -35,8 +35,8 @@ COMMANDS = [
         "top",
         "shows what the ranks of running groups do, and who waits for whom",
         "Shows the groups of this user's processes on this host: what each rank does, how long it waits and "
-        "for whom. It only reads what the processes publish, and does not slow them. Ctrl-C ends it. The exit "
-        "status is 2 if a process cannot be shown.",
+        "for whom. It only reads what the processes publish, and does not slow them. Ctrl-C ends it. The "
+        "exit status is 2 if a process cannot be shown.",
         torch_occl.top.command.arguments,
         torch_occl.top.command.run,
     ),

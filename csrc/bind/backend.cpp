@@ -222,9 +222,9 @@ void bind_backend(py::module_& module) {
   module.def("_cpu_memory_stats", [] { return by_name(pg::cpu_memory_stats()); });
   module.def(
       "_control_region",
-      []() -> py::object {
+      []() -> std::optional<py::memoryview> {
         const coll::Engine* engine = pg::engine_if_made();
-        if (!engine) return py::none();
+        if (!engine) return std::nullopt;
         const shm::Arena& arena = engine->endpoint()->arena();  // lives as long as the process
         return py::memoryview::from_memory(static_cast<const void*>(arena.at(0)),
                                            static_cast<py::ssize_t>(arena.committed()));

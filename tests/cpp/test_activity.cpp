@@ -5,6 +5,7 @@
 #include <cstring>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "check.h"
 #include "cluster.h"
@@ -16,7 +17,7 @@ using namespace occl;
 using namespace occl::coll;
 using namespace occl::test;
 
-const ActivityRecord& record_of(Rank& r) { return r.group->activity().record(); }
+const ActivityRecord& record_of(Rank& r) { return std::as_const(*r.group).activity().record(); }
 
 /// What a reader takes at one moment, as torch_occl/top/records.py does.
 struct Seen {
@@ -205,7 +206,8 @@ TEST("records of groups that have ended are used again") {
     CHECK(records_in(*endpoint) == 2);
     endpoint->collect();
   }
-  const std::string names = reinterpret_cast<const char*>(endpoint->arena().at(endpoint->header().names.load()));
+  const std::string names =
+      reinterpret_cast<const char*>(endpoint->arena().at(endpoint->header().names.load()));
   CHECK(names.starts_with("barrier,broadcast,all_reduce,") && names.ends_with(",NONE"));
 }
 

@@ -1,4 +1,4 @@
-"""The records of all ranks, put together by group: who waits for whom, since when, and how late each rank is."""
+"""The records of all ranks, by group: which rank waits for which, since when, and how late each one is."""
 
 from __future__ import annotations
 
@@ -126,11 +126,12 @@ def look(processes: Iterable[Process], problems: Iterable[str] = ()) -> Snapshot
             )
             if record.rank < group.size:
                 group.ranks[record.rank] = Rank(process, record, state)
-    snapshot.groups = {
-        key: group
-        for key, group in sorted(snapshot.groups.items(), key=lambda item: (_first_pid(item[1]), item[1].name))
+    live = [
+        (_first_pid(group), group.name, key)
+        for key, group in snapshot.groups.items()
         if any(rank.state != GONE for rank in group.ranks.values())
-    }
+    ]
+    snapshot.groups = {key: snapshot.groups[key] for _, _, key in sorted(live)}
     return snapshot
 
 

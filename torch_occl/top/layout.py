@@ -22,12 +22,12 @@ IDENTITY = struct.Struct("<IIQQQiiQQQ128s")
 """ActivityRecord: magic, bytes, next, state, group, rank, size, block, wanted, flags, name."""
 WORDS = struct.Struct("<112Q")
 """The words after the identity: the fields of `FIELDS`, then eight words of counters for each kind."""
-FIELDS = (
-    ["first_ticks", "first_ns", "recent_ticks", "recent_ns", "memory", "message_deadline", "", ""]
-    + ["version", "stage", "number", "signature", "volume", "posted", "since", "deadline"]
-    + ["submitted", "last", "collectives", "message", "envelope", "message_volume"]
-    + ["message_posted", "messages_open"]
-)
+FIELDS = [
+    *("first_ticks", "first_ns", "recent_ticks", "recent_ns", "memory", "message_deadline", "", ""),
+    *("version", "stage", "number", "signature", "volume", "posted", "since", "deadline"),
+    *("submitted", "last", "collectives", "message", "envelope", "message_volume"),
+    *("message_posted", "messages_open"),
+]
 KINDS = 11  # nine collectives, sends, receives
 VERSION_AT = IDENTITY.size + 8 * FIELDS.index("version")
 RECORD_BYTES = IDENTITY.size + WORDS.size

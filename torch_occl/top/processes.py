@@ -1,8 +1,8 @@
 """Finds the processes of this user that have groups, and reads what the system says of each.
 
-A process keeps its control region open as a descriptor, and /proc/PID/fd shows that by the memfd's name. The
-kernel lets a process open it under the rules for reading another process (the same user, not set-user-id), and
-this module opens it for reading. It reads with pread, which cannot fault where a region has a hole or ends.
+A process keeps its control region open as a descriptor, and /proc/PID/fd shows it by the memfd's name. The
+kernel lets another process open it by the rules for reading a process: the same user, and not set-user-id.
+This module opens it for reading, and reads with pread, which cannot fault where a region has a hole or ends.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ STATES = {
     "D": "waits for a device",
     "T": "is stopped (SIGSTOP, or Ctrl-Z)",
     "t": "is stopped by a debugger",
-    "Z": "has exited, and its parent has not noticed",
     "X": "has exited",
     "I": "sleeps",
 }
@@ -59,7 +58,7 @@ class Process:
         if not self.exited:
             try:
                 fields = _fields(self.pid)
-                self.exited = fields[19] != self.started
+                self.exited = fields[19] != self.started or fields[0] in "ZX"
                 if not self.exited:
                     return fields[0]
             except (OSError, IndexError):
@@ -98,8 +97,10 @@ def regions(pid: int) -> Iterator[int]:
 
 
 def attach(pid: int) -> Process | None:
-    """The process, if it has a region of its own: a forked child holds its parent's. Raises `OtherVersion` and
-    OSError."""
+    """The process, if it has a region of its own: a forked child holds its parent's.
+
+    Raises `OtherVersion` and OSError.
+    """
     problem: OtherVersion | None = None
     for fd in regions(pid):
         process = Process(pid, "", fd, "")

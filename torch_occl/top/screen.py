@@ -14,7 +14,13 @@ from rich.text import Text
 from torch_occl.top.groups import Row
 from torch_occl.top.view import GroupView, View, columns, headline, title
 
-STYLES = {"waiting": "yellow", "stopped": "bold red", "exited": "bold red", "held": "magenta", "moving": "green"}
+STYLES = {
+    "waiting": "yellow",
+    "stopped": "bold red",
+    "exited": "bold red",
+    "held": "magenta",
+    "moving": "green",
+}
 NOTHING = "No process of this user has a group of torch_occl."
 
 

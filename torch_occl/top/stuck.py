@@ -15,6 +15,7 @@ from torch_occl.top.groups import GONE, Group, Rank, Snapshot
 
 PATIENCE = 1.0
 """Seconds after which a rank that waits is worth a sentence."""
+PY_SPY = "py-spy"
 STACK_SECONDS = 5.0
 STACK_LINES = 8
 
@@ -129,7 +130,7 @@ class Stacks:
 
     def __init__(self, background: bool) -> None:
         here = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-        self.command = shutil.which("py-spy", path=here)
+        self.command = shutil.which(PY_SPY, path=here)
         self.background = background
         self.known: dict[int, tuple[float, list[str]]] = {}
         self.asking: set[int] = set()

@@ -62,7 +62,8 @@ def size(count: float) -> str:
     value = float(count)
     for unit in ("", "K", "M", "G", "T", "P"):
         if value < 999.5 or unit == "P":
-            return f"{value:.1f}{unit}" if unit and value < 9.95 and value % 1 >= 0.05 else f"{value:.0f}{unit}"
+            text = f"{value:.1f}" if unit and value < 9.95 else f"{value:.0f}"
+            return text.removesuffix(".0") + unit
         value /= 1024
     return "?"
 
