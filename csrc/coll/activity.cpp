@@ -165,6 +165,7 @@ void Activity::starting(Operation& op) {
   kind_ = kind_of(op);
   bytes_ = bytes_of(op.collective());
   met_ = false;
+  looks_ = 0;
   blocked_since_ = synced_ = 0;
   op.times() = {};
   if (bytes_ > kUntimedBytes) op.times().started = ticks_now();
@@ -192,6 +193,7 @@ void Activity::posted(Operation& op) {
 
 void Activity::block() {
   if (!current_) return;
+  looks_ = kLooks;
   blocked_since_ = met_ ? ticks_now() : current_->times().posted;
   if (!met_) return;
   record_->since.set(blocked_since_);
@@ -209,10 +211,12 @@ void Activity::unblock(Ticks now) {
 void Activity::met(int last) {
   if (!current_) return;
   auto& times = current_->times();
-  times.met = blocked_since_ ? ticks_now() : times.posted;
+  const bool timed = blocked_since_ != 0 || recorder_.load(std::memory_order_relaxed);  // tell looks again
+  times.met = timed ? ticks_now() : times.posted;
   blocked_since_ = 0;
   met_ = true;
-  if (last < 0 && times.met == times.posted) last = identity_.rank;
+  if (last < 0 && looks_ == 0) last = identity_.rank;
+  looks_ = 0;
   record_->stage.set(static_cast<std::uint64_t>(Stage::moving));
   record_->last.set(static_cast<std::uint64_t>(last + 1));
   tell(Event::What::met, *current_, last, times.met);

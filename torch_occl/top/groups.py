@@ -69,10 +69,10 @@ class Group:
             return self._behind(rank, lambda r: r.tick if r.collectives == mine else -1)
         if not me.receives:
             return []
-        if me.record.wanted:
-            return [peer for peer in me.record.wanted if peer != rank]
         message = me.record.message
-        return [message.peer] if message and message.peer is not None else []
+        if message is None or message.peer is None:  # any rank
+            return []
+        return [peer for peer in me.record.wanted if peer != rank] or [message.peer]
 
     def _behind(self, rank: int, position: Callable[[Record], int]) -> list[int]:
         mine = position(self.ranks[rank].record)

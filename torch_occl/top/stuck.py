@@ -47,7 +47,7 @@ def enumerate_ranks(ranks: list[int]) -> str:
 def waits(snapshot: Snapshot, group: Group, stacks: Stacks) -> list[Wait]:
     """One for each rank that others wait for, the longest first."""
     by: dict[tuple[int, str], list[int]] = {}
-    elsewhere: dict[str, list[int]] = {}
+    unknown: dict[tuple[str, str], list[int]] = {}
     for number, rank in sorted(group.ranks.items()):
         since = rank.waits_since()
         if since is None or rank.state == GONE or snapshot.now - since < PATIENCE * 1e9:
@@ -56,10 +56,18 @@ def waits(snapshot: Snapshot, group: Group, stacks: Stacks) -> list[Wait]:
         missing = group.waits_for(number)
         for other in missing:
             by.setdefault((other, operation), []).append(number)
-        if not missing and group.spans_nodes:
-            elsewhere.setdefault(operation, []).append(number)
-    made = [_wait(snapshot, group, who, other, operation, stacks) for (other, operation), who in by.items()]
-    made += [_wait(snapshot, group, who, None, operation, stacks) for operation, who in elsewhere.items()]
+        if not missing and rank.receives:
+            unknown.setdefault((operation, "a message of any rank"), []).append(number)
+        elif not missing and group.spans_nodes:
+            unknown.setdefault((operation, "ranks of other nodes"), []).append(number)
+    made = [
+        _wait(snapshot, group, waiting, other, "", operation, stacks)
+        for (other, operation), waiting in by.items()
+    ]
+    made += [
+        _wait(snapshot, group, waiting, None, what, operation, stacks)
+        for (operation, what), waiting in unknown.items()
+    ]
     return sorted(made, key=lambda wait: (-round(wait.seconds), wait.rank))
 
 
@@ -68,8 +76,15 @@ def _operation(rank: Rank) -> str:
 
 
 def _wait(
-    snapshot: Snapshot, group: Group, waiting: list[int], missing: int | None, operation: str, stacks: Stacks
+    snapshot: Snapshot,
+    group: Group,
+    waiting: list[int],
+    missing: int | None,
+    what: str,
+    operation: str,
+    stacks: Stacks,
 ) -> Wait:
+    """``what``: what they wait for, if it is not the rank ``missing``."""
     oldest = min(group.ranks[r].waits_since() or snapshot.now for r in waiting)
     seconds = (snapshot.now - oldest) / 1e9
     deadlines = [call.deadline for r in waiting if (call := group.ranks[r].call) and call.deadline]
@@ -79,7 +94,7 @@ def _wait(
     text += f" waited {seconds:.1f} s for "
     rank = group.ranks.get(missing) if missing is not None else None
     if missing is None:
-        text += "ranks of other nodes"
+        text += what
     elif rank is None:
         text += f"rank {missing}, whose process is not seen here,"
     else:
