@@ -109,10 +109,11 @@ TEST("a rank that waits shows that it does, and its peers show that they have no
   cluster.each([&](Rank& r) {
     std::int64_t one = 1;
     if (r.rank == 1) {
+      // A thread that sleeps has looked more than kLooks times.
       for (const int other : {0, 2})
-        until([&] {
-          return read(record_of(cluster[other])).stage == static_cast<std::uint64_t>(Stage::meeting);
-        });
+        until([&] { return cluster[other].endpoint->header().sleepers.load() > 0; });
+      for (const int other : {0, 2})
+        CHECK(read(record_of(cluster[other])).stage == static_cast<std::uint64_t>(Stage::meeting));
       const Seen waiting = read(record_of(cluster[0]));
       CHECK(waiting.collectives == 1 && waiting.deadline > static_cast<std::uint64_t>(steady_ns()));
       CHECK(read(record_of(r)).collectives == 0);
