@@ -27,7 +27,7 @@ def job_of(*processes: traces.Process, directory: Path) -> merge.Job:
 
 def report(*arguments: object) -> int:
     parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
+    command.arguments(parser)
     return command.run(parser.parse_args([str(argument) for argument in arguments]))
 
 

@@ -109,9 +109,12 @@ Activity::Activity(std::shared_ptr<shm::Endpoint> endpoint, Identity identity,
   r.flags.set(identity_.flags);
   r.memory.set(0);
   const Anchor& first = endpoint_->first_anchor();
-  r.first_ticks.set(first.ticks);
-  r.first_ns.set(static_cast<std::uint64_t>(first.ns));
-  keep_time(ticks_now());
+  {
+    const Writing writing(r);
+    r.first_ticks.set(first.ticks);
+    r.first_ns.set(static_cast<std::uint64_t>(first.ns));
+    keep_time(ticks_now());
+  }
   r.state.set(static_cast<std::uint64_t>(RecordState::open));
 }
 
@@ -122,7 +125,7 @@ Activity::~Activity() {
 
 void Activity::end() { record_->state.set(static_cast<std::uint64_t>(RecordState::ended)); }
 
-/// Renews the anchor, now and then.
+/// Renews the anchor, now and then. While `version` is odd.
 void Activity::keep_time(Ticks now) {
   if (now < next_anchor_) return;
   const Anchor& first = endpoint_->first_anchor();
@@ -161,6 +164,7 @@ void Activity::starting(Operation& op) {
   kind_ = kind_of(op);
   bytes_ = bytes_of(op.collective());
   met_ = false;
+  looks_ = 0;
   blocked_since_ = synced_ = 0;
   op.times() = {};
   if (bytes_ > kUntimedBytes) op.times().started = ticks_now();
@@ -181,13 +185,14 @@ void Activity::posted(Operation& op) {
     r.posted.set(now);
     r.deadline.set(static_cast<std::uint64_t>(op.deadline().at_ns()));
     r.collectives.add(1);
+    keep_time(now);
   }
-  keep_time(now);
   tell(Event::What::posted, op, -1, now);
 }
 
 void Activity::block() {
   if (!current_) return;
+  looks_ = kLooks;
   blocked_since_ = met_ ? ticks_now() : current_->times().posted;
   if (!met_) return;
   record_->since.set(blocked_since_);
@@ -205,10 +210,12 @@ void Activity::unblock(Ticks now) {
 void Activity::met(int last) {
   if (!current_) return;
   auto& times = current_->times();
-  times.met = blocked_since_ ? ticks_now() : times.posted;
+  const bool timed = blocked_since_ != 0 || recorder_.load(std::memory_order_relaxed);  // tell looks again
+  times.met = timed ? ticks_now() : times.posted;
   blocked_since_ = 0;
   met_ = true;
-  if (last < 0 && times.met == times.posted) last = identity_.rank;
+  if (last < 0 && looks_ == 0) last = identity_.rank;
+  looks_ = 0;
   record_->stage.set(static_cast<std::uint64_t>(Stage::moving));
   record_->last.set(static_cast<std::uint64_t>(last + 1));
   tell(Event::What::met, *current_, last, times.met);
@@ -257,9 +264,10 @@ void Activity::message_posted(Operation& op) {
                            static_cast<std::uint64_t>(t.dtype) << 17 | std::uint64_t{t.tag} << 32);
     r.message_volume.set(t.bytes());
     r.message_posted.set(now);
+    r.message_deadline.set(static_cast<std::uint64_t>(op.deadline().at_ns()));
     r.messages_open.add(1);
+    keep_time(now);
   }
-  keep_time(now);
   tell(Event::What::posted, op, t.peer, now);
 }
 

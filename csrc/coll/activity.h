@@ -1,9 +1,9 @@
 // What one rank does in one group: the times of its operations, which it publishes for readers outside
 // (coll/record.h), and hands to the process's Recorder, if there is one (coll/recorder.h).
 //
-// It costs an operation a few stores into cache lines that only this rank touches, one look at the clock
-// after its post, while the post is on its way, and one more if it waited for others. Only operations of more
-// than kUntimedBytes look at the clock again at their end.
+// It costs an operation a few stores into cache lines that only this rank touches, and one look at the clock
+// after its post, while the post is on its way. A rank that waited looks at the clock once more, and so do
+// operations of more than kUntimedBytes at their beginning and end.
 //
 // The thread that drives the group calls it, but for `submitted`.
 #pragma once
@@ -26,6 +26,10 @@ inline constexpr std::size_t kUntimedBytes = 1024;
 
 /// The larger of what a rank gives and of what it gets.
 std::uint64_t bytes_of(const Collective& c);
+
+/// A rank has waited if it looked in vain so often, about half a microsecond, or was about to sleep. A rank
+/// that arrives with the others looks in vain too, because their posts are still on their way.
+inline constexpr int kLooks = 8;
 
 class Activity {
  public:
@@ -67,11 +71,16 @@ class Activity {
   void held(const Operation& op);
   void starting(Operation& op);
   void posted(Operation& op);
-  /// It cannot go on before a peer does something.
+  /// It cannot go on before a peer does something. Counts as waiting from the look kLooks on.
   void blocked() {
-    if (blocked_since_ == 0) block();
+    if (++looks_ == kLooks) block();
+  }
+  /// Nothing has moved for a while, so the thread is about to sleep.
+  void still_blocked() {
+    if (looks_ > 0 && looks_ < kLooks) block();
   }
   void unblocked() {
+    looks_ = 0;
     if (blocked_since_ != 0) unblock(ticks_now());
   }
   /// All ranks have arrived. `last`: the last one that this rank waited for, or -1.
@@ -116,6 +125,7 @@ class Activity {
   int kind_ = 0;
   std::uint64_t bytes_ = 0;
   bool met_ = false;
+  int looks_ = 0;  // in vain, since something moved
   Ticks blocked_since_ = 0, synced_ = 0;
 };
 

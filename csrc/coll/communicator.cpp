@@ -86,6 +86,7 @@ bool Communicator::drive(bool checks) {
     moved = advance_collectives(done);
     moved |= advance_messages(done);
     if (!moved && checks) {
+      activity_.still_blocked();
       activity_.set_memory(memory_held().total());
       check(done);
     }

@@ -31,7 +31,9 @@ Group::Group(Engine& engine, std::unique_ptr<Mesh> mesh)
       refusals_(*mesh_),
       executor_(*mesh_, activity()),
       messenger_(*mesh_, activity()),
-      diagnosis_(*this, messenger_, refusals_) {}
+      diagnosis_(*this, messenger_, refusals_) {
+  activity().set_memory(mesh_->block_bytes());
+}
 
 Group::~Group() = default;
 

@@ -67,11 +67,12 @@ struct alignas(kLine) ActivityRecord {
   RecordWord flags;
   std::array<char, 2 * kLine> name{};
 
-  // ---- Written now and then.
+  // ---- Written now and then; the anchors are guarded by `version`.
   RecordWord first_ticks, first_ns;    // an anchor (base/ticks.h), from when the process made its endpoint
   RecordWord recent_ticks, recent_ns;  // another one, at most a second older than the newest time below
   RecordWord memory;                   // bytes of shared memory that the rank holds for the group
-  std::array<std::uint64_t, 3> reserved{};
+  RecordWord message_deadline;         // of the last message: steady_ns. Guarded by `version`
+  std::array<std::uint64_t, 2> reserved{};
 
   // ---- Guarded by `version`. Times are ticks.
   alignas(kLine) RecordWord version;

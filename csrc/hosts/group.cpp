@@ -38,7 +38,7 @@ coll::Blocks blocks_of(const std::vector<coll::Block>& list) {
 }  // namespace
 
 Group::Group(Membership membership, std::shared_ptr<coll::Group> node, std::shared_ptr<Link> link)
-    : Communicator(node->engine(), {membership.name, node->mesh().member(0).incarnation, membership.rank,
+    : Communicator(node->engine(), {membership.name, membership.group, membership.rank,
                                     membership.partition.size(), 0, 0, coll::kSpansNodes}),
       m_(std::move(membership)),
       node_number_(m_.partition.node_of(m_.rank)),

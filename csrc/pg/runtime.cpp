@@ -96,6 +96,8 @@ void stop_trace() {
   the_tracer = nullptr;
 }
 
+coll::Engine* engine_if_made() { return the_engine.load(std::memory_order_acquire); }  // pairs with engine()
+
 const std::string& node_name() { return the_node; }
 
 void stop_background() {

@@ -16,6 +16,8 @@ namespace occl::pg {
 /// Made at first use and never destroyed, because its threads may run until the process ends. A forked child
 /// has none of these threads, so it makes an engine of its own.
 coll::Engine& engine();
+/// The same, or null while there has been no use.
+coll::Engine* engine_if_made();
 
 /// Records what this process does from now on, in a new file in `directory` (coll/tracer.h), whose path it
 /// returns. The engine does the same when it is made, if OCCL_TRACE names a directory; what is wrong with

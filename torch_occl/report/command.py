@@ -11,14 +11,8 @@ from torch_occl.report import merge, page, perfetto, text
 from torch_occl.report.analyse import analyse
 from torch_occl.report.read import Recording, Unreadable
 
-DESCRIPTION = (
-    "Merges the traces that the processes of a job wrote in a directory (OCCL_TRACE, torch_occl.trace), into "
-    "one HTML page, and into a trace for ui.perfetto.dev. Prints a summary. The exit status is 2 if there is "
-    "nothing to show."
-)
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("directory", type=Path, help="where the traces are; the report goes there, too")
     parser.add_argument("--output", type=Path, metavar="DIR", help="where the report goes instead")
     parser.add_argument(
