@@ -54,6 +54,8 @@ DOMAINS = ("plain/test_domains", "tsan/test_domains")
 BROKEN = ("plain/test_broken_peer",)
 HOSTILE = ("plain/test_hostile",)
 ENDPOINT = ("plain/test_endpoint",)
+ACTIVITY = ("plain/test_activity",)
+TOP = "tests/distributed/test_top.py::"
 
 STREAMS = "tests/distributed/test_side_streams.py::"
 BEGINS = (STREAMS + "test_a_collective_begins_when_its_stream_comes_to_it",)
@@ -275,7 +277,7 @@ MUTATIONS = [
     Mutation("results are staged where parts are", "coll/executor.cpp", "side.where == Where::result ? 1 : 0;", "0;", WHOLE),
     Mutation("a step begins before the last one has ended elsewhere", "coll/executor.cpp", "  cursor_ = 0;\n  stage_ = Stage::sync;", "  stage_ = Stage::sync;", WHOLE),
     Mutation("a tick rings nobody", "coll/executor.cpp", "  OCCL_FAULT_POINT(\"tick.stamped\");\n  mesh_.ring_all();", "  OCCL_FAULT_POINT(\"tick.stamped\");", ("explore/test_interleavings:every path",)),
-    Mutation("a collective on hold begins", "coll/communicator.cpp", "    if (!op.ready()) return moved;\n", "", HOLD),
+    Mutation("a collective on hold begins", "coll/communicator.cpp", "    if (!op.ready()) {\n      activity_.held(op);\n      return moved;\n    }\n", "", HOLD),
     Mutation("a message on hold begins", "coll/communicator.cpp", "while (!messages_held_.empty() && messages_held_.front().ready())", "while (!messages_held_.empty())", HOLD),
     Mutation("a message passes one on hold", "coll/communicator.cpp", "    (op.is_transfer() ? messages_held_ : collectives_).push(op);\n", "    if (op.is_transfer() && op.ready())\n      post(op, done);\n    else\n      (op.is_transfer() ? messages_held_ : collectives_).push(op);\n", HOLD),
     Mutation("what is released is left to the next look", "coll/engine.cpp", "  op.make_ready();\n  poll(group);", "  op.make_ready();", ("explore/test_interleavings:released",)),
@@ -305,6 +307,15 @@ MUTATIONS = [
     Mutation("a failure is heard again and again", "coll/subgroup.cpp", "memory_.failures[rank] = failure.number;", "", ("plain/test_subgroup:cannot take part",)),
     Mutation("ranks that contradict each other are told at the timeout", "coll/subgroup.cpp", "if (!all && dispute_.passed())", "if (false)", ("plain/test_subgroup:another order",)),
     Mutation("threads make groups of one parent side by side", "coll/subgroup.cpp", "return !parent.subgroup_state().busy.exchange(true, std::memory_order_seq_cst);", "return true;", ("plain/test_subgroup:threads of one", "tsan/test_subgroup:threads of one")),
+    # ---- what a rank shows of itself
+    Mutation("the end of an operation is not marked while it is written", "coll/activity.cpp", "  const Writing writing(r);\n  r.stage.set(static_cast<std::uint64_t>(Stage::idle));", "  r.stage.set(static_cast<std::uint64_t>(Stage::idle));", ("plain/test_activity:half",)),
+    Mutation("the time until all ranks have come is not counted", "coll/activity.cpp", "if (const Ticks waited = times.met - times.posted) c.meeting.add(waited);", "", ACTIVITY),
+    Mutation("an operation that failed counts as a good one", "coll/activity.cpp", "  if (op.error())\n    c.failed.add(1);\n  else\n    c.operations.add(1), c.bytes.add(bytes_);", "  c.operations.add(1), c.bytes.add(bytes_);", ACTIVITY),
+    Mutation("a record of a group that has ended is not used again", "coll/activity.cpp", "  endpoint_->arena().retire({{offset_, sizeof(ActivityRecord)}}, [] { return true; });", "", ACTIVITY),
+    Mutation("the rank that came last is not kept", "coll/meeting.cpp", "      last_ = cursor_;\n", "", ACTIVITY),
+    Mutation("top names ranks that have come", "torch_occl/top/groups.py", "position(self.ranks[r].record) < mine", "position(self.ranks[r].record) <= mine", (TOP + "test_a_straggler_is_waited_for_and_late",)),
+    Mutation("top takes a forked child for its parent", "torch_occl/top/processes.py", "if own == _own_pid(pid):", "if own:", (TOP + "test_a_forked_child_is_not_taken_for_its_parent",)),
+    Mutation("top reads what another version wrote", "torch_occl/top/records.py", "if version != layout.PROTOCOL:", "if version > layout.PROTOCOL:", (TOP + "test_another_version_is_refused_in_a_sentence",)),
 ]  # fmt: skip
 
 NOT_CAUGHT = {

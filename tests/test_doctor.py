@@ -19,6 +19,7 @@ import torch
 from tests.support.devices import DEVICES
 from tests.support.interpreter import PACKAGE, run_python
 from torch_occl import _command, _interfaces
+from torch_occl._commands import main
 from torch_occl.doctor import (
     cgroups,
     children,
@@ -32,7 +33,6 @@ from torch_occl.doctor import (
     system,
 )
 from torch_occl.doctor.children import Ended
-from torch_occl.doctor.command import main
 from torch_occl.doctor.report import FINE, HINT, PROBLEM, WARNING, Line, Section
 
 ROOT = Path(__file__).parents[1]

@@ -101,6 +101,13 @@ def _set_prepare_inter_node(
 def _init_device_groups() -> None:
     """Once ``dev`` is made: its quantized and sparse tensors reach their backend."""
 
+def _start_trace(directory: str, max_bytes: int = ...) -> str:
+    """Records what this process does; the path of the file."""
+
+def _stop_trace() -> None: ...
+def _control_region() -> memoryview | None:
+    """What this process publishes to its peers, as it is now; None if it has had no group."""
+
 def _announce_end() -> None:
     """Tells peers that this process ends in good order, and does not die."""
 

@@ -40,11 +40,21 @@ if not _command.starting():
             share_as_environment_says,
             share_cpu_memory,
         )
+        from torch_occl._stats import OperationStats, stats
+        from torch_occl._tracing import trace
 
         share_as_environment_says()
         replace_as_environment_says()
         __all__ += ["ArgumentError", "ProcessGroupOCCL", "WorkOCCL", "empty_shared", "memory_stats"]
-        __all__ += ["replace", "serves", "share_cpu_memory", "shrink_group"]
+        __all__ += [
+            "OperationStats",
+            "replace",
+            "serves",
+            "share_cpu_memory",
+            "shrink_group",
+            "stats",
+            "trace",
+        ]
     if (_loaded := sys.modules.get("torch_occl.testing")) is not None:  # by pytest, without this package
         testing = _loaded
 __version__ = _versions.VERSION

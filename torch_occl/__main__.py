@@ -1,9 +1,9 @@
-"""``python -m torch_occl``: its commands. See `torch_occl.doctor.command`."""
+"""``python -m torch_occl``: its commands. See `torch_occl._commands`."""
 
 import os
 import sys
 
-from torch_occl.doctor.command import main
+from torch_occl._commands import main
 
 if __name__ == "__main__":
     try:

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
 
 namespace occl {
 
@@ -33,6 +34,11 @@ class Deadline {
     if (at_ == Clock::time_point::max()) return most;
     const auto left = std::chrono::nanoseconds(at_ - Clock::now());
     return std::clamp(left, std::chrono::nanoseconds(0), most);
+  }
+
+  /// The moment on the steady clock, in nanoseconds; the largest number for never.
+  std::int64_t at_ns() const {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(at_.time_since_epoch()).count();
   }
 
   /// What `after` was called with; for messages.

@@ -13,6 +13,7 @@ inline constexpr const char* kIsa = "OCCL_ISA";    // avx512, avx2 or baseline: 
 inline constexpr const char* kNode = "OCCL_NODE";  // ranks that differ in it share no memory
 inline constexpr const char* kTopology =
     "OCCL_TOPOLOGY";                                   // "0-31,32-63": ranks that count as near each other
+inline constexpr const char* kTrace = "OCCL_TRACE";    // the directory for traces
 inline constexpr const char* kTuning = "OCCL_TUNING";  // "one_shot_bytes=16384,slot_bytes=..."
 
 /// The value, or "" if it is not set.

@@ -220,7 +220,24 @@ void bind_backend(py::module_& module) {
       },
       py::arg("min_bytes"));
   module.def("_cpu_memory_stats", [] { return by_name(pg::cpu_memory_stats()); });
+  module.def(
+      "_control_region",
+      []() -> std::optional<py::memoryview> {
+        const coll::Engine* engine = pg::engine_if_made();
+        if (!engine) return std::nullopt;
+        const shm::Arena& arena = engine->endpoint()->arena();  // lives as long as the process
+        return py::memoryview::from_memory(static_cast<const void*>(arena.at(0)),
+                                           static_cast<py::ssize_t>(arena.committed()));
+      },
+      "What this process publishes to its peers, as it is now; None if it has had no group.");
   module.def("_announce_end", &pg::announce_end);
+  module.def(
+      "_start_trace",
+      [](const std::string& directory, std::size_t max_bytes) {
+        return pg::translated([&] { return pg::start_trace(directory, max_bytes); });
+      },
+      py::arg("directory"), py::arg("max_bytes") = pg::kTraceBytes, py::call_guard<py::gil_scoped_release>());
+  module.def("_stop_trace", &pg::stop_trace, py::call_guard<py::gil_scoped_release>());
   module.def("_set_build", &pg::set_build, py::arg("build"));
   module.def(
       "_set_prepare_inter_node",

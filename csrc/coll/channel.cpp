@@ -80,6 +80,7 @@ void Channel::take(const Envelope& e, OperationList& done) {
     case Record::grant:
       if (const auto it = sending(e.id); it != sending_.end()) {
         it->granted = true;
+        transfers_.met(*it->op, peer_);
         it->to = e.ref;
       }
       return;
@@ -131,6 +132,7 @@ template <class CopyPayload>
 void Channel::match(Operation& op, const Envelope& e, CopyPayload&& copy_payload, OperationList& done) {
   const Transfer& t = op.transfer();
   op.set_source(peer_);
+  transfers_.met(op, peer_);
   const bool whole = e.record == Record::eager ? e.bytes == t.bytes() : e.bytes < t.bytes();
   if (!fits(t, e) || !whole) {
     Envelope nack = e;

@@ -7,6 +7,9 @@
 
 namespace occl::coll {
 
+Communicator::Communicator(Engine& engine, Activity::Identity identity)
+    : engine_(engine), activity_(engine.endpoint(), std::move(identity), engine.recorder()) {}
+
 std::optional<Error> Communicator::error() const {
   std::lock_guard lock(submit_mutex_);
   return ended_;
@@ -25,6 +28,7 @@ void Communicator::submit(Operation& op) {
       if (op.is_transfer()) forgive(op.transfer());
       pending_.fetch_add(1, std::memory_order_relaxed);  // the lock shows it with the operation
       engine_.add_pending();
+      activity_.submitted(op);
       submitted_.push(op);
       return;
     }
@@ -52,16 +56,20 @@ void Communicator::take_submitted(OperationList& done) {
     std::lock_guard lock(submit_mutex_);
     taken.take(submitted_);
   }
+  if (!taken.empty()) activity_.called(sequence());
   while (!taken.empty()) {
     Operation& op = taken.pop();
     (op.is_transfer() ? messages_held_ : collectives_).push(op);
   }
   while (!messages_held_.empty() && messages_held_.front().ready()) {
     Operation& op = messages_held_.pop();
-    if (tell(op, [&op] { op.listener().beginning(op); }))
+    activity_.message_posted(op);
+    if (tell(op, [&op] { op.listener().beginning(op); })) {
       post(op, done);
-    else
+    } else {
+      activity_.message_ended(op);
       done.push(op);
+    }
   }
 }
 
@@ -77,7 +85,11 @@ bool Communicator::drive(bool checks) {
     take_submitted(done);
     moved = advance_collectives(done);
     moved |= advance_messages(done);
-    if (!moved && checks) check(done);
+    if (!moved && checks) {
+      activity_.still_blocked();
+      activity_.set_memory(memory_held().total());
+      check(done);
+    }
     set_answers_due(owes_answers());
   } catch (const Error& error) {
     end_all(error, done);
@@ -110,21 +122,30 @@ bool Communicator::advance_collectives(OperationList& done) {
   bool moved = false;
   while (!collectives_.empty()) {
     Operation& op = collectives_.front();
-    if (!op.ready()) return moved;
+    if (!op.ready()) {
+      activity_.held(op);
+      return moved;
+    }
     if (!started_) {
       op.listener().beginning(op);
+      activity_.starting(op);
       start(op);
       started_ = true;
+      activity_.posted(op);
     }
     const Outcome outcome = advance();
-    if (outcome == Outcome::blocked) return moved;
+    if (outcome == Outcome::blocked) {
+      activity_.blocked();
+      return moved;
+    }
+    activity_.unblocked();
     moved = true;
     if (outcome == Outcome::advanced) continue;
     started_ = false;
-    if (outcome == Outcome::mismatch)
-      op.set_error(mismatch());
-    else if (goes_on(op))
-      continue;
+    if (outcome == Outcome::mismatch) op.set_error(mismatch());
+    const bool more = outcome != Outcome::mismatch && goes_on(op);
+    activity_.ended(op);
+    if (more) continue;
     collectives_.pop();
     done.push(op);
   }
@@ -209,6 +230,7 @@ void Communicator::end_all(const Error& error, OperationList& done) {
     while (!waiting->empty()) {
       Operation& op = waiting->pop();
       op.set_error(error);
+      op.is_transfer() ? activity_.message_ended(op) : activity_.ended(op);
       done.push(op);
     }
   fail_messages(error, done);
@@ -242,6 +264,7 @@ void Communicator::close() {
     take_submitted(done);
     leave();
     end_all(*ended_, done);
+    activity_.end();
   }
   finish(done);
   OperationList kept;

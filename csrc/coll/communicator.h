@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "base/sync.h"
+#include "coll/activity.h"
 #include "coll/operation.h"
 #include "shm/endpoint.h"
 
@@ -29,13 +30,14 @@ enum class Outcome : std::uint8_t {
 
 class Communicator {
  public:
-  explicit Communicator(Engine& engine) : engine_(engine) {}
+  Communicator(Engine& engine, Activity::Identity identity);
   /// close() must have been called.
   virtual ~Communicator() = default;
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
   Engine& engine() const { return engine_; }
+  const Activity& activity() const { return activity_; }
   virtual const std::string& name() const = 0;
   virtual int rank() const = 0;
   virtual int size() const = 0;
@@ -74,6 +76,7 @@ class Communicator {
 
   struct Memory {
     std::size_t blocks = 0, staging = 0;  // bytes of shared memory that this rank holds for the group
+    std::size_t total() const { return blocks + staging; }
   };
   Memory memory() const;
 
@@ -135,6 +138,7 @@ class Communicator {
   bool advance_collectives(OperationList& done);
   void take_submitted(OperationList& done);
   void finish(OperationList& done);
+  Activity& activity() { return activity_; }
   Mutex& drive_lock() const { return drive_mutex_; }
   /// In the order in which they were submitted; the first one may have started.
   const OperationList& collectives() const { return collectives_; }
@@ -148,6 +152,7 @@ class Communicator {
   void end_all(const Error& error, OperationList& done);
 
   Engine& engine_;
+  Activity activity_;
 
   // Submission: any thread, under this lock, for a moment.
   mutable Mutex submit_mutex_;

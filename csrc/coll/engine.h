@@ -11,6 +11,7 @@
 // pending_ and waiters_. The same holds for dozing_ in the place of drivers_.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -18,6 +19,7 @@
 #include "base/deadline.h"
 #include "base/sync.h"
 #include "coll/communicator.h"
+#include "coll/recorder.h"
 #include "shm/endpoint.h"
 
 namespace occl::coll {
@@ -79,6 +81,11 @@ class Engine {
   void add_pending() { pending_.fetch_add(1, std::memory_order_seq_cst); }   // pairs with run_background
   void drop_pending() { pending_.fetch_sub(1, std::memory_order_release); }  // as Communicator::pending
 
+  /// From now on the recorder is told of every event of all groups; null: none is. It lives as long as the
+  /// process, because a thread may still be calling it after it has been replaced.
+  void set_recorder(Recorder* recorder) { recorder_.store(recorder, std::memory_order_release); }
+  const std::atomic<Recorder*>& recorder() const { return recorder_; }  // acquire: pairs with set_recorder
+
   /// Wakes every thread of this process that sleeps in `wait`.
   void ring() const { endpoint_->bell().ring(); }
 
@@ -111,6 +118,7 @@ class Engine {
 
   const std::shared_ptr<shm::Endpoint> endpoint_;
   Spin spin_;
+  std::atomic<Recorder*> recorder_ = nullptr;
 
   Atomic<std::size_t> pending_ = 0;  // reasons to drive, in all groups
   Atomic<int> waiters_ = 0;          // threads inside wait()

@@ -9,7 +9,7 @@
 
 namespace occl::coll {
 
-Executor::Executor(Mesh& mesh) : mesh_(mesh), meeting_(mesh) {}
+Executor::Executor(Mesh& mesh, Activity& activity) : mesh_(mesh), activity_(activity), meeting_(mesh) {}
 
 void Executor::start(const Collective& collective, std::uint64_t number, Deadline deadline) {
   step_ = index_ = done_ = 0;
@@ -23,6 +23,7 @@ void Executor::start(const Collective& collective, std::uint64_t number, Deadlin
 Outcome Executor::advance() {
   if (stage_ == Stage::meet) {
     if (!meeting_.all_posted()) return Outcome::blocked;
+    activity_.met(meeting_.last());
     if (meeting_.mismatched()) return Outcome::mismatch;
     meeting_.agree();
     streaming_ = footprint(meeting_.shape()) >= mesh_.tuning().streaming_bytes;
@@ -53,6 +54,7 @@ Outcome Executor::advance() {
     if (meeting_.in_staging()) windows_ += plan.windows;
     return Outcome::finished;
   }
+  if (step_ == plan.steps) activity_.moved();
   publish_tick();
   return Outcome::advanced;
 }

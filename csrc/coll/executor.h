@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "coll/activity.h"
 #include "coll/communicator.h"
 #include "coll/meeting.h"
 #include "coll/mesh.h"
@@ -21,7 +22,7 @@ namespace occl::coll {
 
 class Executor {
  public:
-  explicit Executor(Mesh& mesh);
+  Executor(Mesh& mesh, Activity& activity);
 
   /// Starts a collective of operation `number`. Requires that the previous one has ended. The collective
   /// lives until the next one starts or the group ends.
@@ -49,6 +50,7 @@ class Executor {
   bool all_reached(std::uint64_t tick);
 
   Mesh& mesh_;
+  Activity& activity_;
   Meeting meeting_;
   Stage stage_ = Stage::meet;
   std::uint64_t tick_ = 0;     // synchronisations passed since the group began; the same on every rank

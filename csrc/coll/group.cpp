@@ -11,13 +11,29 @@
 
 namespace occl::coll {
 
+namespace {
+
+Activity::Identity identity_of(const Mesh& mesh) {
+  return {mesh.name(),
+          mesh.member(0).incarnation,
+          mesh.rank(),
+          mesh.size(),
+          mesh.offset_of(&mesh.own().tick()),
+          mesh.offset_of(&mesh.own().recv(0)),
+          0};
+}
+
+}  // namespace
+
 Group::Group(Engine& engine, std::unique_ptr<Mesh> mesh)
-    : Communicator(engine),
+    : Communicator(engine, identity_of(*mesh)),
       mesh_(std::move(mesh)),
       refusals_(*mesh_),
-      executor_(*mesh_),
-      messenger_(*mesh_),
-      diagnosis_(*this, messenger_, refusals_) {}
+      executor_(*mesh_, activity()),
+      messenger_(*mesh_, activity()),
+      diagnosis_(*this, messenger_, refusals_) {
+  activity().set_memory(mesh_->block_bytes());
+}
 
 Group::~Group() = default;
 

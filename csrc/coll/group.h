@@ -47,6 +47,9 @@ class Group final : public Communicator {
   /// The ranks that the current collective waits for.
   std::vector<int> missing() const;
 
+  /// It is the node's part of a group that spans nodes: readers of its record leave it out.
+  void be_part_of_another() { activity().set_flags(kPartOfAnother); }
+
   /// What make_subgroup keeps between calls for this parent. Except for `busy`, only the thread that made it
   /// true uses it.
   struct SubgroupState {

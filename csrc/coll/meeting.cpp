@@ -24,7 +24,7 @@ void Meeting::begin(const Collective& collective, std::uint64_t number, Deadline
   signature_ = Signature::of(*c_);
   shape_ = shape_of(*c_, mesh_.size(), mesh_.domains());
   cursor_ = 0;
-  odd_rank_ = -1;
+  last_ = odd_rank_ = -1;
   pairwise_ = c_->kind == Kind::all_to_all && c_->in.list;
   equal_parts_.reset();
   complete_ = exposed_ = mapped_ = false;
@@ -101,7 +101,10 @@ bool Meeting::all_posted() {
     if (cursor_ == mesh_.rank()) continue;
     const Post& post = mesh_.member(cursor_).block.post(q_);
     const std::uint64_t stamp = post.stamp.load(std::memory_order_seq_cst);  // pairs with post()
-    if (stamp < q_) return false;
+    if (stamp < q_) {
+      last_ = cursor_;
+      return false;
+    }
     if (stamp > q_)
       fail(Errc::protocol, mesh_.describe(cursor_), " of group ", mesh_.name(), " is at operation #", stamp,
            " where this rank is at #", q_);

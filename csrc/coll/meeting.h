@@ -41,6 +41,8 @@ class Meeting {
 
   /// Whether every rank has posted this collective. Throws Error(protocol) if a rank posted a later one.
   bool all_posted();
+  /// After all_posted: the last rank that it waited for; -1 if it never did, so this rank came last.
+  int last() const { return last_; }
   /// Requires all_posted. Whether a rank's call does not fit this rank's. Every rank then finds a mismatch,
   /// so the next operation may begin.
   bool mismatched() const { return odd_rank_ >= 0; }
@@ -108,6 +110,7 @@ class Meeting {
   std::uint64_t number_ = 0;      // the operation's, for errors
   std::uint64_t q_ = 0;           // collectives since the group began; the same on every rank
   int cursor_ = 0;                // all ranks before it have posted
+  int last_ = -1;                 // see the function
   bool mapped_ = false;           // peers can reach what the `direct` path needs of this rank
   bool first_step_made_ = false;  // see the function
   bool complete_ = false;

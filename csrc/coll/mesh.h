@@ -93,6 +93,10 @@ class Mesh {
   /// This rank's staging slots, allocated at first use: two of contributions, two of results, and in a group
   /// over several sockets two of partial sums.
   std::byte* staging();
+  /// The offset of something in this rank's control region.
+  std::uint64_t offset_of(const void* part) const {
+    return static_cast<std::uint64_t>(static_cast<const std::byte*>(part) - endpoint_->arena().at(0));
+  }
   std::uint64_t staging_ref() const { return endpoint_->staging_ref(staging_.offset); }
 
   /// Bytes of shared memory that this rank holds for the group: without the slots, and the slots.

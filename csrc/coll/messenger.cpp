@@ -5,7 +5,8 @@
 
 namespace occl::coll {
 
-Messenger::Messenger(Mesh& mesh) : mesh_(mesh), transfers_(mesh), channels_(mesh.size()) {}
+Messenger::Messenger(Mesh& mesh, Activity& activity)
+    : mesh_(mesh), transfers_(mesh, activity), channels_(mesh.size()) {}
 
 Channel& Messenger::channel(int rank) {
   auto& channel = channels_[rank];

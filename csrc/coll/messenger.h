@@ -31,7 +31,7 @@ namespace occl::coll {
 
 class Messenger {
  public:
-  explicit Messenger(Mesh& mesh);
+  Messenger(Mesh& mesh, Activity& activity);
 
   /// Takes over a send or receive. A receive may end at once; operations that end go to `done`.
   void post(Operation& op, OperationList& done);

@@ -10,7 +10,9 @@
 #include "base/deadline.h"
 #include "base/error.h"
 #include "base/sync.h"
+#include "base/ticks.h"
 #include "coll/collective.h"
+#include "coll/recorder.h"
 
 namespace occl::coll {
 
@@ -105,6 +107,15 @@ class Operation {
   bool exposed() const { return exposed_; }
   void set_exposed(bool exposed) { exposed_ = exposed; }
 
+  /// When its collective, or the message, came how far; 0: not yet. For Activity.
+  struct Times {
+    Ticks started = 0, posted = 0, met = 0;
+  };
+  Times& times() { return times_; }
+  const Times& times() const { return times_; }
+  /// For the process's Recorder.
+  Notes& notes() const { return notes_; }
+
   void set_source(int rank) { source_ = rank; }
   void set_error(std::unique_ptr<Error> error) { error_ = std::move(error); }
   void set_error(const Error& error) { error_ = std::make_unique<Error>(error); }
@@ -125,6 +136,8 @@ class Operation {
   Listener& listener_;
   Operation* next_ = nullptr;
   std::uint64_t sequence_ = 0;
+  Times times_;
+  mutable Notes notes_;
   int source_ = -1;
   Atomic<bool> ready_ = true;
   bool exposed_ = false;

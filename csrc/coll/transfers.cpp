@@ -8,6 +8,7 @@ void Transfers::end(Operation& op, OperationList& done, std::unique_ptr<Error> e
   if (!error) hide();  // after an error it stays: peers that time out later can say what this rank waited for
   op.set_error(std::move(error));
   --open_;
+  activity_.message_ended(op);
   done.push(op);
 }
 

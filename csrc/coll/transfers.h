@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "coll/activity.h"
 #include "coll/mesh.h"
 #include "coll/operation.h"
 
@@ -11,11 +12,13 @@ namespace occl::coll {
 
 class Transfers {
  public:
-  explicit Transfers(Mesh& mesh) : mesh_(mesh) {}
+  Transfers(Mesh& mesh, Activity& activity) : mesh_(mesh), activity_(activity) {}
 
   bool empty() const { return open_ == 0; }
   /// Counts a send or receive that begins.
   void begin() { ++open_; }
+  /// The other side is there: a message for a receive, or the receive for a send.
+  void met(Operation& op, int peer) { activity_.message_met(op, peer); }
   /// Counts one that has ended and appends it to `done`.
   void end(Operation& op, OperationList& done, std::unique_ptr<Error> error = nullptr);
 
@@ -38,6 +41,7 @@ class Transfers {
   void hide();
 
   Mesh& mesh_;
+  Activity& activity_;
   std::size_t open_ = 0;
   OperationList receives_;  // posted and not matched, in order
   bool shown_ = false;      // some RecvLine::wanted is set

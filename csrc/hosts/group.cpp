@@ -38,7 +38,8 @@ coll::Blocks blocks_of(const std::vector<coll::Block>& list) {
 }  // namespace
 
 Group::Group(Membership membership, std::shared_ptr<coll::Group> node, std::shared_ptr<Link> link)
-    : Communicator(node->engine()),
+    : Communicator(node->engine(), {membership.name, membership.group, membership.rank,
+                                    membership.partition.size(), 0, 0, coll::kSpansNodes}),
       m_(std::move(membership)),
       node_number_(m_.partition.node_of(m_.rank)),
       node_(std::move(node)),
@@ -46,8 +47,9 @@ Group::Group(Membership membership, std::shared_ptr<coll::Group> node, std::shar
       notes_(engine().endpoint()),
       work_(engine().endpoint()),
       exchanges_(exchanges(m_.partition.nodes())),
-      messenger_(m_, *node_, *link_),
+      messenger_(m_, *node_, *link_, activity()),
       roll_call_(m_, *link_) {
+  node_->be_part_of_another();
   notes_.reserve((2 + node_->size()) * kNoteBytes);
   if (!leads()) return;
   for (const auto& round : exchanges_)
@@ -145,6 +147,7 @@ bool Group::next_phase() {
       phase_ = Phase::spread;
       return true;
     case Phase::spread:
+      activity().met(-1);
       if (verdict().refused) return false;
       if (fits_note(c)) {
         read_result(verdict(), c, m_.rank);

@@ -34,6 +34,7 @@ struct Membership {
   /// How much of the data one rank handles in a window. Smaller windows overlap better, and cost more
   /// synchronisation and scratch memory of a few times this size.
   std::size_t window_bytes = kWindowBytes;
+  std::uint64_t group = 0;  // the same on all ranks, and of no other group: for coll::Activity
 
   std::uint32_t stream(Stream s) const { return channel * kStreams + static_cast<std::uint32_t>(s); }
   /// "rank 3 (pid 4711, host a)"

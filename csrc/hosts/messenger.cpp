@@ -22,10 +22,11 @@ struct Messenger::Answer {
   std::uint32_t good = 1, other_dtype = 0, other_order = 0;
 };
 
-Messenger::Messenger(const Membership& membership, coll::Group& node, Link& link)
+Messenger::Messenger(const Membership& membership, coll::Group& node, Link& link, coll::Activity& activity)
     : m_(membership),
       node_(node),
       link_(link),
+      activity_(activity),
       node_number_(membership.partition.node_of(membership.rank)),
       peers_(membership.partition.size()) {}
 
@@ -68,6 +69,7 @@ bool Messenger::needed(int peer) const {
 
 void Messenger::end(Operation& op, OperationList& done) {
   --open_;
+  activity_.message_ended(op);
   done.push(op);
 }
 
@@ -164,6 +166,7 @@ Operation* Messenger::waiting_for(int from, std::uint32_t tag) {
 void Messenger::match(int from, Operation& op, const Envelope& e, OperationList& done) {
   const Transfer& t = op.transfer();
   op.set_source(from);
+  activity_.message_met(op, from);
   auto answer = std::make_shared<Answer>();
   answer->id = e.id;
   answer->tag = e.tag;

@@ -28,7 +28,7 @@ namespace occl::hosts {
 
 class Messenger {
  public:
-  Messenger(const Membership& membership, coll::Group& node, Link& link);
+  Messenger(const Membership& membership, coll::Group& node, Link& link, coll::Activity& activity);
   ~Messenger();
 
   /// Takes over a send or receive. A small send ends at once; operations that end go to `done`.
@@ -96,6 +96,7 @@ class Messenger {
   const Membership& m_;
   coll::Group& node_;
   Link& link_;
+  coll::Activity& activity_;
   const int node_number_;
   std::vector<std::unique_ptr<Peer>> peers_;  // by rank, made at first use
   std::list<Inside> inside_;

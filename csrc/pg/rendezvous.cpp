@@ -143,11 +143,13 @@ Met meet_over_nodes(const c10::intrusive_ptr<c10d::Store>& store, Board& board, 
     board.put_failure(kSeat, error);
     throw;
   }
+  std::uint64_t group_number = 0;
   try {
     std::vector<std::string> engines;
     std::vector<coll::Invitation> invitations;
     for (const auto& bytes : board.read(kSeat)) {
       const Seat seat = from_bytes<Seat>(bytes);
+      if (engines.empty()) group_number = seat.invitation.incarnation;
       if (partition.node_of(static_cast<int>(engines.size())) == node) invitations.push_back(seat.invitation);
       engines.push_back(printable(seat.engine.data(), seat.engine.size()));
     }
@@ -166,6 +168,7 @@ Met meet_over_nodes(const c10::intrusive_ptr<c10d::Store>& store, Board& board, 
   const auto channels = board.read(kChannel, kStoreGrace);
   hosts::Membership membership{name, rank, partition, board.processes(),
                                from_bytes<std::uint32_t>(channels.front())};
+  membership.group = group_number;
   if (rank == 0)
     LOG(INFO) << "occl: group " << name << " of " << size << " ranks spans " << partition.nodes()
               << " nodes: " << describe_nodes(partition, cards, division.obstacles)

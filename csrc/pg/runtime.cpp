@@ -1,15 +1,18 @@
 #include "pg/runtime.h"
 
 #include <pthread.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <charconv>
+#include <cstdio>
 #include <mutex>
 #include <string_view>
 
 #include "base/environment.h"
 #include "base/error.h"
+#include "coll/tracer.h"
 #include "pg/errors.h"
 #include "shm/process.h"
 
@@ -22,11 +25,13 @@ std::mutex engine_mutex;
 std::function<void()> the_interrupt_check = [] {};
 std::function<void()> the_return_check;
 PrepareInterNode the_prepare_inter_node;
-std::string the_node;  // of the_engine
+std::string the_node;                // of the_engine
+coll::Tracer* the_tracer = nullptr;  // under engine_mutex
 
 void forget_parent() {
   the_engine.store(nullptr, std::memory_order_relaxed);  // one thread only: this is a child just forked
   new (&engine_mutex) std::mutex;                        // another thread of the parent may have held it
+  the_tracer = nullptr;
 }
 
 /// OCCL_NODE, empty if it is not set. Throws Error(invalid_argument) for what users would not see in a text.
@@ -47,6 +52,17 @@ std::uint32_t hash_of_node(const std::string& name) {
   return hash;
 }
 
+void trace_as_environment_says(coll::Engine& engine) {
+  const std::string directory = environment::get(environment::kTrace);
+  if (directory.empty()) return;
+  try {
+    the_tracer = &coll::Tracer::start(engine, directory, kTraceBytes);
+  } catch (const Error& error) {
+    std::fprintf(stderr, "torch_occl: pid %d records no trace (%s): %s\n", getpid(), environment::kTrace,
+                 error.what());
+  }
+}
+
 }  // namespace
 
 coll::Engine& engine() {
@@ -59,15 +75,35 @@ coll::Engine& engine() {
   the_node = node_from_environment();
   config.node = hash_of_node(the_node);
   auto* made = new coll::Engine(std::make_shared<shm::Endpoint>(shm::process_regions(), config));
+  trace_as_environment_says(*made);
   the_engine.store(made, std::memory_order_release);
   return *made;
 }
+
+std::string start_trace(const std::string& directory, std::size_t max_bytes) {
+  coll::Engine& now = engine();
+  std::lock_guard lock(engine_mutex);
+  if (the_tracer)
+    fail(Errc::invalid_argument, "this process records a trace already, in ", the_tracer->path(),
+         ": end that one first");
+  the_tracer = &coll::Tracer::start(now, directory, max_bytes);
+  return the_tracer->path();
+}
+
+void stop_trace() {
+  std::lock_guard lock(engine_mutex);
+  if (the_tracer) the_tracer->stop(*the_engine.load(std::memory_order_relaxed));  // the lock orders it
+  the_tracer = nullptr;
+}
+
+coll::Engine* engine_if_made() { return the_engine.load(std::memory_order_acquire); }  // pairs with engine()
 
 const std::string& node_name() { return the_node; }
 
 void stop_background() {
   if (auto* made = the_engine.load(std::memory_order_acquire))
     made->stop_background();  // pairs with engine()
+  stop_trace();
 }
 
 void announce_end() {

@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <algorithm>
+#include <utility>
 
 #include "coll/engine.h"
 #include "device/runtime/stream.h"
@@ -266,7 +267,7 @@ bool WorkOCCL::wait(std::chrono::milliseconds timeout) {
     }
   } returning;
   try {
-    wait_on_host(timeout);
+    wait_on_host(timeout, Waiting::program);
   } catch (...) {
     if (ended()) unregister();
     throw;
@@ -282,7 +283,7 @@ bool WorkOCCL::streams_wait() {
   for (const Part& part : parts_)
     if (!streams.add(part.request)) return false;
   auto self = c10::intrusive_ptr<WorkOCCL>::reclaim_copy(this);
-  streams.enqueue([self = std::move(self)] { self->wait_on_host(kNoTimeout); });
+  streams.enqueue([self = std::move(self)] { self->wait_on_host(kNoTimeout, Waiting::stream); });
   return !streams.empty();
 }
 
@@ -294,11 +295,12 @@ void WorkOCCL::unregister() {
   c10d::unregister_work(c10::intrusive_ptr<c10d::Work>::reclaim_copy(this));
 }
 
-void WorkOCCL::wait_on_host(std::chrono::milliseconds timeout) {
+void WorkOCCL::wait_on_host(std::chrono::milliseconds timeout, Waiting waiting) {
   if (!ended()) check_not_forked(*group_);
   const Deadline deadline = timeout == kNoTimeout ? Deadline::never() : Deadline::after(timeout);
   for (const Part& part : parts_) {
     const coll::Operation& op = part.operation;
+    if (waiting == Waiting::program) std::as_const(*group_).activity().waited(op);
     if (!engine().wait(*group_, op, deadline, interrupt_check()))
       raise(Error(Errc::timeout, concat("occl: Timed out waiting ", timeout.count(), "ms for ", op.describe(),
                                         " #", op.sequence(), " of group ", group_->name(), " on rank ", rank_,

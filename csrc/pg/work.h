@@ -88,7 +88,8 @@ class WorkOCCL final : public c10d::Work {
   bool one_less() noexcept;
   void tell() noexcept;
   bool streams_wait();
-  void wait_on_host(std::chrono::milliseconds timeout);
+  enum class Waiting { program, stream };  // what waits: the program, or a side stream in its place
+  void wait_on_host(std::chrono::milliseconds timeout, Waiting waiting);
   void unregister();
   bool ended() const { return open_.load(std::memory_order_acquire) == 0; }  // pairs with one_less
   const Error* error() const;

@@ -64,6 +64,8 @@ Endpoint::Endpoint(std::shared_ptr<RegionTable> regions, const Config& config)
 
   auto* header = new (arena_.at(0)) ProcessHeader;
   header->nonce = address_.nonce;
+  header->pid = address_.pid;
+  header->host = address_.host;
   bell_ = Bell(new (bell_region_.base()) FutexWord(0), &header->sleepers);
 
   // For peers: it reports the death of this process even while a forked child still holds its sockets.
@@ -108,8 +110,7 @@ void Endpoint::collect() {
 }
 
 void Endpoint::announce_end() {
-  auto* header = reinterpret_cast<ProcessHeader*>(arena_.at(0));
-  header->ending.store(1, std::memory_order_release);  // pairs with Peer::died
+  header().ending.store(1, std::memory_order_release);  // pairs with Peer::died
 }
 
 std::shared_ptr<Peer> Endpoint::as_local_peer() {

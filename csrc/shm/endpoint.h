@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "base/deadline.h"
+#include "base/ticks.h"
 #include "shm/arena.h"
 #include "shm/bell.h"
 #include "shm/peer.h"
@@ -31,6 +32,9 @@ class Endpoint {
   Endpoint& operator=(const Endpoint&) = delete;
 
   const Address& address() const { return address_; }
+  ProcessHeader& header() const { return *reinterpret_cast<ProcessHeader*>(arena_.at(0)); }
+  /// What the clocks showed when this was made.
+  const Anchor& first_anchor() const { return first_anchor_; }
   Arena& arena() { return arena_; }
   /// The arena in which data waits for peers, made at first use. Its blocks have a Ref.
   Arena& staging();
@@ -62,6 +66,7 @@ class Endpoint {
 
   std::shared_ptr<RegionTable> regions_;
   const std::size_t control_bytes_;
+  const Anchor first_anchor_ = Anchor::now();
   Arena arena_;
   std::once_flag staging_once_;
   std::unique_ptr<Arena> staging_;

@@ -1,33 +1,18 @@
-"""The commands of ``python -m torch_occl``."""
+"""``python -m torch_occl doctor``."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator
-from io import TextIOWrapper
 
 from torch_occl.doctor import machine, nodes, report, selftest, settings, software, system
 from torch_occl.doctor.report import Section
 
 
-def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        prog="python -m torch_occl",
-        description="Commands of torch_occl.",
-        epilog="python -m torch_occl.bench measures collectives.",
-    )
-    commands = made.add_subparsers(dest="command", metavar="COMMAND")
-    doctor = commands.add_parser(
-        "doctor",
-        help="says what this machine offers, what occl makes of it, and whether it works",
-        description="Says what this machine, container and environment offer, what occl makes of it, and "
-        "whether two ranks work here. The exit status is 1 if something does not work.",
-    )
-    doctor.add_argument("--json", action="store_true", help="print everything as one JSON document")
-    doctor.add_argument("--no-test", action="store_true", help="start no ranks")
-    return made
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print everything as one JSON document")
+    parser.add_argument("--no-test", action="store_true", help="start no ranks")
 
 
 def sections(test: bool) -> Iterator[Section]:
@@ -59,12 +44,5 @@ def doctor(as_json: bool, test: bool) -> int:
     return 0 if report.works(found) else 1
 
 
-def main(arguments: list[str] | None = None) -> int:
-    made = parser()
-    options = made.parse_args(arguments)
-    if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # names and errors may have any letters
-    if options.command is None:
-        made.print_help()
-        return 0
+def run(options: argparse.Namespace) -> int:
     return doctor(options.json, not options.no_test)
