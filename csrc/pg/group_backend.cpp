@@ -133,6 +133,10 @@ std::chrono::milliseconds GroupBackend::or_default(std::chrono::milliseconds tim
   return timeout == c10d::kUnsetTimeout ? options_->timeout : timeout;
 }
 
+GroupFacts GroupBackend::facts() const {
+  return {getGroupUid(), getGroupDesc(), getRank(), getSize(), options_->global_ranks_in_group};
+}
+
 Options GroupBackend::options_for(const c10::intrusive_ptr<c10d::Backend::Options>& given) const {
   Options options = given ? Options::of(*given) : *options_;
   if (!given) options.group_name.clear();

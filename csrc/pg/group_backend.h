@@ -11,6 +11,7 @@
 #include "pg/capabilities.h"
 #include "pg/completion_hook.h"
 #include "pg/options.h"
+#include "pg/param_comms.h"
 #include "pg/rendezvous.h"
 #include "pg/request.h"
 #include "pg/store_server.h"
@@ -77,6 +78,12 @@ class GroupBackend : public CapableBackend {
   Options options_for(const c10::intrusive_ptr<c10d::Backend::Options>& given) const;
   std::chrono::milliseconds or_default(std::chrono::milliseconds timeout) const;
   ThisRank self() const { return {getRank(), getSize()}; }
+  /// What instruments say about this group.
+  GroupFacts facts() const;
+  /// The number that the next operation of this kind will have in the group.
+  std::uint64_t next_number(const Request& request) const {
+    return (request.transfer() ? group_->messages() : group_->sequence()) + 1;
+  }
 
   const c10::intrusive_ptr<Options> options_;
   std::shared_ptr<coll::Communicator> group_;

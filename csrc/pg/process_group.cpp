@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -11,6 +12,7 @@
 #include "pg/errors.h"
 #include "pg/normalize.h"
 #include "pg/overlap.h"
+#include "pg/param_comms.h"
 #include "pg/runtime.h"
 #include "pg/side_streams.h"
 #include "pg/sparse.h"
@@ -91,6 +93,8 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::launch(std::span<Request> requests,
   check_not_forked(*group_);
   if (estimate_.runs()) return estimate(requests);
   for (Request& request : requests) request.timeout = or_default(timeout);
+  std::optional<ParamComms> event;
+  if (at::hasCallbacks()) [[unlikely]] event.emplace(facts(), next_number(requests.front()), requests, async);
   if (coalesced_) {
     for (Request& request : requests) coalescing_.push_back(std::move(request));
     return coalesced_;
