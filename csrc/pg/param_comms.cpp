@@ -3,7 +3,9 @@
 #include <torch/csrc/distributed/c10d/ParamCommsUtils.hpp>
 
 #include <memory>
+#include <string>
 #include <tuple>
+#include <vector>
 
 #include "pg/call_names.h"
 
@@ -26,7 +28,7 @@ struct Ranks {
   int first = 0, step = 1;
 };
 
-std::vector<at::Tensor> all_of(std::span<const Request> requests, FewTensors Request::* which) {
+std::vector<at::Tensor> all_of(std::span<const Request> requests, FewTensors Request::*which) {
   std::vector<at::Tensor> all;
   for (const Request& request : requests)
     all.insert(all.end(), (request.*which).begin(), (request.*which).end());
@@ -70,13 +72,14 @@ ParamComms::ParamComms(const GroupFacts& group, std::uint64_t number, std::span<
   const std::string call = names_of(requests).event;
   const int other = other_side(first, group.rank);
   const Ranks ranks(group);
-  auto info = std::make_shared<torch::ParamCommsDebugInfo>(
-      names, other, std::string(call), elements(inputs), elements(outputs), dtype, in_splits, out_splits,
-      ranks.first, ranks.step, group.size, async);
+  auto info = std::make_shared<torch::ParamCommsDebugInfo>(names, other, std::string(call), elements(inputs),
+                                                           elements(outputs), dtype, in_splits, out_splits,
+                                                           ranks.first, ranks.step, group.size, async);
   torch::maybeSetSequenceInfo(info, sequence);
   info_.emplace(c10::DebugInfoKind::PARAM_COMMS_INFO, std::move(info));
-  const std::initializer_list<const c10::IValue> values = {
-      inputs, sequence, names, other, call, in_splits, out_splits, ranks.first, ranks.step, group.size, async};
+  const std::initializer_list<const c10::IValue> values = {inputs,     sequence,   names,      other,
+                                                           call,       in_splits,  out_splits, ranks.first,
+                                                           ranks.step, group.size, async};
   if (event_.needsInputs())
     event_.before(at::kParamCommsCallName, c10::ArrayRef<const c10::IValue>(values));
   else

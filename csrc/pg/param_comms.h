@@ -8,20 +8,11 @@
 #include <cstdint>
 #include <optional>
 #include <span>
-#include <string>
-#include <vector>
 
+#include "pg/group_facts.h"
 #include "pg/request.h"
 
 namespace occl::pg {
-
-/// What instruments say about a group. It must outlive what it is given to.
-struct GroupFacts {
-  const std::string& name;         // PyTorch's: "0"
-  const std::string& description;  // "default_pg"
-  int rank, size;
-  const std::vector<std::uint64_t>& global_ranks;  // empty: the group's ranks are the global ones
-};
 
 /// The event lasts as long as this object. Make one only if at::hasCallbacks(): it allocates.
 class ParamComms {
