@@ -82,9 +82,7 @@ def create(opts: Any, options: ProcessGroupOCCL.Options | None = None) -> Proces
     options.global_ranks_in_group = opts.global_ranks_in_group
     members = opts.global_ranks_in_group
     parent = _world() if members else None
-    return _made(
-        ProcessGroupOCCL(opts.store, opts.group_rank, opts.group_size, options, parent, members)
-    )
+    return _made(ProcessGroupOCCL(opts.store, opts.group_rank, opts.group_size, options, parent, members))
 
 
 def create_experimental(

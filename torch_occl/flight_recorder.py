@@ -12,7 +12,7 @@ import json
 import pickle
 from typing import Any, cast
 
-from torch._C import _distributed_c10d as c10d
+from torch._C import _distributed_c10d
 
 from torch_occl import _C
 
@@ -37,7 +37,7 @@ def write() -> bool:
 
 def _both(collectives: bool, stacks: bool, only_active: bool) -> dict[str, Any]:
     """What PyTorch's own recorder has (of Gloo's groups, say) and what ours has, in the order of time."""
-    theirs = pickle.loads(_theirs(collectives, stacks, only_active))
+    theirs: dict[str, Any] = pickle.loads(_theirs(collectives, stacks, only_active))
     ours = pickle.loads(dump(collectives=collectives, stacks=stacks, only_active=only_active))
     for group, status in ours["pg_status"].items():
         theirs["pg_status"][f"occl {group}"] = status
@@ -45,10 +45,11 @@ def _both(collectives: bool, stacks: bool, only_active: bool) -> dict[str, Any]:
     if collectives:
         entries = [*theirs.get("entries", []), *ours.get("entries", [])]
         theirs["entries"] = sorted(entries, key=lambda entry: cast("int", entry["time_created_ns"]))
-    return theirs  # type: ignore[no-any-return]
+    return theirs
 
 
-_theirs = c10d._dump_fr_trace
+_c10d: Any = _distributed_c10d  # whose stub lacks these functions
+_theirs = _c10d._dump_fr_trace
 
 
 def _dump_fr_trace(
@@ -63,5 +64,5 @@ def _dump_fr_trace_json(includeCollectives: bool = True, onlyActive: bool = Fals
 
 def answer_for_pytorch() -> None:
     """PyTorch's own functions include our entries from now on. Idempotent."""
-    c10d._dump_fr_trace = _dump_fr_trace
-    c10d._dump_fr_trace_json = _dump_fr_trace_json
+    _c10d._dump_fr_trace = _dump_fr_trace
+    _c10d._dump_fr_trace_json = _dump_fr_trace_json

@@ -137,10 +137,10 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::endCoalescing() {
         else
           group_->refuse(why);
       });
+  if (!coalescing_.empty()) coalesced_->set_entries(record(coalescing_, /*manager=*/true));
   SideStreams streams;
   for (const Request& request : coalescing_) streams.add(request);
   const Mode mode = streams.idle() ? Mode::background : Mode::held;
-  if (!coalescing_.empty()) coalesced_->set_entries(record(coalescing_, /*manager=*/true));
   for (Request& request : coalescing_) coalesced_->add(std::move(request), mode);
   auto work = coalesced_;
   forget_coalesced();

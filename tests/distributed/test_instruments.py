@@ -60,11 +60,13 @@ def calls(rank, n, device):
     yield "barrier", 0, 0, {"dtype": "Byte"}
     if rank == 0:
         dist.send(t, 1)
-        yield "send", 6, 6, {"Dst Rank": 1, "Seq": 1}
+        yield "send", 6, 6, {"Dst Rank": 1}
     else:
         dist.recv(t)
-        yield "recv", 6, 6, {"Seq": 1}
-    for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, t, other), dist.P2POp(dist.irecv, big[:2], other)]):
+        yield "recv", 6, 6, {"Rank": -1}
+    for work in dist.batch_isend_irecv(
+        [dist.P2POp(dist.isend, t, other), dist.P2POp(dist.irecv, big[:2], other)]
+    ):
         work.wait()
     yield "send", 6, 6, {"Dst Rank": other}
     yield "recv", 6, 6, {"Src Rank": other}
@@ -80,7 +82,6 @@ def calls_are_events(rank, n, device, *, folder, node=None):
     profile.export_chrome_trace(path)
     events = events_of(path)
     assert [event["Collective name"] for event in events] == [name for name, *_ in expected]
-    numbers = {False: 0, True: 0}
     for event, (name, inputs, outputs, more) in zip(events, expected, strict=True):
         group = {
             "Group size": n,
@@ -92,9 +93,10 @@ def calls_are_events(rank, n, device, *, folder, node=None):
         }
         for key, value in (group | more).items():
             assert event[key] == value, (name, key, event)
-        if name not in ("send", "recv"):
-            numbers[False] = numbers[False] + 1 if numbers[False] else event["Seq"]
-            assert event["Seq"] == numbers[False], (name, event)
+    collectives = [event["Seq"] for event in events[:-3]]
+    assert collectives == list(range(collectives[0], collectives[0] + len(collectives)))
+    alone, *batch = (event["Seq"] for event in events[-3:])
+    assert batch == [alone + 1] * 2  # both are called before the first is submitted
     # The events of the operations themselves, which last until they have ended, are there as before.
     assert '"name": "occl:all_reduce"' in Path(path).read_text()
 
@@ -110,7 +112,9 @@ def test_a_profile_says_the_same_in_a_group_over_nodes(fresh, tmp_path):
 
 
 def subgroups_name_global_ranks(rank, n, device, *, folder):
-    groups = {desc: dist.new_group(ranks, group_desc=desc) for desc, ranks in (("even", [0, 2]), ("odd", [1, 3]))}
+    groups = {
+        desc: dist.new_group(ranks, group_desc=desc) for desc, ranks in (("even", [0, 2]), ("odd", [1, 3]))
+    }
     with torch.profiler.profile() as profile:
         desc = "odd" if rank % 2 else "even"
         tensors = [torch.ones(2, device=device), torch.ones(3, device=device)]
@@ -167,7 +171,9 @@ def logger_tells(rank, n, device, *, store):
     logger.setLevel(logging.INFO)
     dist.new_group(timeout=dist.default_pg_timeout)
     (line,) = lines
-    assert line.startswith(f"rank {rank} of {n} of group 1: all ranks share memory; up to 16384 bytes in one step")
+    assert line.startswith(
+        f"rank {rank} of {n} of group 1: all ranks share memory; up to 16384 bytes in one step"
+    )
     assert "timeout 1800000 ms; flight recorder off" in line
 
 
@@ -189,13 +195,18 @@ else:
 
 
 def run_job(tmp_path: Path, end: str, **environment: str) -> str:
-    """What two ranks print, started as users start them, but for torchrun, whose own warnings are not ours."""
+    """What two ranks print, started as torchrun starts them."""
     script = tmp_path / "job.py"
     script.write_text(JOB.format(end=end))
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(("TORCH", "OCCL", "PYTHON"))
     } | environment
-    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29571", "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    environment |= {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29571",
+        "WORLD_SIZE": "2",
+        "OMP_NUM_THREADS": "1",
+    }
     ranks = [
         subprocess.Popen(
             [sys.executable, script],
@@ -228,7 +239,11 @@ def test_a_job_prints_nothing_unasked(tmp_path, end):
     ("environment", "texts", "others"),
     [
         ({"TORCH_LOGS": "torch_occl"}, ["of group 0: all ranks share memory"], ["calls all_reduce"]),
-        ({"TORCH_CPP_LOG_LEVEL": "INFO"}, ["occl: rank 1 of 2 of group 0: all ranks"], ["occl: rank 0 leaves", "calls"]),
+        (
+            {"TORCH_CPP_LOG_LEVEL": "INFO"},
+            ["occl: rank 1 of 2 of group 0: all ranks"],
+            ["occl: rank 0 leaves", "calls"],
+        ),
         (
             {"TORCH_CPP_LOG_LEVEL": "INFO", "TORCH_DISTRIBUTED_DEBUG": "INFO"},
             ["occl: rank 1 of 2 of group 0: all ranks", "occl: rank 0 leaves group 0"],
@@ -236,7 +251,10 @@ def test_a_job_prints_nothing_unasked(tmp_path, end):
         ),
         (
             {"TORCH_CPP_LOG_LEVEL": "INFO", "TORCH_DISTRIBUTED_DEBUG": "DETAIL"},
-            ["occl: rank 1 calls all_reduce(float32[4], SUM) in group 0", "calls send(float32[4], dst=1, tag=0)"],
+            [
+                "occl: rank 1 calls all_reduce(float32[4], SUM) in group 0",
+                "calls send(float32[4], dst=1, tag=0)",
+            ],
             [],
         ),
         ({"TORCH_DISTRIBUTED_DEBUG": "INFO"}, [], ["occl"]),

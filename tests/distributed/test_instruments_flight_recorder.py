@@ -1,4 +1,4 @@
-"""PyTorch's flight recorder: PyTorch's own analyser reads what ranks of occl write, and finds what went wrong."""
+"""PyTorch's flight recorder: PyTorch's own analyser reads what ranks write, and finds what went wrong."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import pickle
 import signal
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -68,13 +69,12 @@ def folder(tmp_path):
 
 
 def every_call(rank, n, device, *, folder):
-    """All kinds of calls, with equal and unequal sizes, one by one and coalesced; all are right."""
+    """All kinds of collectives, with equal and unequal sizes, one by one and coalesced; all are right."""
     record(rank, n, device, folder, timeout=30)
     other = dist.new_group(group_desc="the other group")
     t, all_of = torch.ones(3, 4, device=device), torch.ones(3 * n, 4, device=device)
     parts = [torch.ones(3, 4, device=device) for _ in range(n)]
     uneven = [torch.ones(i + 1, device=device) for i in range(n)]
-    before, after = (rank - 1) % n, (rank + 1) % n
     dist.all_reduce(t)
     dist.all_reduce(t, group=other)
     dist.broadcast(t, 1)
@@ -90,12 +90,11 @@ def every_call(rank, n, device, *, folder):
     dist.all_to_all(parts, [p.clone() for p in parts])
     dist.all_to_all_single(all_of, all_of.clone())
     rows = [1 + (rank + i) % n for i in range(n)]
-    dist.all_to_all_single(torch.ones(sum(rows), device=device), torch.ones(sum(rows), device=device), rows, rows)
+    dist.all_to_all_single(
+        torch.ones(sum(rows), device=device), torch.ones(sum(rows), device=device), rows, rows
+    )
     dist.barrier()
     dist.all_reduce(torch.ones(2, device=device), group=other, async_op=True).wait()
-    pair = [dist.P2POp(dist.isend, t, after), dist.P2POp(dist.irecv, parts[0], before)]
-    for work in dist.batch_isend_irecv(pair):
-        work.wait()
     with dist._coalescing_manager():
         for part in parts:
             dist.all_reduce(part)
@@ -123,6 +122,56 @@ def test_the_analyser_finds_nothing_wrong_with_calls_that_are_right(fresh, folde
     names = [call.collective_name for call in database.collectives]
     assert names.count("nccl:all_reduce") == 4 and "nccl:all_to_all" in names and "nccl:barrier" in names
     assert len(names) == 19, names
+
+
+def messages(rank, n, device, *, folder):
+    record(rank, n, device, folder, timeout=30)
+    t = torch.ones(5, device=device)
+    dist.all_reduce(t)
+    for _ in range(2):
+        if rank == 0:
+            dist.send(t, 1)
+        else:
+            dist.recv(t, 0)
+    dist.all_reduce(t)
+    flight_recorder.write()
+    both = [
+        dist.P2POp(dist.isend, t, 1 - rank),
+        dist.P2POp(dist.irecv, torch.ones(5, device=device), 1 - rank),
+    ]
+    for work in dist.batch_isend_irecv(both):
+        work.wait()
+    if rank == 0:
+        dist.send(t, 1)
+    else:
+        dist.recv(t)  # from any rank: the entry says from which it came
+    return [
+        (e["profiling_name"], e["p2p_seq_id"], e["is_p2p"])
+        for e in pickle.loads(flight_recorder.dump())["entries"]
+    ]
+
+
+def test_messages_have_entries(fresh, folder):
+    with fresh(2) as team:
+        results = team.run(messages, folder=str(folder))
+    first = 1_000_000_001
+    plain = [("nccl:send 0->1", first, True), ("nccl:send 0->1", first + 1, True)]
+    batch = [
+        ("nccl:send 0->1", first + 2, True),
+        ("nccl:recv 0<-1", first + 2, True),
+        ("nccl:coalesced", first + 2, True),
+    ]
+    assert [entry for entry in results[0] if entry[2]] == [
+        *plain,
+        *batch,
+        ("nccl:send 0->1", first + 4, True),
+    ]
+    assert results[1][-1] == ("nccl:recv 1<-0", first + 4, True)
+    text, database = analyse(folder)
+    assert "error" not in text.lower() and "not all ranks" not in text.lower(), text
+    assert [call.collective_name for call in database.collectives] == [
+        "nccl:all_reduce", "nccl:send 0->1", "nccl:send 0->1", "nccl:all_reduce",
+    ]  # fmt: skip
 
 
 def mismatch(rank, n, device, *, folder, nodes=False):
@@ -167,13 +216,17 @@ def test_a_missing_rank_is_found_and_has_written_its_file_too(fresh, folder):
     assert "missing ranks: {2}" in text
     assert database.collectives[-1].missing_ranks == {2}
     entries = dump_of(folder, 0)["entries"]
-    assert [(entry["state"], entry["retired"]) for entry in entries] == [("completed", True), ("started", True)]
+    assert [(entry["state"], entry["retired"]) for entry in entries] == [
+        ("completed", True),
+        ("started", True),
+    ]
     assert len(dump_of(folder, 2)["entries"]) == 1
 
 
 def opposite_orders(rank, n, device, *, folder):
     record(rank, n, device, folder)
-    first, second = dist.new_group(group_desc="rows"), dist.new_group(group_desc="columns")
+    timeout = timedelta(seconds=TIMEOUT)
+    first, second = (dist.new_group(group_desc=desc, timeout=timeout) for desc in ("rows", "columns"))
     for group in (first, second):
         dist.barrier(group)
     with pytest.raises(dist.DistBackendError):
