@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -196,6 +197,9 @@ else:
 
 def run_job(tmp_path: Path, end: str, **environment: str) -> str:
     """What two ranks print, started as torchrun starts them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
     script = tmp_path / "job.py"
     script.write_text(JOB.format(end=end))
     environment = {
@@ -203,7 +207,7 @@ def run_job(tmp_path: Path, end: str, **environment: str) -> str:
     } | environment
     environment |= {
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "29571",
+        "MASTER_PORT": str(port),
         "WORLD_SIZE": "2",
         "OMP_NUM_THREADS": "1",
     }
