@@ -59,6 +59,7 @@ TOP = "tests/distributed/test_top.py::"
 
 STREAMS = "tests/distributed/test_side_streams.py::"
 BEGINS = (STREAMS + "test_a_collective_begins_when_its_stream_comes_to_it",)
+RECORDER = "tests/distributed/test_instruments_flight_recorder.py::"
 TWO_DEVICES = (STREAMS + "test_a_call_with_tensors_of_two_devices_uses_the_streams_of_both",)
 GOES_ON = (STREAMS + "test_a_wait_under_a_side_stream_makes_that_stream_wait",)
 POLLS = (STREAMS + "test_a_thread_that_drives_does_not_copy_on_its_own_stream",)
@@ -210,6 +211,10 @@ MUTATIONS = [
     Mutation("copies after are made again when others have begun", "pg/work.cpp", "noexcept { last = work.one_less(); }", "noexcept { copy_all(request.after), last = work.one_less(); }", (STREAMS + "test_outputs_are_copied_before_the_next_operation_begins",)),
     Mutation("a call of several collectives ends with its first", "coll/communicator.cpp", "return op.listener().succeeded(op);", "return op.listener().succeeded(op) && false;", ("tests/distributed/test_capabilities.py::test_sparse_sums_are_asynchronous[cpu]",)),
     Mutation("a copy waits for the stream it is driven from", "pg/work.cpp", "if (tensor.is_privateuseone()) stream_.reset_stream(device::default_stream(tensor.device().index()));", "", POLLS),
+    Mutation("no event says what a call moves", "pg/process_group.cpp", "if (at::hasCallbacks()) [[unlikely]]", "if (false)", ("tests/distributed/test_instruments.py::test_a_profile_says_what_every_call_moves[cpu]",)),
+    Mutation("the flight recorder does not hear of ends", "pg/work.cpp", "if (entries_) entries_->end(error(), sourceRank());", "", (RECORDER + "test_messages_have_entries", RECORDER + "test_the_analyser_finds_nothing_wrong_with_calls_that_are_right")),
+    Mutation("messages and collectives have the same numbers", "pg/flight_recorder.cpp", "kMessages = 1'000'000'000;", "kMessages = 0;", (RECORDER + "test_messages_have_entries",)),
+    Mutation("a rank outside of a call does not look", "pg/flight_recorder.cpp", "if (!communicator->error()) communicator->look();", "", (RECORDER + "test_a_missing_rank_is_found_and_has_written_its_file_too",)),
     Mutation("callbacks come before the end", "pg/work.cpp", "  open_.store(0, std::memory_order_release);  // pairs with ended()\n  return true;", "  tell();\n  open_.store(0, std::memory_order_release);\n  return false;", (WORKS + "[callbacks_come_after_the_end-2-cpu]",)),
     Mutation("a future that comes late hears nothing", "pg/work.cpp", "  if (late) settle(future_);", "", (WORKS + "[late_futures-2-cpu]",)),
     Mutation("the end is not remembered for late futures", "pg/work.cpp", "    told_ = true;\n", "", (WORKS + "[late_futures-2-cpu]",)),

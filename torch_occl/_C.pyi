@@ -66,6 +66,9 @@ class ProcessGroupOCCL(c10d.Backend):
     def merge(self, store: c10d.Store, rank: int, size: int) -> c10d.Backend:
         """A new group of the ranks that meet at `store`, whatever groups they come from."""
 
+    def _describe(self) -> str:
+        """What was chosen for this group, in a line for logs."""
+
     def memory_stats(self) -> dict[str, int]:
         """Bytes of shared memory by what they are for, of this group and of this process."""
 
@@ -108,6 +111,11 @@ def _stop_trace() -> None: ...
 def _control_region() -> memoryview | None:
     """What this process publishes to its peers, as it is now; None if it has had no group."""
 
+def _records() -> bool:
+    """Whether this process has a flight recorder."""
+
+def _dump_flight_recorder(collectives: bool, stacks: bool, only_active: bool) -> bytes: ...
+def _write_flight_recorder() -> bool: ...
 def _announce_end() -> None:
     """Tells peers that this process ends in good order, and does not die."""
 

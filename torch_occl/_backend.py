@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,8 @@ import _torch_occl_autoload
 
 # Not through the package, which may not have been imported: see _torch_occl_autoload.
 import torch_occl._ending  # noqa: F401  (the extension calls it)
-from torch_occl import _in_place_of, _inter_node, _versions
-from torch_occl._C import ProcessGroupOCCL, _set_build, _set_prepare_inter_node
+from torch_occl import _in_place_of, _inter_node, _versions, flight_recorder
+from torch_occl._C import ProcessGroupOCCL, _records, _set_build, _set_prepare_inter_node
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -23,6 +24,18 @@ if TYPE_CHECKING:
 
 _set_build(f"torch_occl {_versions.VERSION} for PyTorch {'.'.join(torch.__version__.split('.')[:2])}")
 _set_prepare_inter_node(_inter_node.prepare)
+
+
+_log = logging.getLogger("torch_occl")  # which TORCH_LOGS=torch_occl switches on
+
+
+def _made(backend: ProcessGroupOCCL) -> ProcessGroupOCCL:
+    """Tells PyTorch's logs and its flight recorder of a new group."""
+    if _log.isEnabledFor(logging.INFO):
+        _log.info("%s", backend._describe())
+    if _records():
+        flight_recorder.answer_for_pytorch()
+    return backend
 
 
 def _world() -> ProcessGroupOCCL | None:
@@ -69,7 +82,7 @@ def create(opts: Any, options: ProcessGroupOCCL.Options | None = None) -> Proces
     options.global_ranks_in_group = opts.global_ranks_in_group
     members = opts.global_ranks_in_group
     parent = _world() if members else None
-    return ProcessGroupOCCL(opts.store, opts.group_rank, opts.group_size, options, parent, members)
+    return _made(ProcessGroupOCCL(opts.store, opts.group_rank, opts.group_size, options, parent, members))
 
 
 def create_experimental(
@@ -91,7 +104,7 @@ def create_experimental(
         if not hasattr(made, name):
             raise KeyError(f"ProcessGroupOCCL.Options has no {name!r}")
         setattr(made, name, value)
-    backend = ProcessGroupOCCL(store, rank, size, made)
+    backend = _made(ProcessGroupOCCL(store, rank, size, made))
     group = dist.ProcessGroup(store, rank, size)
     group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
     for served in {device.type, "cpu"}:

@@ -13,6 +13,7 @@
 #include "pg/argument_error.h"
 #include "pg/cpu_memory.h"
 #include "pg/errors.h"
+#include "pg/flight_recorder.h"
 #include "pg/nodes.h"
 #include "pg/process_group.h"
 #include "pg/registrations.h"
@@ -145,8 +146,12 @@ void bind_backend(py::module_& module) {
   add_argument_error(module);
   install_interrupt_check();
   install_return_check();
-  py::module_::import("atexit").attr("register")(
-      py::cpp_function(&pg::stop_background, py::call_guard<py::gil_scoped_release>()));
+  py::module_::import("atexit").attr("register")(py::cpp_function(
+      [] {
+        pg::stop_background();
+        pg::FlightRecorder::stop();
+      },
+      py::call_guard<py::gil_scoped_release>()));
 
   py::class_<ProcessGroupOCCL, c10::intrusive_ptr<ProcessGroupOCCL>, c10d::Backend> group(module,
                                                                                           "ProcessGroupOCCL");
@@ -185,6 +190,7 @@ void bind_backend(py::module_& module) {
       "Does nothing: ranks outside of a new group have no part in making it.");
   group.def("_start_time_estimate", &ProcessGroupOCCL::startTimeEstimate)
       .def("_end_time_estimate", &ProcessGroupOCCL::endTimeEstimate)
+      .def("_describe", &ProcessGroupOCCL::describe)
       .def("memory_stats", &ProcessGroupOCCL::getMemoryStats, py::call_guard<py::gil_scoped_release>(),
            "Bytes of shared memory by what they are for, of this group and of this process.")
       .def(
@@ -210,6 +216,18 @@ void bind_backend(py::module_& module) {
            py::call_guard<py::gil_scoped_release>());
   py::class_<pg::WorkOCCL, c10::intrusive_ptr<pg::WorkOCCL>, c10d::Work>(module, "WorkOCCL");
 
+  module.def("_records", [] { return pg::FlightRecorder::get() != nullptr; });
+  module.def("_dump_flight_recorder", [](bool collectives, bool stacks, bool only_active) {
+    return py::bytes(pg::FlightRecorder::dump_process(collectives, stacks, only_active));
+  });
+  module.def(
+      "_write_flight_recorder",
+      [] {
+        pg::FlightRecorder* const recorder = pg::FlightRecorder::get();
+        if (recorder) recorder->write();
+        return recorder != nullptr;
+      },
+      py::call_guard<py::gil_scoped_release>());
   module.def("_init_device_groups", &pg::register_for_device);
   module.def("_empty_shared", &pg::empty_shared, py::arg("size"), py::arg("dtype"),
              py::call_guard<py::gil_scoped_release>());

@@ -22,9 +22,8 @@ void Communicator::submit(Operation& op) {
   {
     std::lock_guard lock(submit_mutex_);
     if (!ended_) {
-      op.set_sequence(op.is_transfer()
-                          ? ++messages_
-                          : sequence_.fetch_add(1, std::memory_order_relaxed) + 1);  // under the lock
+      auto& count = op.is_transfer() ? messages_ : sequence_;
+      op.set_sequence(count.fetch_add(1, std::memory_order_relaxed) + 1);  // under the lock
       if (op.is_transfer()) forgive(op.transfer());
       pending_.fetch_add(1, std::memory_order_relaxed);  // the lock shows it with the operation
       engine_.add_pending();

@@ -88,6 +88,8 @@ class Communicator {
 
   /// Collectives submitted so far.
   std::uint64_t sequence() const { return sequence_.load(std::memory_order_relaxed); }
+  /// Messages submitted so far.
+  std::uint64_t messages() const { return messages_.load(std::memory_order_relaxed); }
 
   /// What a process has called in this group that this rank has not: "" or "; it has called ...".
   std::string ahead(const shm::Peer& process) const;
@@ -158,7 +160,7 @@ class Communicator {
   mutable Mutex submit_mutex_;
   OperationList submitted_;
   Atomic<std::uint64_t> sequence_ = 0;
-  std::uint64_t messages_ = 0;  // submitted so far
+  Atomic<std::uint64_t> messages_ = 0;
   std::optional<Error> ended_;  // set once; operations submitted later end with it
   Atomic<std::size_t> pending_ = 0;
   Atomic<bool> answers_due_ = false;  // written under drive_mutex_

@@ -4,9 +4,9 @@
 
 namespace occl::coll {
 
-std::string Operation::describe() const {
-  if (!is_transfer()) return Signature::of(std::get<Collective>(task_)).describe();
-  const Transfer& t = transfer();
+std::string describe(const Task& task) {
+  if (const auto* collective = std::get_if<Collective>(&task)) return Signature::of(*collective).describe();
+  const Transfer& t = std::get<Transfer>(task);
   return concat(
       t.send ? "send(" : "recv(", name_of(t.dtype), "[", t.buffer.count, "], ",
       t.send ? "dst=" : "src=", t.peer == Transfer::kAnyRank ? std::string("any") : std::to_string(t.peer),

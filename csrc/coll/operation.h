@@ -32,6 +32,8 @@ struct Transfer {
 
 /// What an operation does.
 using Task = std::variant<Collective, Transfer>;
+/// "all_reduce(float32[4], SUM)", "recv(float32[4], src=1, tag=0)".
+std::string describe(const Task& task);
 
 class Operation;
 
@@ -86,8 +88,7 @@ class Operation {
   /// Once finished: the rank that a message came from.
   int source() const { return source_; }
 
-  /// "all_reduce(float32[4], SUM)", "recv(float32[4], src=1, tag=0)".
-  std::string describe() const;
+  std::string describe() const { return coll::describe(task_); }
 
   // ---- for the group, its messenger and the engine; under the group's locks unless a line says otherwise
 

@@ -1,10 +1,13 @@
 #include "pg/group_backend.h"
 
+#include <torch/csrc/distributed/c10d/logging.h>
+
 #include <algorithm>
 #include <numeric>
 #include <utility>
 
 #include "coll/engine.h"
+#include "kernels/kernels.h"
 #include "pg/errors.h"
 #include "pg/registrations.h"
 #include "pg/rendezvous.h"
@@ -81,7 +84,7 @@ GroupBackend::GroupBackend(const c10::intrusive_ptr<c10d::Store>& store, int ran
     if (!parent.group && options.global_ranks_in_group.empty() && met.store_host && *met.store_host != rank)
       store_server_.emplace(*store, *met.store_host);
   });
-  init();
+  made();
 }
 
 GroupBackend::GroupBackend(Met met, const Options& options)
@@ -90,7 +93,40 @@ GroupBackend::GroupBackend(Met met, const Options& options)
       group_(std::move(met.group)),
       node_(std::move(met.node)),
       between_(std::move(met.between)) {
+  made();
+}
+
+void GroupBackend::made() {
   init();
+  FlightRecorder* const recorder = FlightRecorder::get();
+  const auto& ranks = options_->global_ranks_in_group;
+  const auto rank = static_cast<std::size_t>(getRank());
+  if (recorder)
+    recorded_ = recorder->add(group_, rank < ranks.size() ? static_cast<int>(ranks[rank]) : getRank());
+  LOG(INFO) << "occl: " << describe();
+}
+
+std::unique_ptr<FlightRecorder::Entries> GroupBackend::record_in(FlightRecorder& recorder,
+                                                                 std::span<const Request> requests,
+                                                                 bool manager) {
+  return recorder.record(recorded_, facts(), requests, manager);
+}
+
+std::string GroupBackend::describe() const {
+  std::string text = concat("rank ", getRank(), " of ", getSize(), " of group ", group_->name(), ": ");
+  if (node_) {
+    const Tuning& tuning = node_->mesh().tuning();
+    const auto direct = tuning.direct_bytes == kByCores ? concat(kDirectBytes, " if each rank has a core")
+                                                        : concat(tuning.direct_bytes);
+    text += concat("all ranks share memory; up to ", tuning.one_shot_bytes,
+                   " bytes in one step (mapped: ", direct, "), slots of ", tuning.slot_bytes,
+                   " bytes, messages in the ring up to ", tuning.eager_bytes, " bytes");
+  } else {
+    text += concat("its ranks are on several nodes; between them: ", between_.inter_node->describe());
+  }
+  return text + concat("; waiting ranks ", group_->core_for_each() ? "spin" : "yield their core",
+                       "; kernels: ", kernels::isa(), "; timeout ", options_->timeout.count(),
+                       " ms; flight recorder ", recorded_ ? "on" : "off");
 }
 
 GroupBackend::~GroupBackend() {
@@ -101,7 +137,11 @@ GroupBackend::~GroupBackend() {
 }
 
 void GroupBackend::close() {
-  if (group_ && !is_forked_from(*group_)) group_->close();
+  if (!group_ || is_forked_from(*group_)) return;
+  using namespace c10d::detail;
+  if (!group_->error() && isLogLevelEnabled(LogLevel::Debug))
+    LOG(INFO) << "occl: rank " << getRank() << " leaves group " << group_->name();
+  group_->close();
 }
 
 void GroupBackend::shutdown() {
@@ -131,6 +171,10 @@ c10d::ErrorType GroupBackend::getError() {
 
 std::chrono::milliseconds GroupBackend::or_default(std::chrono::milliseconds timeout) const {
   return timeout == c10d::kUnsetTimeout ? options_->timeout : timeout;
+}
+
+GroupFacts GroupBackend::facts() const {
+  return {getGroupUid(), getGroupDesc(), getRank(), getSize(), options_->global_ranks_in_group};
 }
 
 Options GroupBackend::options_for(const c10::intrusive_ptr<c10d::Backend::Options>& given) const {

@@ -4,13 +4,17 @@
 
 #include <memory>
 #include <optional>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "coll/group.h"
 #include "coll/subgroup.h"
 #include "pg/capabilities.h"
 #include "pg/completion_hook.h"
+#include "pg/flight_recorder.h"
 #include "pg/options.h"
+#include "pg/param_comms.h"
 #include "pg/rendezvous.h"
 #include "pg/request.h"
 #include "pg/store_server.h"
@@ -36,6 +40,8 @@ class GroupBackend : public CapableBackend {
   ~GroupBackend() override;
 
   const std::string getBackendName() const override { return "occl"; }
+  /// What was chosen for this group, in a line for logs.
+  std::string describe() const;
   /// A copy: PyTorch writes into it when it splits the group.
   c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override { return options_->copy(); }
   void setTimeout(std::chrono::milliseconds timeout) override { options_->timeout = timeout; }
@@ -77,6 +83,16 @@ class GroupBackend : public CapableBackend {
   Options options_for(const c10::intrusive_ptr<c10d::Backend::Options>& given) const;
   std::chrono::milliseconds or_default(std::chrono::milliseconds timeout) const;
   ThisRank self() const { return {getRank(), getSize()}; }
+  /// What instruments say about this group.
+  GroupFacts facts() const;
+  /// Records a call in the flight recorder; null if there is none. `manager`: see FlightRecorder::record.
+  std::unique_ptr<FlightRecorder::Entries> record(std::span<const Request> requests, bool manager = false) {
+    return recorded_ ? record_in(*FlightRecorder::get(), requests, manager) : nullptr;
+  }
+  /// The number that the next operation of this kind will have in the group.
+  std::uint64_t next_number(const Request& request) const {
+    return (request.transfer() ? group_->messages() : group_->sequence()) + 1;
+  }
 
   const c10::intrusive_ptr<Options> options_;
   std::shared_ptr<coll::Communicator> group_;
@@ -86,7 +102,12 @@ class GroupBackend : public CapableBackend {
   std::shared_ptr<CompletionHook> hook_;   // null if there is none
 
  private:
+  void made();
+  std::unique_ptr<FlightRecorder::Entries> record_in(FlightRecorder& recorder,
+                                                     std::span<const Request> requests, bool manager);
   void close();
+
+  std::shared_ptr<FlightRecorder::Group> recorded_;  // null without a flight recorder
 
   std::optional<StoreServer> store_server_;  // if another rank runs it
 };

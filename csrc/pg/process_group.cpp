@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -11,6 +12,7 @@
 #include "pg/errors.h"
 #include "pg/normalize.h"
 #include "pg/overlap.h"
+#include "pg/param_comms.h"
 #include "pg/runtime.h"
 #include "pg/side_streams.h"
 #include "pg/sparse.h"
@@ -91,6 +93,13 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::launch(std::span<Request> requests,
   check_not_forked(*group_);
   if (estimate_.runs()) return estimate(requests);
   for (Request& request : requests) request.timeout = or_default(timeout);
+  if (logs_calls_) [[unlikely]]
+    for (const Request& request : requests)
+      LOG(INFO) << "occl: rank " << getRank() << " calls " << coll::describe(request.task) << " in group "
+                << group_->name();
+  std::optional<ParamComms> event;
+  if (at::hasCallbacks()) [[unlikely]]
+    event.emplace(facts(), next_number(requests.front()), requests, async);
   if (coalesced_) {
     for (Request& request : requests) coalescing_.push_back(std::move(request));
     return coalesced_;
@@ -98,10 +107,11 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::launch(std::span<Request> requests,
   SideStreams streams;
   for (const Request& request : requests) streams.add(request);
   if (streams.empty())
-    return WorkOCCL::launch(group_, requests, async ? Mode::background : Mode::blocking, hook_);
+    return WorkOCCL::launch(group_, requests, async ? Mode::background : Mode::blocking, hook_,
+                            record(requests));
   // The work takes its place in the group's order now, and begins when the streams reach it.
   const Mode mode = streams.idle() ? Mode::background : Mode::held;
-  auto work = WorkOCCL::launch(group_, requests, mode, hook_);
+  auto work = WorkOCCL::launch(group_, requests, mode, hook_, record(requests));
   if (mode == Mode::held) release_after(streams, work);
   if (!async) work->wait();
   return work;
@@ -127,6 +137,7 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::endCoalescing() {
         else
           group_->refuse(why);
       });
+  if (!coalescing_.empty()) coalesced_->set_entries(record(coalescing_, /*manager=*/true));
   SideStreams streams;
   for (const Request& request : coalescing_) streams.add(request);
   const Mode mode = streams.idle() ? Mode::background : Mode::held;

@@ -2,6 +2,8 @@
 // (work.h).
 #pragma once
 
+#include <torch/csrc/distributed/c10d/logging.h>
+
 #include <span>
 
 #include "pg/group_backend.h"
@@ -99,6 +101,7 @@ class ProcessGroupOCCL final : public GroupBackend {
   c10::intrusive_ptr<WorkOCCL> coalesced_;
   std::vector<Request> coalescing_;
   TimeEstimate estimate_;
+  const bool logs_calls_ = c10d::detail::isLogLevelEnabled(c10d::detail::LogLevel::Trace);
 };
 
 }  // namespace occl::pg

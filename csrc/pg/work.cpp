@@ -66,6 +66,7 @@ WorkOCCL::Part::Part(WorkOCCL& work, Request&& request)
       operation(*this, point_to_lists(this->request).task, Deadline::after(this->request.timeout)) {}
 
 void WorkOCCL::Part::beginning(coll::Operation&) {
+  if (work.entries_) work.entries_->begin();
   const Request& now = current();
   copy_all(now.before);
   if (now.combined.empty()) return;
@@ -108,7 +109,8 @@ WorkOCCL::WorkOCCL(std::shared_ptr<coll::Communicator> group, c10d::OpType type,
 
 c10::intrusive_ptr<WorkOCCL> WorkOCCL::launch(std::shared_ptr<coll::Communicator> group,
                                               std::span<Request> requests, Mode mode,
-                                              std::shared_ptr<CompletionHook> hook) {
+                                              std::shared_ptr<CompletionHook> hook,
+                                              std::unique_ptr<FlightRecorder::Entries> entries) {
   const Request& first = requests.front();
   Tensors all;  // what a profiler shows
   if (requests.size() > 1 && at::hasCallbacks())
@@ -116,6 +118,7 @@ c10::intrusive_ptr<WorkOCCL> WorkOCCL::launch(std::shared_ptr<coll::Communicator
   auto work =
       c10::make_intrusive<WorkOCCL>(std::move(group), first.type, first.title,
                                     all.empty() ? at::TensorList(first.inputs) : all, std::move(hook));
+  work->set_entries(std::move(entries));
   for (Request& request : requests) work->add(std::move(request), mode);
   work->seal();
   if (mode == Mode::blocking) work->wait();
@@ -159,9 +162,10 @@ void WorkOCCL::tell() noexcept {
     future = future_;
     result = future_result_;
   }
-  if (!future && !result && !hook_) return;
+  if (!future && !result && !hook_ && !entries_) return;
   // Without the lock: callbacks may do anything, even launch collectives and wait for them.
   const coll::Engine::Callback callback(engine());
+  if (entries_) entries_->end(error(), sourceRank());
   if (future) settle(future);
   if (result) settle_result(result);
   if (hook_)

@@ -12,6 +12,7 @@
 #include "coll/communicator.h"
 #include "coll/operation.h"
 #include "pg/completion_hook.h"
+#include "pg/flight_recorder.h"
 #include "pg/request.h"
 
 namespace occl::pg {
@@ -34,8 +35,11 @@ class WorkOCCL final : public c10d::Work {
   /// returns when they have ended, and throws the first error.
   static c10::intrusive_ptr<WorkOCCL> launch(std::shared_ptr<coll::Communicator> group,
                                              std::span<Request> requests, Mode mode,
-                                             std::shared_ptr<CompletionHook> hook = nullptr);
+                                             std::shared_ptr<CompletionHook> hook = nullptr,
+                                             std::unique_ptr<FlightRecorder::Entries> entries = nullptr);
 
+  /// The work's entries in the flight recorder; null if there is none. Call it before `add`.
+  void set_entries(std::unique_ptr<FlightRecorder::Entries> entries) { entries_ = std::move(entries); }
   /// Submits one more operation. Call it before `seal`.
   void add(Request&& request, Mode mode);
   /// Lets operations that were added with Mode::held begin.
@@ -99,8 +103,9 @@ class WorkOCCL final : public c10d::Work {
 
   const std::shared_ptr<coll::Communicator> group_;
   const std::shared_ptr<CompletionHook> hook_;
-  Tensors result_;                     // set before seal(), if at all
-  std::list<Part> parts_;              // grows only before seal(), on the thread that adds
+  std::unique_ptr<FlightRecorder::Entries> entries_;  // set before the first part is added, if at all
+  Tensors result_;                                    // set before seal(), if at all
+  std::list<Part> parts_;                             // grows only before seal(), on the thread that adds
   std::atomic<std::size_t> open_ = 2;  // parts that have not ended, + 1 until seal(), + 1 until end_ is set
   const std::chrono::steady_clock::time_point begin_;
   std::chrono::steady_clock::time_point end_;
