@@ -2,7 +2,7 @@
 
     python -m benchmarks.hosts                                      all_reduce, about four minutes
     python -m benchmarks.hosts --ops all_reduce all_gather_single --shapes 2+2 --rates none 1gbit
-    python -m benchmarks.hosts --contenders occl-cpu gloo --write
+    python -m benchmarks.hosts --contenders occl-cpu gloo --shapes 2+2 --write      then 4+4, on the same day
 
 A shape says how many ranks each host has. A rate is the most that each host sends; with "none", the processor
 is the limit, because all hosts share its cores. All contenders live in the same processes and take turns, and
@@ -157,6 +157,20 @@ def parse_arguments() -> argparse.Namespace:
     return options
 
 
+def write(content: dict[str, Any]) -> None:
+    """Into the files of this day. Shapes that were measured earlier on this day stay."""
+    stem = RESULTS / f"{content['machine']['date'][:10]}-hosts"
+    table = stem.with_suffix(".json")
+    if table.exists():
+        content = json.loads(table.read_text()) | {k: v for k, v in content.items() if k != "machine"}
+    text = [f"{name + ':':<13}{value}" for name, value in content["machine"].items()]
+    for shape, measured in content.items():
+        if shape != "machine":
+            text += [*measured["lines"], "", measured["verdict"]]
+    stem.with_suffix(".txt").write_text("\n".join(text) + "\n")
+    table.write_text(json.dumps(content, indent=1) + "\n")
+
+
 def main() -> None:
     options = parse_arguments()
     check_available(options.contenders)
@@ -164,7 +178,6 @@ def main() -> None:
         sys.exit(f"error: {reason}")
     for library in ("OMP", "MKL", "OPENBLAS"):  # ranks must have a single thread when they enter their hosts
         os.environ[f"{library}_NUM_THREADS"] = "1"
-    text: list[str] = []
     content: dict[str, Any] = {}
     for shape in options.shapes:
         places = placement(shape)
@@ -176,15 +189,15 @@ def main() -> None:
             about, written, shares = run_ranks(work, chosen, note)
         found, noise = json.loads(written), judge([], *shares)
         print(f"\n{verdict(noise)}\n")
-        if not content:
-            text += [f"{name + ':':<13}{value}" for name, value in about.items()]
-            content["machine"] = about
-        text += [*found["lines"], "", verdict(noise)]
-        content[shape] = {"noise": noise, "tables": found["tables"]}
+        content.setdefault("machine", about)
+        content[shape] = {
+            "noise": noise,
+            "verdict": verdict(noise),
+            "lines": found["lines"],
+            "tables": found["tables"],
+        }
     if options.write:
-        stem = RESULTS / f"{content['machine']['date'][:10]}-hosts"
-        stem.with_suffix(".txt").write_text("\n".join(text) + "\n")
-        stem.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n")
+        write(content)
 
 
 if __name__ == "__main__":

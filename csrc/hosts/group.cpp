@@ -115,7 +115,8 @@ void Group::exchange_notes() {
     const int to = m_.partition.leader(node_after(-distance)),
               from = m_.partition.leader(node_after(distance));
     const std::size_t bytes = notes * kNoteBytes;
-    under_way_.add(link_->send(to, stream, of_leaders_->front().bytes(), bytes, of_leaders_), to, 0);
+    // Nothing depends on the end of what is sent: if it fails, so does what is received.
+    link_->send(to, stream, of_leaders_->front().bytes(), bytes, of_leaders_);
     under_way_.add(link_->receive(from, stream, (*of_leaders_)[distance].bytes(), bytes, of_leaders_), from,
                    0);
   }
@@ -167,11 +168,7 @@ bool Group::next_phase() {
 
 coll::Outcome Group::advance() {
   bool moved = node_->drive(false);
-  moved |= under_way_.reap(
-      [this](int place) {
-        if (phase_ == Phase::run) --open_[place];
-      },
-      [this](int peer, const Error& error) { throw m_.lost(peer, *link_, error); });
+  moved |= reap(awaited());
   if (phase_ == Phase::run) {
     moved |= run_program();
     if (!schedule_->done() || !under_way_.empty())
@@ -183,21 +180,33 @@ coll::Outcome Group::advance() {
   return verdict().refused ? coll::Outcome::mismatch : coll::Outcome::finished;
 }
 
+bool Group::reap(int place) {
+  return under_way_.reap(
+      place,
+      [this](int ended) {
+        if (phase_ == Phase::run) --open_[ended];
+      },
+      [this](int peer, const Error& error) { throw m_.lost(peer, *link_, error); });
+}
+
 // ---- the program
+
+/// Where the steps are that must end before anything else can start.
+int Group::awaited() const {
+  if (phase_ != Phase::run || schedule_->done()) return UnderWay::kEverywhere;
+  const auto needed = schedule_->needs(schedule_->item());
+  return needed ? place(needed->stage, needed->window) : UnderWay::kEverywhere;
+}
 
 /// Starts the stages that may start; true if there was one.
 bool Group::run_program() {
   bool any = false;
-  const int stages = program_->stages();
-  const auto place = [&](Schedule::Item item) {
-    return item.stage * stages + static_cast<int>(item.window % stages);
-  };
   for (; !schedule_->done(); schedule_->next()) {
     const auto item = schedule_->item();
     const auto needed = schedule_->needs(item);
-    if (needed && open_[place(*needed)] > 0) return any;
+    if (needed && open_[place(needed->stage, needed->window)] > 0) return any;
     for (const Step& step : program_->steps(item.stage, item.window))
-      carry_out(step, item.window, place(item));
+      carry_out(step, item.window, place(program_->ends_with(step, item.stage), item.window));
     any = true;
   }
   return any;
@@ -281,6 +290,7 @@ bool Group::advance_messages(coll::OperationList& done) {
 
 void Group::check(coll::OperationList&) {
   if (const auto error = node_->trouble()) throw *error;
+  reap(UnderWay::kEverywhere);  // a message may have failed that nothing waits for yet
   read_news();
   for (const coll::Operation* op = collectives().begin(); op; op = coll::OperationList::next(*op))
     if (op->deadline().passed_by(grace(*op))) time_out(*op);

@@ -77,7 +77,12 @@ class Group final : public coll::Communicator {
   void exchange_notes();
   Note find_verdict() const;
   bool next_phase();
+  bool reap(int place);
   bool run_program();
+  int place(int stage, std::uint64_t window) const {
+    return stage * program_->stages() + static_cast<int>(window % program_->stages());
+  }
+  int awaited() const;
   void carry_out(const Step& step, std::uint64_t window, int place);
   void carry_out(const Inside& step, std::uint64_t window, int place);
   std::byte* at(const Piece& piece, std::uint64_t window) const;

@@ -23,6 +23,7 @@ class Link {
   class Message {
    public:
     virtual ~Message() = default;
+    /// Whether it has ended. After `false`, the link rings the engine when it ends.
     virtual bool ended() const = 0;
     /// Once ended: what went wrong, or nothing.
     virtual std::optional<Error> error() const = 0;
@@ -31,8 +32,8 @@ class Link {
 
   /// Start a message to or from a rank of the group, and return at once. Messages of one stream between two
   /// ranks arrive in the order in which they were started, and messages of different streams do not wait for
-  /// each other. Both sides give the same number of bytes, at least one. When a message ends, the link rings
-  /// the engine.
+  /// each other. Both sides give the same number of bytes, at least one. A message that fails rings the
+  /// engine, even without being asked.
   virtual std::unique_ptr<Message> send(int peer, std::uint32_t stream, const std::byte* data,
                                         std::size_t bytes, Owner owner = nullptr) = 0;
   virtual std::unique_ptr<Message> receive(int peer, std::uint32_t stream, std::byte* data, std::size_t bytes,

@@ -23,7 +23,7 @@ enum class Stream : std::uint32_t {
 };
 inline constexpr std::uint32_t kStreams = 8;
 
-inline constexpr std::size_t kWindowBytes = std::size_t{2} << 20;
+inline constexpr std::size_t kWindowBytes = std::size_t{4} << 20;
 
 struct Membership {
   std::string name;

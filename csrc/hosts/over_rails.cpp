@@ -51,8 +51,8 @@ OverRails::OverRails(const Partition& partition, int rank, const coll::Collectiv
   const bool whole = c_.kind == Kind::reduce || way_ == Way::doubling;
   received_ = lay_out(whole ? own : begin_of_part(last_rail() - first_rail(), own), wide_);
   each_ = work_bytes() - received_;
-  for (int m = 1; way_ == Way::parts && m < p_.nodes(); ++m) lay_out(each_ / size_of(wide_), wide_);
-  held_ = lay_out(own, c_.dtype);
+  for (int m = 2; way_ == Way::parts && m < p_.nodes(); ++m) lay_out(each_ / size_of(wide_), wide_);
+  if (c_.kind == Kind::reduce) held_ = lay_out(own, c_.dtype);
 }
 
 OverRails::Way OverRails::choose() const {
@@ -79,12 +79,12 @@ std::vector<Step> OverRails::steps(int stage, std::uint64_t window) const {
     broadcast(steps, stage, rails);
   else if (stage == 0)
     reduce_inside(steps, rails);
-  else if (c_.kind == Kind::reduce)
-    combine_at_root(steps, stage, rails);
-  else if (way_ == Way::doubling)
-    combine_by_doubling(steps, stage, rails);
-  else
+  if (c_.kind == Kind::all_reduce && way_ == Way::parts)
     combine_in_parts(steps, stage, rails);
+  else if (c_.kind == Kind::all_reduce && stage > 0)
+    combine_by_doubling(steps, stage, rails);
+  else if (c_.kind == Kind::reduce && stage > 0)
+    combine_at_root(steps, stage, rails);
   return steps;
 }
 
@@ -123,7 +123,7 @@ std::size_t OverRails::begin_of_part(int index, std::size_t before) const {
 Piece OverRails::received_part(int node, int k, const Rails& rails) const {
   const Range part = rails.part(k, node_);
   const std::size_t at = begin_of_part(k - first_rail(), rails.rail(k).lo - rails.of(local_).lo);
-  return work(received_ + node * each_ + at * size_of(wide_), part.count(), wide_);
+  return work(received_from(node) + at * size_of(wide_), part.count(), wide_);
 }
 
 // ---- inside the node
@@ -167,7 +167,8 @@ void OverRails::collect_inside(Steps& steps, const Rails& rails, Kind kind) cons
 // ---- between nodes
 
 /// Stage 1: each node gets its part of each rail from all others. Stage 2: it combines them and sends the
-/// result to all others.
+/// result to all others. Receives are started one stage early: those of stage 1 go to scratch memory, those
+/// of stage 2 to the output, which may be the input, but no rank of the node reads that after stage 0.
 void OverRails::combine_in_parts(Steps& steps, int stage, const Rails& rails) const {
   if (stage == 3) return collect_inside(steps, rails, Kind::all_gather);
   const Range own = rails.of(local_);
@@ -183,8 +184,9 @@ void OverRails::combine_in_parts(Steps& steps, int stage, const Rails& rails) co
       if (m == node_) continue;
       const Range theirs = rails.part(k, m);
       const int peer = p_.owner(m, k);
-      send(steps, peer, stage == 1 ? sum(theirs, own) : data(Where::out, 0, mine));
-      receive(steps, peer, stage == 1 ? received_part(m, k, rails) : data(Where::out, 0, theirs));
+      if (stage > 0) send(steps, peer, stage == 1 ? sum(theirs, own) : data(Where::out, 0, mine));
+      if (stage < 2)
+        receive(steps, peer, stage == 0 ? received_part(m, k, rails) : data(Where::out, 0, theirs), true);
     }
   }
 }
@@ -218,7 +220,7 @@ void OverRails::combine_by_doubling(Steps& steps, int stage, const Rails& rails)
       if (takes) receive(steps, p_.owner(node_ + 1, k), received(0, rail, own));
     } else if (stage < last && !folded) {
       const int peer = p_.owner(tree.partner(node_, stage - first), k);
-      send(steps, peer, sum(rail, own));
+      send(steps, peer, sum(rail, own), true);
       receive(steps, peer, received(0, rail, own));
     } else if (stage == last) {
       if (takes) send(steps, p_.owner(node_ + 1, k), out);

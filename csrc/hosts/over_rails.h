@@ -31,7 +31,8 @@ class OverRails final : public Program {
   };
   /// Where the sums of a window are, in the scratch memory of the rank that owns `own`.
   Piece sum(Range of, Range own) const { return in_own(sums_, of, own); }
-  Piece received(int node, Range of, Range own) const { return in_own(received_ + node * each_, of, own); }
+  Piece received(int node, Range of, Range own) const { return in_own(received_from(node), of, own); }
+  std::size_t received_from(int node) const { return received_ + (node > node_ ? node - 1 : node) * each_; }
   Piece in_own(std::size_t base, Range of, Range own) const;
   /// Where this rank receives another node's sums of its part of rail `k`. The parts of its rails lie one
   /// after the other, so that large windows over many nodes need little scratch memory.

@@ -57,12 +57,12 @@ std::size_t Program::lay_out(std::size_t elements, DType dtype) {
   return at;
 }
 
-void Program::send(Steps& steps, int peer, const Piece& piece) {
-  if (piece.count > 0) steps.push_back(Message{true, peer, piece});
+void Program::send(Steps& steps, int peer, const Piece& piece, bool overwritten) {
+  if (piece.count > 0) steps.push_back(Message{true, peer, piece, overwritten});
 }
 
-void Program::receive(Steps& steps, int peer, const Piece& piece) {
-  if (piece.count > 0) steps.push_back(Message{false, peer, piece});
+void Program::receive(Steps& steps, int peer, const Piece& piece, bool early) {
+  if (piece.count > 0) steps.push_back(Message{false, peer, piece, false, early});
 }
 
 void Program::finish(Steps& steps, const Piece& dst, const Piece& wide,

@@ -41,6 +41,13 @@ class Program {
   std::size_t work_bytes() const { return work_bytes_; }
   /// The steps of a stage of a window, for this rank.
   virtual std::vector<Step> steps(int stage, std::uint64_t window) const = 0;
+  /// The stage that a step, started in `stage`, must end with: what needs that stage needs the step.
+  int ends_with(const Step& step, int stage) const {
+    const auto* message = std::get_if<Message>(&step);
+    if (!message) return stage;
+    if (message->send && !message->overwritten) return stages_ - 1;
+    return message->early ? stage + 1 : stage;
+  }
 
  protected:
   using Steps = std::vector<Step>;
@@ -69,8 +76,8 @@ class Program {
   /// Reserves scratch memory and returns where it begins.
   std::size_t lay_out(std::size_t elements, DType dtype);
 
-  static void send(Steps& steps, int peer, const Piece& piece);
-  static void receive(Steps& steps, int peer, const Piece& piece);
+  static void send(Steps& steps, int peer, const Piece& piece, bool overwritten = false);
+  static void receive(Steps& steps, int peer, const Piece& piece, bool early = false);
   /// Combines the nodes' sums, which are scratch memory and are used up, and leaves the result in `dst`.
   /// `wide`: scratch memory for as many elements, may be one of the sums.
   void finish(Steps& steps, const Piece& dst, const Piece& wide, const std::vector<Piece>& sums) const;

@@ -44,6 +44,12 @@ struct Message {
   bool send = false;
   int peer = 0;
   Piece piece;
+  /// The next stage writes over what is sent, so it begins only when the message has ended. Other sends must
+  /// have ended when the window ends.
+  bool overwritten = false;
+  /// A receive that a stage starts for the next one, so that the sender finds it when it sends. Receives
+  /// must be in the order of their sends, so either all receives of a program are early, or none.
+  bool early = false;
 };
 
 /// dst = combine(srcs), in this order.

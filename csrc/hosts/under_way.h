@@ -44,13 +44,16 @@ class UnderWay {
 
   bool empty() const { return items_.empty(); }
 
+  static constexpr int kEverywhere = -1;
   /// Calls ended(place) for each that has ended, and forgets it; true if there was one. If an operation has
-  /// failed, throws its error; if a message has, calls lost(peer, error), which throws.
+  /// failed, throws its error; if a message has, calls lost(peer, error), which throws. `place`: which
+  /// messages are asked; one that is not asked wakes no thread.
   template <class Ended, class Lost>
-  bool reap(Ended&& ended, Lost&& lost) {
+  bool reap(int place, Ended&& ended, Lost&& lost) {
     bool any = false;
     for (auto it = items_.begin(); it != items_.end();) {
-      if (it->message ? !it->message->ended() : !it->nested->ended()) {
+      const bool asked = it->nested || place == kEverywhere || it->place == place;
+      if (!asked || !(it->message ? it->message->ended() : it->nested->ended())) {
         ++it;
         continue;
       }

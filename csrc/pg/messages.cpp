@@ -20,6 +20,9 @@ constexpr std::chrono::milliseconds kForever = std::chrono::hours(24 * 30);
 /// How long a message that is given up may take to end by itself.
 constexpr std::chrono::milliseconds kPatience{300};
 
+/// Sends of a lane that may wait to be asked for.
+constexpr std::size_t kUnasked = 16;
+
 std::string first_line(const std::exception& error) {
   const std::string text = error.what();
   return text.empty() ? "the message failed" : text.substr(0, text.find('\n'));
@@ -27,22 +30,31 @@ std::string first_line(const std::exception& error) {
 
 }  // namespace
 
-struct InterNode::State {
-  c10::intrusive_ptr<c10d::Work> work;
-  hosts::Link::Owner owner;
-  std::mutex mutex;
-  std::condition_variable over;
-  std::atomic<bool> ended = false;  // release where it is set, acquire where it is read
-  std::string broken;               // before `ended`
+class Pending {
+ public:
+  Pending(Waiters::Lane lane, hosts::Link::Owner owner) : lane(lane), owner(std::move(owner)) {}
 
-  void end(std::string why) {
-    {
-      std::lock_guard lock(mutex);
-      broken = std::move(why);
-      ended.store(true, std::memory_order_release);
-    }
-    over.notify_all();
+  bool ended() const { return stage_.load(std::memory_order_acquire) == Stage::ended; }  // pairs with end
+  /// The engine is to be rung when it ends. False if it has ended already.
+  bool await() {
+    Stage stage = Stage::started;
+    return stage_.compare_exchange_strong(stage, Stage::awaited, std::memory_order_acq_rel,  // pairs with end
+                                          std::memory_order_acquire) ||
+           stage == Stage::awaited;
   }
+  void end(std::string why) {
+    bool ring = !why.empty();
+    {
+      std::lock_guard lock(mutex_);
+      if (ended()) return;  // it failed when it was started
+      broken_ = std::move(why);
+      // Pairs with await: one of the two sees what the other has done.
+      ring |= stage_.exchange(Stage::ended, std::memory_order_acq_rel) == Stage::awaited;
+    }
+    over_.notify_all();
+    if (ring) engine().ring();
+  }
+  /// Blocks until it has ended.
   void wait() noexcept {
     std::string why;
     try {
@@ -51,28 +63,46 @@ struct InterNode::State {
       why = first_line(error);
     }
     end(std::move(why));
-    engine().ring();
   }
+  /// Blocks until another thread has seen it end; false if that takes longer.
+  bool wait_for_end(std::chrono::milliseconds limit) {
+    std::unique_lock lock(mutex_);
+    return over_.wait_for(lock, limit, [this] { return ended(); });
+  }
+  /// Once ended: what went wrong, or nothing.
+  const std::string& broken() const { return broken_; }
+
+  const Waiters::Lane lane;
+  const hosts::Link::Owner owner;
+  c10::intrusive_ptr<c10d::Work> work;
+
+ private:
+  enum class Stage : std::uint8_t { started, awaited, ended };
+
+  std::mutex mutex_;
+  std::condition_variable over_;
+  std::atomic<Stage> stage_ = Stage::started;
+  std::string broken_;  // before Stage::ended
 };
 
 namespace {
 
 class BackendMessage final : public hosts::Link::Message {
  public:
-  BackendMessage(std::shared_ptr<InterNode> inter_node, std::shared_ptr<InterNode::State> state)
-      : inter_node_(std::move(inter_node)), state_(std::move(state)) {}
+  BackendMessage(std::shared_ptr<InterNode> inter_node, std::shared_ptr<Pending> pending)
+      : inter_node_(std::move(inter_node)), pending_(std::move(pending)) {}
   ~BackendMessage() override {
-    if (!ended() && !state_->owner) inter_node_->give_up(*state_);
+    if (!pending_->owner && !pending_->ended()) inter_node_->give_up(*pending_);
   }
-  bool ended() const override { return state_->ended.load(std::memory_order_acquire); }
+  bool ended() const override { return inter_node_->ask(*pending_); }
   std::optional<Error> error() const override {
-    if (state_->broken.empty()) return std::nullopt;
-    return Error(Errc::system, state_->broken);
+    if (pending_->broken().empty()) return std::nullopt;
+    return Error(Errc::system, pending_->broken());
   }
 
  private:
   const std::shared_ptr<InterNode> inter_node_;
-  const std::shared_ptr<InterNode::State> state_;
+  const std::shared_ptr<Pending> pending_;
 };
 
 }  // namespace
@@ -88,28 +118,55 @@ Waiters::~Waiters() {
   for (auto& thread : threads_) thread.join();
 }
 
-void Waiters::run(std::function<void()> call) {
+void Waiters::add(const Lane& lane, std::shared_ptr<Pending> message) {
   std::lock_guard lock(mutex_);
-  calls_.push_back(std::move(call));
-  if (calls_.size() <= idle_)
+  lanes_[lane].messages.push_back(std::move(message));
+}
+
+void Waiters::serve(const Lane& lane) {
+  std::lock_guard lock(mutex_);
+  const auto found = lanes_.find(lane);
+  if (found == lanes_.end() || found->second.served) return;
+  unserved_.push_back(lane);
+  found->second.served = true;
+  if (unserved_.size() <= idle_)
     wake_.notify_one();
   else
     threads_.push_back(
         start_thread<std::thread>("that waits for messages of other nodes", [this] { work(); }));
 }
 
+bool Waiters::withdraw(const Lane& lane, const Pending& message) {
+  std::lock_guard lock(mutex_);
+  const auto found = lanes_.find(lane);
+  return found != lanes_.end() &&
+         std::erase_if(found->second.messages, [&](const auto& it) { return it.get() == &message; }) > 0;
+}
+
+std::size_t Waiters::waiting(const Lane& lane) {
+  std::lock_guard lock(mutex_);
+  const auto found = lanes_.find(lane);
+  return found == lanes_.end() ? 0 : found->second.messages.size();
+}
+
 void Waiters::work() {
   std::unique_lock lock(mutex_);
   for (;;) {
     ++idle_;
-    wake_.wait(lock, [this] { return stop_ || !calls_.empty(); });
+    wake_.wait(lock, [this] { return stop_ || !unserved_.empty(); });
     --idle_;
-    if (calls_.empty()) return;
-    const auto call = std::move(calls_.front());
-    calls_.pop_front();
-    lock.unlock();
-    call();
-    lock.lock();
+    if (unserved_.empty()) return;
+    const auto lane = lanes_.find(unserved_.front());
+    unserved_.pop_front();
+    while (!lane->second.messages.empty()) {
+      auto message = std::move(lane->second.messages.front());
+      lane->second.messages.pop_front();
+      lock.unlock();
+      message->wait();
+      message.reset();
+      lock.lock();
+    }
+    lanes_.erase(lane);
   }
 }
 
@@ -121,10 +178,10 @@ InterNode::InterNode(std::string name, c10::intrusive_ptr<c10d::Backend> backend
 
 std::uint32_t InterNode::new_channel() { return static_cast<std::uint32_t>(store_->add("occl/channels", 1)); }
 
-std::shared_ptr<InterNode::State> InterNode::start(bool send, int rank, int tag, std::byte* data,
-                                                   std::size_t bytes, hosts::Link::Owner owner) {
-  auto state = std::make_shared<State>();
-  state->owner = std::move(owner);
+std::shared_ptr<Pending> InterNode::start(bool send, int rank, int tag, std::byte* data, std::size_t bytes,
+                                          hosts::Link::Owner owner) {
+  const Waiters::Lane lane{send, rank, tag};
+  auto message = std::make_shared<Pending>(lane, std::move(owner));
   std::vector<at::Tensor> tensors{at::from_blob(data, {static_cast<std::int64_t>(bytes)}, at::kByte)};
   // A profiler shows the operation, not its messages, some of which outlive the profile.
   const at::DisableRecordFunctionGuard unrecorded;
@@ -132,33 +189,43 @@ std::shared_ptr<InterNode::State> InterNode::start(bool send, int rank, int tag,
     if (broken_.load(std::memory_order_relaxed))
       fail(Errc::system, "another group ended while its messages were under way, and broke a connection of ",
            name_);
-    state->work = send ? backend_->send(tensors, rank, tag) : backend_->recv(tensors, rank, tag);
+    message->work = send ? backend_->send(tensors, rank, tag) : backend_->recv(tensors, rank, tag);
     {
       std::lock_guard lock(mutex_);
       std::erase_if(under_way_, [](const auto& it) { return it.expired(); });
-      under_way_.push_back(state);
+      under_way_.push_back(message);
     }
-    waiters_.run([state] { state->wait(); });
+    waiters_.add(lane, message);
+    if (!send || waiters_.waiting(lane) > kUnasked) waiters_.serve(lane);
   } catch (const std::exception& error) {
-    state->end(first_line(error));
+    message->end(first_line(error));
   }
-  return state;
+  return message;
 }
 
-void InterNode::give_up(State& state) {
-  std::unique_lock lock(state.mutex);
-  const auto ended = [&] { return state.ended.load(std::memory_order_acquire); };
-  if (!broken_.load(std::memory_order_relaxed) && state.over.wait_for(lock, kPatience, ended)) return;
+bool InterNode::ask(Pending& message) {
+  if (message.ended() || !message.await()) return true;
+  waiters_.serve(message.lane);
+  return message.ended();
+}
+
+void InterNode::give_up(Pending& message) {
+  try {
+    if (!broken_.load(std::memory_order_relaxed) && (ask(message) || message.wait_for_end(kPatience))) return;
+  } catch (const Error&) {  // no thread could be made, so this one waits below
+  }
   broken_.store(true, std::memory_order_relaxed);
-  state.work->abort();
-  state.over.wait(lock, ended);
+  message.work->abort();
+  if (waiters_.withdraw(message.lane, message))
+    message.wait();  // the thread of its lane waits for an earlier one
+  else
+    message.wait_for_end(kForever);
 }
 
 InterNode::~InterNode() {
   std::lock_guard lock(mutex_);
   for (const auto& it : under_way_)
-    if (const auto state = it.lock(); state && !state->ended.load(std::memory_order_acquire))
-      state->work->abort();
+    if (const auto message = it.lock(); message && !message->ended()) message->work->abort();
 }
 
 // ---- BackendLink

@@ -1,17 +1,27 @@
 // Messages between ranks over any c10d::Backend that can send and receive: the link of groups that span
 // nodes. We write no network code.
 //
-// A Backend offers a blocking wait and no way to ask, so each message under way has a thread that waits for
-// it. Threads are made when they are needed and used again.
+// A Backend offers a blocking wait and no way to ask, so threads wait. Messages in one direction, with one
+// rank and one tag, end in the order in which they were started: they form a lane, for which one thread
+// waits.
+//
+//     lane          started     waited for
+//     receives      1 2 3       at once, because the caller goes on when one has arrived
+//     sends         1 2 3       when the caller asks for one, or has left kUnasked of them
+//
+// Each wait costs two switches of threads, and few sends need one: the caller asks only before it uses their
+// memory again. Threads are made when they are needed and used again.
 #pragma once
 
 #include <atomic>
 #include <condition_variable>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -21,19 +31,34 @@
 
 namespace occl::pg {
 
-/// Threads that carry out blocking calls, one each.
+/// A message under way: what its starter and the thread that waits for it share.
+class Pending;
+
+/// Threads that wait for messages, one for each lane that needs it.
 class Waiters {
  public:
+  using Lane = std::tuple<bool, int, int>;  // whether it sends, the rank, the tag
   ~Waiters();
-  /// Throws Error(system) if a thread is needed and cannot be made.
-  void run(std::function<void()> call);
+  void add(const Lane& lane, std::shared_ptr<Pending> message);
+  /// From now on a thread waits for the messages of the lane, until there are none. Throws Error(system) if a
+  /// thread is needed and cannot be made.
+  void serve(const Lane& lane);
+  /// Takes a message back for which no thread waits yet; false if there is none such.
+  bool withdraw(const Lane& lane, const Pending& message);
+  /// How many messages of the lane no thread waits for yet.
+  std::size_t waiting(const Lane& lane);
 
  private:
+  struct Queue {
+    std::deque<std::shared_ptr<Pending>> messages;
+    bool served = false;
+  };
   void work();
 
   std::mutex mutex_;
   std::condition_variable wake_;
-  std::deque<std::function<void()>> calls_;
+  std::map<Lane, Queue> lanes_;
+  std::deque<Lane> unserved_;
   std::size_t idle_ = 0;
   bool stop_ = false;
   std::vector<std::thread> threads_;
@@ -53,20 +78,19 @@ class InterNode {
   /// others.
   std::uint32_t new_channel();
 
-  /// What a message and the thread that waits for it share.
-  struct State;
-
   /// Starts a message of bytes to or from a rank of the backend.
-  std::shared_ptr<State> start(bool send, int rank, int tag, std::byte* data, std::size_t bytes,
-                               hosts::Link::Owner owner);
+  std::shared_ptr<Pending> start(bool send, int rank, int tag, std::byte* data, std::size_t bytes,
+                                 hosts::Link::Owner owner);
+  /// Whether a message has ended. After `false`, the engine is rung when it ends.
+  bool ask(Pending& message);
   /// Ends a message whose buffer is needed no more. If it does not end by itself, its connection is broken.
-  void give_up(State& state);
+  void give_up(Pending& message);
 
   ~InterNode();
 
  private:
   std::mutex mutex_;
-  std::vector<std::weak_ptr<State>> under_way_;
+  std::vector<std::weak_ptr<Pending>> under_way_;
   std::atomic<bool> broken_ = false;  // relaxed: a thread that misses it finds a connection that is broken
   const c10::intrusive_ptr<c10d::Backend> backend_;
   const c10::intrusive_ptr<c10d::Store> store_;

@@ -226,9 +226,9 @@ class Simulation {
   void start(int r) {
     SimulatedRank& s = ranks[r];
     const auto item = s.schedule->item();
-    const Key key{item.stage, item.window};
-    s.open[key] = 0;
+    s.open.try_emplace({item.stage, item.window}, 0);
     for (Step& step : s.program->steps(item.stage, item.window)) {
+      const Key key{s.program->ends_with(step, item.stage), item.window};
       if (auto* op = std::get_if<Inside>(&step)) {
         ++s.open[key];
         inside[p.node_of(r)][p.local_rank(r)].push_back({std::move(*op), r, key});
