@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/thread.h"
+#include "coll/courtesy.h"
 
 namespace occl::coll {
 namespace {
@@ -184,7 +185,9 @@ bool Engine::wait(Communicator& group, const Operation& op, Deadline deadline,
       moved = drive_all(true);
       if (!moved && !op.finished()) {
         const auto begin = std::chrono::steady_clock::now();
+        endpoint_->add_waiters(1);
         sleep.wait(deadline.left(kSlice));
+        endpoint_->add_waiters(-1);
         if (core_for_each) spin_.failed(std::chrono::steady_clock::now() - begin);
       }
     }
@@ -256,6 +259,32 @@ void Engine::doze() {
   dozing_.fetch_sub(1, std::memory_order_seq_cst);
 }
 
+/// Whether a peer waits for this process.
+bool Engine::awaited() {
+  const auto groups = busy_groups();
+  return std::any_of(groups.begin(), groups.end(), [](const auto& group) { return group->awaited(); });
+}
+
+/// One turn of the background thread, until it is not needed any more.
+void Engine::drive_in_background() {
+  Courtesy courtesy(involuntary_switches());
+  auto look_at = std::chrono::steady_clock::now() + Courtesy::kPeriod;
+  // After a callback there may be another driver. Then one of the two leaves; if both do, one comes back.
+  while (background_needed() && drivers_.load(std::memory_order_seq_cst) == 1) {
+    if (const auto now = std::chrono::steady_clock::now(); now >= look_at) {
+      while (background_needed() && courtesy.gives_way(involuntary_switches(), awaited()))
+        std::this_thread::sleep_for(Courtesy::kNap);
+      look_at = std::chrono::steady_clock::now() + Courtesy::kPeriod;
+    }
+    if (drive_all(false)) continue;
+    const shm::Bell::Sleep sleep(endpoint_->bell());
+    if (!background_needed() || drive_all(true)) continue;
+    sleep.wait(kSlice);
+    std::lock_guard lock(background_mutex_);
+    if (stop_) break;
+  }
+}
+
 void Engine::run_background() {
   const auto wanted = [this] {
     return stop_ || (background_needed() && drivers_.load(std::memory_order_seq_cst) == 0);
@@ -274,15 +303,7 @@ void Engine::run_background() {
       if (stop_) return;
       drivers_.fetch_add(1, std::memory_order_seq_cst);
     }
-    // After a callback there may be another driver. Then one of the two leaves; if both do, one comes back.
-    while (background_needed() && drivers_.load(std::memory_order_seq_cst) == 1) {
-      if (drive_all(false)) continue;
-      const shm::Bell::Sleep sleep(endpoint_->bell());
-      if (!background_needed() || drive_all(true)) continue;
-      sleep.wait(kSlice);
-      std::lock_guard lock(background_mutex_);
-      if (stop_) break;
-    }
+    drive_in_background();
     drivers_.fetch_sub(1, std::memory_order_seq_cst);
     ring();  // a waiter may have found a group being driven by this thread, and gone to sleep
     doze();

@@ -113,7 +113,9 @@ class Engine {
   void hand_over() noexcept;
   void start_background();
   void run_background();
+  void drive_in_background();
   bool background_needed() const;
+  bool awaited();
   void doze();
 
   const std::shared_ptr<shm::Endpoint> endpoint_;
