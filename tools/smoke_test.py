@@ -42,7 +42,9 @@ def main() -> None:
     home = Path(torch_occl.__file__).parent
     installed = metadata.version("torch_occl")
     assert torch_occl.__version__ == installed, (torch_occl.__version__, installed)
-    assert home.parent != Path(__file__).parents[1], f"this is the repository's own package, not a wheel's: {home}"
+    assert home.parent != Path(__file__).parents[1], (
+        f"this is the repository's own package, not a wheel's: {home}"
+    )
     x = torch.arange(4.0, device="dev:0")
     assert x.device.type == "dev" and float((x * 2).sum()) == 12
     mp.spawn(rank_main, (free_port(),), nprocs=RANKS)

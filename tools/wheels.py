@@ -1,13 +1,13 @@
 """Builds wheels that need no compiler where they are installed, and tries each in a clean environment.
 
-    python tools/wheels.py build [PYTHON...]     what `make wheels` runs: everything below, for each interpreter
-    python tools/wheels.py prepare               installs what a build needs, in this interpreter's environment
+    python tools/wheels.py build [PYTHON...]     all that is below, for each interpreter (make wheels)
+    python tools/wheels.py prepare               installs what a build needs for this interpreter
     python tools/wheels.py repair WHEEL FOLDER   puts a wheel with the tag manylinux into FOLDER
 
 ``[tool.cibuildwheel]`` in pyproject.toml uses ``prepare`` and ``repair``. ``build`` is for a machine without
 containers: a wheel then runs on systems whose C library is at least as new as that of this machine.
 
-The wheels are built for the oldest PyTorch that the package works with, and pip's own variables say where that
+The wheels are built for the oldest PyTorch that the package works with; pip's own variables say where it
 comes from (PIP_INDEX_URL, PIP_FIND_LINKS, ...).
 """
 
@@ -34,7 +34,7 @@ FROM_TORCH = ("libc10.so", "libtorch.so", "libtorch_cpu.so", "libtorch_python.so
 
 
 def requirements() -> list[str]:
-    """What builds a wheel: ``[build-system] requires``, with PyTorch at the oldest version that is supported."""
+    """What builds a wheel: ``[build-system] requires``, with the oldest supported PyTorch."""
     (listed,) = re.findall(r"^requires = \[(.*)\]$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     low, _ = runpy.run_path(str(ROOT / "torch_occl" / "_versions.py"))["SUPPORTED"]
     torch = "torch=={}.{}.0".format(*low)
@@ -79,8 +79,8 @@ def interpreters() -> dict[int, Path]:
 
 
 def make_source() -> Path:
-    """Builds the source distribution, and unpacks it: wheels come from what is distributed, not from the checkout."""
-    run(sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", DIST)
+    """Builds and unpacks the source distribution: wheels come from what is distributed, not the checkout."""
+    run(sys.executable, "-m", "build", "--quiet", "--sdist", "--no-isolation", "--outdir", DIST)
     (archive,) = DIST.glob("*.tar.gz")
     with tarfile.open(archive) as file:
         file.extractall(WORK)
@@ -101,8 +101,8 @@ def build_one(minor: int, python: Path, source: Path) -> str:
     for home in (clean, builder):
         shutil.rmtree(home, ignore_errors=True)
 
-    # The environment that builds sees the PyTorch of the one in which the wheel is tried, by a path that is the same
-    # for every interpreter: ccache then knows what it has compiled for the previous one.
+    # The environment that builds sees the PyTorch of the one in which the wheel is tried, by a path that is
+    # the same for every interpreter: ccache then knows what it has compiled for the previous one.
     user = make_environment(python, clean)
     pip(user, "install", "--quiet", torch)
     site = WORK / "packages"
@@ -141,7 +141,7 @@ def build(chosen: list[Path]) -> None:
     os.chdir(ROOT)
     pythons = {version_of(path): path for path in chosen} if chosen else interpreters()
     if not pythons or None in pythons:
-        sys.exit(f"wheels: no CPython 3.{PYTHONS[0]} to 3.{PYTHONS[-1]} among: {chosen or 'PATH, ~/.pyenv/versions'}")
+        sys.exit(f"wheels: no CPython 3.{PYTHONS[0]} to 3.{PYTHONS[-1]} among: {chosen or 'PATH, pyenv'}")
     shutil.rmtree(WORK, ignore_errors=True)
     for old in DIST.glob("*.tar.gz"):
         old.unlink()
