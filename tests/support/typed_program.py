@@ -61,7 +61,7 @@ def in_a_group() -> None:
     serves: bool = torch_occl.serves(device="dev:0")
     assert serves and bytes_of
     with contextlib.suppress(torch_occl.ArgumentError):
-        dist.broadcast(torch.ones(2, device="dev:0").to_sparse(), 0)
+        dist.all_reduce(torch.ones(2, device="dev:0"), dist.ReduceOp.BAND)
     dist.destroy_process_group()
 
 
