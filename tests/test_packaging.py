@@ -129,13 +129,10 @@ def test_the_package_can_be_imported_before_torch():
 
 
 def test_the_version_has_one_place_and_the_changelog_leads_up_to_it():
-    named = subprocess.run(
-        ["git", "grep", "-lF", f'"{versions.VERSION}"', "--", "*.py", "*.toml", "*.cff"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    ).stdout.split()
-    assert [file for file in named if not file.startswith("tests/")] in (["torch_occl/_versions.py"], [])
+    files = [ROOT / name for name in ("setup.py", "pyproject.toml", "CITATION.cff")]
+    files += [path for folder in ("torch_occl", "tools") for path in (ROOT / folder).rglob("*.py")]
+    named = [path for path in files if f'"{versions.VERSION}"' in path.read_text()]
+    assert named == [ROOT / "torch_occl" / "_versions.py"]
     changelog = (ROOT / "CHANGELOG.md").read_text()
     headings = re.findall(r"^## \[(.*)\]", changelog, re.MULTILINE)
     assert headings[0] == "Unreleased" and versions.VERSION in changelog
@@ -181,12 +178,16 @@ def test_the_source_distribution_has_what_builds_the_package_and_no_tests(tmp_pa
     (archive,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(archive) as file:
         names = {member.name.partition("/")[2] for member in file if member.isfile()}
-    command = ["git", "ls-files", "csrc", "torch_occl", ":/[!.]*"]
-    files = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-    sources = [name for name in files if name.startswith(("csrc/", "torch_occl/"))]
-    of_the_root = {name for name in files if "/" not in name} - {"Makefile", "CONTRIBUTING.md"}
+    folders = [path for folder in ("csrc", "torch_occl") for path in (ROOT / folder).rglob("*")]
+    sources = {
+        str(path.relative_to(ROOT))
+        for path in folders
+        if path.is_file() and path.suffix != ".so" and "__pycache__" not in path.parts
+    }
+    documents = {"CHANGELOG.md", "CITATION.cff", "LICENSE", "MANIFEST.in", "README.md", "pyproject.toml"}
+    modules = {path.name for path in ROOT.glob("*.py")}
     made = {"PKG-INFO", "setup.cfg"}
-    assert {name for name in names if ".egg-info/" not in name} == {*sources, *of_the_root, *made}
+    assert {name for name in names if ".egg-info/" not in name} == {*sources, *documents, *modules, *made}
 
 
 @pytest.mark.full
