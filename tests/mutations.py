@@ -189,6 +189,7 @@ MUTATIONS = [
     Mutation("the nonce is not compared", "shm/peer.cpp", "if (header.nonce != address.nonce)", "if (false)", HOSTILE),
     Mutation("answers may bring more descriptors", "shm/peer.cpp", "descriptors.size() != expected", "descriptors.size() < expected", HOSTILE),
     Mutation("a member that never came is rung", "coll/mesh.cpp", "members.push_back({std::move(peers[i]), block, ", "members_.push_back({peers[i], block}), members.push_back({std::move(peers[i]), block, ", ("asan/invitation",)),
+    Mutation("regions are as large where addresses are limited", "shm/address_space.cpp", "  if (most == 0) return usual;", "  return usual;", ("tests/faults/test_resources.py::test_four_ranks_work_within_16_gib_of_address_space",)),
     Mutation("blocks are used again while they are read", "shm/arena.cpp", "if (!retired.unread()) return false;", "", ENDPOINT),
     # Streams: what is issued there begins, and is waited for, there.
     Mutation("a collective does not wait for its stream", "pg/process_group.cpp", "const Mode mode = streams.idle() ? Mode::background : Mode::held;\n  auto work", "const Mode mode = Mode::background;\n  auto work", BEGINS),

@@ -11,6 +11,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -56,14 +57,16 @@ def without_address_randomization() -> list[str]:
     return prefix if possible else []
 
 
-def run(program: Path, timeout: float = TIMEOUT, only: str = "") -> str:
+def run(program: Path, timeout: float = TIMEOUT, only: str = "", emulator: Sequence[str] = ()) -> str:
     """The output of a program of tests. Fails, showing it, unless some tests passed and none failed.
 
-    With ``only``, of the tests whose names contain that (for a fuzz target: the file of inputs).
+    With ``only``, of the tests whose names contain that (for a fuzz target: the file of inputs). A program
+    for another processor needs an ``emulator``.
     """
+    prefix = emulator or without_address_randomization()
     try:
         result = subprocess.run(
-            [*without_address_randomization(), str(program), *([only] if only else [])],
+            [*prefix, str(program), *([only] if only else [])],
             env=sanitizers() | os.environ,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

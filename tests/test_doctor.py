@@ -391,6 +391,19 @@ def test_no_folder_for_temporary_files_is_a_problem():
 # ---- what the system offers ----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [(errno.ENOSYS, "Linux 5.3 or newer. gVisor, "), (errno.EPERM, "Allow pidfd_open and pidfd_send_signal")],
+)
+def test_a_refused_pidfd_names_the_kinds_of_sandbox_that_refuse_it(monkeypatch, number, told):
+    def refused(pid):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "pidfd_open", refused)
+    (line,) = [line for line in system.section().lines if line.name == "pidfd"]
+    assert line.level == PROBLEM and told in line.remedy
+
+
 @pytest.mark.parametrize("attempt", [system.try_memfd, system.try_pidfd, system.try_socket])
 def test_what_is_tried_works_here_and_leaves_no_descriptor(attempt):
     before = os.listdir("/proc/self/fd")

@@ -3,11 +3,14 @@
 import importlib.util
 import os
 import re
+import runpy
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[1]
 PYPROJECT = (ROOT / "pyproject.toml").read_text()
@@ -123,6 +126,92 @@ def test_importing_torch_alone_makes_the_backend_available():
 
 def test_the_package_can_be_imported_before_torch():
     assert python("-c", "import torch_occl, torch; print(torch.device('dev:0'))").strip() == "dev:0"
+
+
+def test_the_version_has_one_place_and_the_changelog_leads_up_to_it():
+    files = [ROOT / name for name in ("setup.py", "pyproject.toml", "CITATION.cff")]
+    files += [path for folder in ("torch_occl", "tools") for path in (ROOT / folder).rglob("*.py")]
+    named = [path for path in files if f'"{versions.VERSION}"' in path.read_text()]
+    assert named == [ROOT / "torch_occl" / "_versions.py"]
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    headings = re.findall(r"^## \[(.*)\]", changelog, re.MULTILINE)
+    assert headings[0] == "Unreleased" and versions.VERSION in changelog
+    assert headings[1:] == sorted(headings[1:], key=lambda v: tuple(map(int, v.split("."))), reverse=True)
+    kinds = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+    assert set(re.findall(r"^### (.*)$", changelog, re.MULTILINE)) <= kinds
+
+
+def test_releases_are_built_with_the_oldest_torch_that_is_supported():
+    requirements = runpy.run_path(str(ROOT / "tools" / "wheels.py"))["requirements"]()
+    assert "torch==2.13.0" in requirements
+    assert {name.partition(">")[0] for name in requirements} == {
+        "setuptools",
+        "wheel",
+        "ninja",
+        "torch==2.13.0",
+    }
+
+
+def test_wheels_are_made_for_every_python_that_the_metadata_names():
+    named = [int(minor) for minor in re.findall(r'"Programming Language :: Python :: 3\.(\d+)"', PYPROJECT)]
+    assert f'requires-python = ">=3.{named[0]}"' in PYPROJECT
+    assert list(runpy.run_path(str(ROOT / "tools" / "wheels.py"))["PYTHONS"]) == named
+    (built,) = re.findall(r'^build = "(.*)"$', PYPROJECT, re.MULTILINE)
+    assert built.split() == [f"cp3{minor}-*" for minor in named]
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "wheels.yml").read_text())
+    assert workflow["jobs"]["wheels"]["strategy"]["matrix"]["python"] == [f"cp3{minor}" for minor in named]
+
+
+def test_auditwheel_leaves_out_every_library_of_pytorch_that_the_extension_needs():
+    from torch_occl import _C
+
+    dynamic = subprocess.run(
+        ["readelf", "-d", _C.__file__], capture_output=True, text=True, check=True
+    ).stdout
+    needed = set(re.findall(r"NEEDED.*\[(.*)\]", dynamic))
+    of_pytorch = {name for name in needed if re.match(r"lib(c10|torch|shm)", name)}
+    assert of_pytorch and of_pytorch <= set(runpy.run_path(str(ROOT / "tools" / "wheels.py"))["FROM_TORCH"])
+
+
+def test_the_source_distribution_has_what_builds_the_package_and_no_tests(tmp_path):
+    python("setup.py", "--quiet", "sdist", "--dist-dir", str(tmp_path))
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as file:
+        names = {member.name.partition("/")[2] for member in file if member.isfile()}
+    folders = [path for folder in ("csrc", "torch_occl") for path in (ROOT / folder).rglob("*")]
+    sources = {
+        str(path.relative_to(ROOT))
+        for path in folders
+        if path.is_file() and path.suffix != ".so" and "__pycache__" not in path.parts
+    }
+    documents = {"CHANGELOG.md", "CITATION.cff", "LICENSE", "MANIFEST.in", "README.md", "pyproject.toml"}
+    modules = {path.name for path in ROOT.glob("*.py")}
+    made = {"PKG-INFO", "setup.cfg"}
+    assert {name for name in names if ".egg-info/" not in name} == {*sources, *documents, *modules, *made}
+
+
+@pytest.mark.full
+def test_a_program_in_strict_types_is_accepted_and_runs(tmp_path):
+    """It sees the package as in an installation: in site-packages, whose own errors mypy does not show."""
+    home = tmp_path / "environment"
+    python("-m", "venv", "--without-pip", str(home))
+    other = str(home / "bin" / "python")
+    site = Path(
+        python("-c", "import sysconfig; print(sysconfig.get_path('purelib'))", executable=other).strip()
+    )
+    (site / "torch.pth").write_text(str(Path(importlib.util.find_spec("torch").origin).parents[1]))
+    for name in ("torch_occl", "_torch_occl_autoload.py"):
+        (site / name).symlink_to(ROOT / name)
+    program = tmp_path / "program.py"
+    program.write_text((ROOT / "tests" / "support" / "typed_program.py").read_text())
+    mypy = ["-m", "mypy", "--strict", "--config-file=", "--python-executable", other]
+    assert "Success" in python(*mypy, str(program), cwd=tmp_path)
+    assert python(str(program), executable=other, cwd=tmp_path).startswith(versions.VERSION)
+    program.write_text(program.read_text().replace("priority=-1", "priority='high'"))
+    wrong = subprocess.run(
+        [sys.executable, *mypy, str(program)], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert wrong.returncode == 1 and '"Stream" has incompatible type "str"; expected "int"' in wrong.stdout
 
 
 @pytest.mark.full

@@ -24,4 +24,22 @@ inline const char* errno_hint(int error = errno) {
   }
 }
 
+/// The same for pidfd_open, which some sandboxes refuse although the kernel has it.
+inline const char* pidfd_hint(int error = errno) {
+  switch (error) {
+    case ENOSYS:
+      return " (Linux 5.3 or newer is needed; gVisor, other sandboxes that answer system calls themselves, "
+             "and "
+             "emulators may lack it on any kernel: run outside of them, or in a newer version of them)";
+    case EPERM:
+    case EACCES:
+      return " (a seccomp profile forbids it, as that of a container runtime from before 2020 does, or of "
+             "nsjail, "
+             "Firejail or systemd's SystemCallFilter: use a newer runtime, or allow pidfd_open and "
+             "pidfd_send_signal in the profile)";
+    default:
+      return errno_hint(error);
+  }
+}
+
 }  // namespace occl

@@ -33,9 +33,10 @@ struct Kernels {
   Kernel parts[kDTypes][kReduceOps];   // null if partial sums are of the dtype itself
 };
 
-extern const Kernels baseline;  // what every CPU of the architecture has
-extern const Kernels avx2;      // x86-64 only: AVX2 and F16C
-extern const Kernels avx512;    // x86-64 only: AVX-512 F, BW, DQ and VL
+extern const Kernels baseline;   // what every CPU of the architecture has
+extern const Kernels avx2;       // x86-64 only: AVX2 and F16C
+extern const Kernels avx512;     // x86-64 only: AVX-512 F, BW, DQ and VL
+extern const Kernels neon_bf16;  // aarch64 only: conversions to bfloat16
 
 /// The kernels that run on this machine, slowest first.
 std::span<const Kernels* const> available();

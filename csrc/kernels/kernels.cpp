@@ -9,6 +9,8 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
 #endif
 
 #include "base/environment.h"
@@ -26,6 +28,8 @@ bool has_f16c() {
   unsigned a, b, c, d;
   return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
 }
+#elif defined(__aarch64__)
+constexpr unsigned long kHasBf16 = 1 << 14;  // HWCAP2_BF16, which older headers of the kernel lack
 #endif
 
 const Kernels& choose() {
@@ -64,6 +68,8 @@ std::span<const Kernels* const> available() {
           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
         found.push_back(&avx512);
     }
+#elif defined(__aarch64__)
+    if (getauxval(AT_HWCAP2) & kHasBf16) found.push_back(&neon_bf16);
 #endif
     return found;
   }();

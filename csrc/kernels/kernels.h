@@ -50,7 +50,8 @@ void reduce(DType dtype, ReduceOp op, std::span<void* const> dsts, std::span<con
 /// dsts[j][0..bytes) = src[0..bytes) for all j. A dst may be exactly src.
 void copy(std::span<void* const> dsts, const void* src, std::size_t bytes, Store store);
 
-/// "avx512", "avx2" or "baseline": what runs here. Chosen once; OCCL_ISA can lower it, for tests.
+/// "avx512", "avx2", "neon_bf16" or "baseline": what runs here. Chosen once; OCCL_ISA can lower it, for
+/// tests.
 const char* isa();
 
 }  // namespace occl::kernels

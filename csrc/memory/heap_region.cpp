@@ -7,12 +7,15 @@
 #include <mutex>
 
 #include "base/error.h"
+#include "shm/address_space.h"
 #include "shm/process.h"
 
 namespace occl::memory {
 namespace {
 
-constexpr std::size_t kUsualSize = std::size_t{16} << 30;
+constexpr std::size_t kUsualSize = std::size_t{16} << 30, kLeastSize = std::size_t{64} << 20;
+// Of the addresses that are left where they are limited: of 8 ranks, the first regions take a quarter.
+constexpr std::size_t kParts = 32;
 
 // All regions of all heaps. Append only, so readers need no lock.
 constexpr std::size_t kMaxRegions = shm::RegionTable::kMaxRegions;
@@ -46,7 +49,8 @@ HeapRegion* HeapRegion::of(const void* p) {
 }
 
 HeapRegion* HeapRegion::create(Heap* heap, std::size_t at_least) {
-  for (std::size_t size = std::max(kUsualSize, at_least);; size = std::max(size / 2, at_least)) {
+  const std::size_t usual = shm::region_bytes(kUsualSize, kParts, kLeastSize);
+  for (std::size_t size = std::max(usual, at_least);; size = std::max(size / 2, at_least)) {
     auto region = std::make_shared<shm::Region>();
     const std::size_t table = size / kBlockAlign * sizeof(std::uint32_t);
     void* starts =

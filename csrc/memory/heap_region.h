@@ -28,7 +28,7 @@ struct HeapRegion {
   std::size_t size() const { return region->size(); }
   std::uint32_t& start(std::size_t offset) const { return starts[offset / kBlockAlign]; }
 
-  /// A region of at least `at_least` bytes, 16 GiB where the system grants that much address space. None of
+  /// A region of at least `at_least` bytes, 16 GiB unless address space is limited. None of
   /// it is committed. Peers can map it. It lives as long as the process. Throws Error(out_of_memory).
   static HeapRegion* create(Heap* heap, std::size_t at_least);
 

@@ -7,14 +7,17 @@
 #include "base/error.h"
 #include "base/fault_point.h"
 #include "base/tuning.h"
+#include "shm/address_space.h"
 
 namespace occl::shm {
 namespace {
 
-/// Address space may be limited (ulimit -v): take what there is, down to a size that is still useful.
-Region create_largest(const char* name, std::size_t bytes, Access peers) {
-  constexpr std::size_t kLeast = std::size_t{16} << 20;
-  for (;; bytes /= 2) {
+/// Where address space is limited (ulimit -v) each of the two arenas of a process takes a 64th of what is
+/// left: those of 16 ranks take half of it, mapped everywhere. If even that is refused, it takes what there
+/// is, down to a size that is still useful.
+Region create_largest(const char* name, std::size_t usual, Access peers) {
+  constexpr std::size_t kLeast = std::size_t{16} << 20, kParts = 64;
+  for (std::size_t bytes = region_bytes(usual, kParts, kLeast);; bytes /= 2) {
     try {
       return Region::create(name, bytes, peers);
     } catch (const Error&) {
@@ -68,7 +71,7 @@ Arena::Block Arena::allocate_locked(std::size_t bytes) {
   }
   if (bytes > region_->size() - top_)
     fail(Errc::out_of_memory, "the shared region of ", region_->size(), " bytes is used up (", top_,
-         " bytes): destroy process groups that are no longer needed");
+         " bytes): destroy process groups that are no longer needed", address_space_hint());
   region_->commit(top_, bytes);
   const Block block{top_, bytes};
   top_ += bytes;

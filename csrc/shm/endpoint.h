@@ -21,7 +21,7 @@ namespace occl::shm {
 class Endpoint {
  public:
   struct Config {
-    std::size_t control_bytes = std::size_t{4} << 30;  // address space, not memory
+    std::size_t control_bytes = std::size_t{4} << 30;  // at most; address space, not memory
     std::uint32_t node = 0;
   };
 

@@ -17,6 +17,7 @@
 #include "base/errno_hint.h"
 #include "base/error.h"
 #include "base/fault_point.h"
+#include "shm/address_space.h"
 #include "shm/available_memory.h"
 
 namespace occl::shm {
@@ -80,8 +81,8 @@ Region Region::create(const char* name, std::size_t bytes, Access peers) {
                errno_hint());
   region.base_ = map(region.fd(), region.size_, true);
   if (!region.base_)
-    fail_errno("cannot map the shared memory region \"", name, "\" of ", region.size_,
-               " bytes (ulimit -v may be too low)");
+    fail_errno("cannot map the shared memory region \"", name, "\" of ", region.size_, " bytes",
+               address_space_hint());
   // After the owner's writable mapping: FUTURE_WRITE refuses every later one.
   const int seals = kSizeSeals | (peers == Access::read ? F_SEAL_FUTURE_WRITE : 0);
   if (fcntl(region.fd(), F_ADD_SEALS, seals) != 0)
@@ -107,8 +108,7 @@ Region Region::attach(UniqueFd fd, Access access) {
   region.size_ = static_cast<std::size_t>(status.st_size);
   region.base_ = map(fd.get(), region.size_, access == Access::read_write);
   if (!region.base_)
-    fail_errno("cannot map a peer's shared memory region of ", region.size_,
-               " bytes (ulimit -v may be too low)");
+    fail_errno("cannot map a peer's shared memory region of ", region.size_, " bytes", address_space_hint());
   return region;  // the mapping keeps the memory; the descriptor is not needed any more
 }
 

@@ -63,6 +63,11 @@ def little_address_space(more: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (number, number))
 
 
+def address_space(number: int) -> None:
+    """In all."""
+    resource.setrlimit(resource.RLIMIT_AS, (number, number))
+
+
 def no_locked_memory() -> None:
     resource.setrlimit(resource.RLIMIT_MEMLOCK, (0, 0))
 

@@ -83,6 +83,35 @@ def test_little_address_space_is_enough_or_the_error_says_what_to_raise(pool, de
     assert seen == {True, False}, "the limits tried are all too high, or all too low"
 
 
+def within_16_gib(rank, n, device, *, store):
+    """A limit that all ranks share, as `ulimit -v` in the shell that starts them; torch's own maps count."""
+    limits.address_space(16 << 30)
+    join(rank, n, device, store=store, timeout=60.0)
+    for count in (1, 10_000, 5 << 20):
+        t = torch.ones(count, device=device)
+        dist.all_reduce(t)
+        assert (t == n).all()
+    assert_works(device)
+    groups = [dist.new_group(backend="occl") for _ in range(3)]
+    for group in groups:
+        dist.all_reduce(torch.ones(100_000, device=device), group=group)
+    large = torch.ones(256 << 20, dtype=torch.uint8, device=device)  # more than a region
+    dist.all_reduce(large, dist.ReduceOp.MAX)
+    return "VmSize" in Path("/proc/self/status").read_text()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_four_ranks_work_within_16_gib_of_address_space(pool, device):
+    with pool.fresh(4) as team:
+        assert team.run(within_16_gib, device, store=team.zygote.new_file()) == [True] * 4
+
+
+def test_an_address_space_that_is_too_small_is_an_error_that_says_what_to_do(pool):
+    for text in outcomes(pool, "little_address_space", 20 << 20, device="cpu"):
+        wanted = r"\(the limit of address space, ulimit -v, is \d+ MiB, and \d+ MiB are in use: raise it"
+        assert re.search(wanted, text) or "left the group" in text or "exited" in text, text
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_small_container_is_an_error_at_allocation_that_says_so(pool, device):
     used = 8 << 20
@@ -94,9 +123,18 @@ def test_a_small_container_is_an_error_at_allocation_that_says_so(pool, device):
     )
 
 
-def test_without_pidfd_the_error_says_which_kernel_is_needed(pool):
+def test_without_pidfd_the_error_says_which_kernel_is_needed_and_which_sandboxes_lack_it(pool):
     for text in outcomes(pool, "without_call", "pidfd_open"):
-        assert re.search(r"pidfd_open failed \(Linux 5.3 or newer is needed\)", text), text
+        assert re.search(
+            r"pidfd_open failed \(Linux 5.3 or newer is needed; gVisor, .* run outside of", text
+        ), text
+
+
+def test_where_a_sandbox_forbids_pidfd_the_error_says_what_to_allow(pool):
+    for text in outcomes(pool, "without_call", "pidfd_open", errno.EPERM):
+        assert re.search(r"pidfd_open failed \(a seccomp profile .* allow pidfd_open and pidfd_send", text), (
+            text
+        )
 
 
 def test_without_memfd_the_error_says_so(pool):

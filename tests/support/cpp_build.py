@@ -24,10 +24,14 @@ MODES = {
     "tsan": "-O2 -g1 -fno-omit-frame-pointer -fsanitize=thread",
     # Atomics, mutexes and threads are those of tests/cpp/explore, whose headers come before csrc's.
     "explore": "-O1 -Itests/cpp/explore",
+    # For aarch64, with everything in the program, so that an emulator needs no libraries of that system.
+    "aarch64": "-O2 -static -DOCCL_FAULT_POINTS",
     # libFuzzer: needs clang.
     "fuzz": "-O1 -g -fno-omit-frame-pointer -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all "
     "-DOCCL_LIBFUZZER",
 }
+COMPILERS = {"fuzz": "clang++", "aarch64": "aarch64-linux-gnu-g++"}
+"""Of modes that need one of their own."""
 USUAL_MODES = ("plain", "asan", "tsan")
 """The others are for tests that name them."""
 KERNEL_MODES = {
@@ -165,7 +169,7 @@ def torch_libraries() -> list[str]:
 
 def compiler(mode: str = "plain") -> str:
     """The compiler's command, through ccache where that is installed."""
-    command = "clang++" if mode == "fuzz" else os.environ.get("CXX", "c++")
+    command = COMPILERS.get(mode) or os.environ.get("CXX", "c++")
     return f"ccache {command}" if shutil.which("ccache") and "ccache" not in command else command
 
 

@@ -13,7 +13,7 @@ import secrets
 import select
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from torch_occl.doctor.reading import field, read, write_size
@@ -35,20 +35,31 @@ REMEDIES = {
     errno.ENOSYS: "Use Linux 5.3 or newer, or allow this call in the sandbox's seccomp profile.",
 }
 
+PIDFD_REMEDIES = REMEDIES | {
+    errno.ENOSYS: "Use Linux 5.3 or newer. gVisor, other sandboxes that answer system calls themselves, and "
+    "emulators may lack pidfd_open on any kernel: run outside of them, or in a newer version of them.",
+    **dict.fromkeys(
+        (errno.EPERM, errno.EACCES),
+        "Allow pidfd_open and pidfd_send_signal in the seccomp profile: container runtimes from before "
+        "2020, nsjail, Firejail and systemd's SystemCallFilter may forbid them. A newer runtime allows them.",
+    ),
+}
+"""For pidfd_open, which some sandboxes refuse although the kernel has it."""
 
-def remedy(error: OSError) -> str:
+
+def remedy(error: OSError, remedies: Mapping[int, str] = REMEDIES) -> str:
     """What to do about a system call that failed."""
     unknown = "Find out what refuses it: strace -f shows the call, dmesg what a security module says."
-    return REMEDIES.get(error.errno or 0, unknown)
+    return remedies.get(error.errno or 0, unknown)
 
 
-def check(name: str, attempt: Callable[[], str]) -> Line:
+def check(name: str, attempt: Callable[[], str], remedies: Mapping[int, str] = REMEDIES) -> Line:
     """Tries something: ``attempt`` says in words what worked, or raises OSError."""
     try:
         return Line(name, attempt(), value=True)
     except OSError as error:
         reason = error.strerror or str(error) or type(error).__name__
-        return Line(name, f"refused: {reason}", False, PROBLEM, remedy(error))
+        return Line(name, f"refused: {reason}", False, PROBLEM, remedy(error, remedies))
 
 
 def make_memfd() -> int:
@@ -160,7 +171,13 @@ def limit_line(letter: str, name: str, soft: int, least: int | None, purpose: st
 
 LIMITS = (
     ("n", "open files", resource.RLIMIT_NOFILE, 1024, "a rank has some descriptors for each other rank"),
-    ("v", "address space", resource.RLIMIT_AS, 64 << 30, "occl maps tensors in regions of 16 GiB"),
+    (
+        "v",
+        "address space",
+        resource.RLIMIT_AS,
+        16 << 30,
+        "each rank maps memory of all others, in smaller regions under a limit",
+    ),
     ("l", "locked memory", resource.RLIMIT_MEMLOCK, None, "occl locks none"),
     ("u", "processes", resource.RLIMIT_NPROC, 1024, "it counts the threads of all of the user's processes"),
     ("f", "file size", resource.RLIMIT_FSIZE, 64 << 30, "shared memory counts as a file"),
@@ -170,7 +187,7 @@ LIMITS = (
 def section() -> Section:
     tried = (
         check("memfd", try_memfd),
-        check("pidfd", try_pidfd),
+        check("pidfd", try_pidfd, PIDFD_REMEDIES),
         check("Unix sockets", try_socket),
     )
     limits = [
