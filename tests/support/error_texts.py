@@ -10,6 +10,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -63,13 +64,10 @@ def is_a_text(text: str) -> bool:
     return words(text) >= LEAST_WORDS and len(re.findall(r"(?:^|\s)\W?[A-Za-z]{2,}", text)) > 1
 
 
-def _tokens(source: str) -> Iterator[tuple[int, str, str]]:
-    """(position, kind, text) of comments, literals, and each other character."""
-    pattern = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\'|.', re.S)
+def _literals_and_comments(source: str) -> Iterator[tuple[int, str]]:
+    pattern = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)\'', re.S)
     for match in pattern.finditer(source):
-        text = match.group()
-        kind = "comment" if text[:2] in ("//", "/*") else "literal" if text[0] == '"' else "other"
-        yield match.start(), kind, text
+        yield match.start(), match.group()
 
 
 def _unescaped(literal: str) -> str:
@@ -86,11 +84,10 @@ def of_cpp(path: Path) -> Iterator[Text]:
     source = path.read_text()
     blanked = list(source)  # without literals and comments, so that calls can be found
     literals: dict[int, str] = {}
-    for position, kind, text in _tokens(source):
-        if kind == "literal":
+    for position, text in _literals_and_comments(source):
+        if text[0] == '"':
             literals[position] = text
-        if kind != "other":
-            blanked[position : position + len(text)] = " " * len(text)
+        blanked[position : position + len(text)] = " " * len(text)
     code = "".join(blanked)
     end_of_last = 0
     for match in MAKERS.finditer(code):
@@ -166,6 +163,7 @@ def of_python(path: Path) -> Iterator[Text]:
                 yield Text(f"{path.relative_to(ROOT)}:{node.lineno}", text)
 
 
+@lru_cache
 def all_texts() -> list[Text]:
     cpp = sorted((ROOT / "csrc").rglob("*.cpp")) + sorted((ROOT / "csrc").rglob("*.h"))
     python = sorted((ROOT / "torch_occl").rglob("*.py")) + sorted(ROOT.glob("*torch_occl*.py"))
