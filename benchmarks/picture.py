@@ -1,6 +1,6 @@
 """Draws the picture of the README from results of the benchmark: docs/img/speed.png. Needs matplotlib.
 
-    python -m benchmarks.picture
+python -m benchmarks.picture
 """
 
 from __future__ import annotations
@@ -24,7 +24,12 @@ SIZES = RESULTS / "2026-11-21-two-ranks.json"
 TRAINING = RESULTS / "2026-11-22-training.json"
 PICTURE = ROOT / "docs/img/speed.png"
 NAMES = {"gloo": "Gloo", "occl-cpu": "occl, CPU tensors", "occl-dev": "occl, dev"}
-MODELS = {"digits_ddp": "small CNN\nDDP", "mlp_ddp": "MLP, 30 M\nDDP", "gpt_ddp": "GPT\nDDP", "gpt_fsdp": "GPT\nFSDP2"}
+MODELS = {
+    "digits_ddp": "small CNN\nDDP",
+    "mlp_ddp": "MLP, 30 M\nDDP",
+    "gpt_ddp": "GPT\nDDP",
+    "gpt_fsdp": "GPT\nFSDP2",
+}
 
 
 def read(path: Path) -> Any:
@@ -35,7 +40,9 @@ def draw_times(axes: Any) -> None:
     rows = [row for row in read(SIZES) if row["operation"] == "all_reduce"]
     for contender, name in NAMES.items():
         own = [row for row in rows if row["contender"] == contender]
-        axes.plot([r["bytes"] for r in own], [r["median_us"] for r in own], label=name, ms=4, **STYLES[contender])
+        axes.plot(
+            [r["bytes"] for r in own], [r["median_us"] for r in own], label=name, ms=4, **STYLES[contender]
+        )
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks([4, 2**10, 2**16, 2**20, 2**26])

@@ -1,6 +1,8 @@
 """Blocks of code of the docs: all can be parsed, and those with a comment `<!-- run: ... -->` run.
 
-The options of the comment are `ranks=N` (1) and `device=dev` (cpu). A block runs in new ranks, as under torchrun.
+The options of the comment are `ranks=N` (1), `device=dev` (cpu), and `backend=occl`, which makes a group
+before. A block runs in new ranks, as under torchrun, and finds the names of PRELUDE, so that it need not repeat
+the page's imports.
 """
 
 from __future__ import annotations
@@ -16,11 +18,23 @@ from tests.support import markdown
 
 PYTHON = list(markdown.blocks("python", "py"))
 SHELL = list(markdown.blocks("sh", "bash", "shell"))
+PRELUDE = """
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+import torch_occl
+from torch.nn.parallel import DistributedDataParallel
+
+model = torch.nn.Linear(4, 3)
+batch = torch.randn(8, 4), torch.randint(3, (8,))
+batches = [batch]
+loss_of = F.cross_entropy
+"""
 TO_RUN = [block for block in PYTHON if block.options is not None]
 
 
 def test_blocks_of_python_can_be_compiled():
-    assert len(PYTHON) > 30
+    assert len(PYTHON) > 20
     wrong = []
     for block in PYTHON:
         try:
@@ -36,8 +50,13 @@ def test_blocks_of_shell_can_be_parsed():
     script = "".join(f"block_{i}() {{ :\n{block.text}\n}}\n" for i, block in enumerate(SHELL))
     ended = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True)
     if ended.returncode:
-        alone = [(block, subprocess.run(["bash", "-n"], input=block.text, capture_output=True, text=True)) for block in SHELL]
-        pytest.fail("\n".join(f"{block}: {run.stderr}" for block, run in alone if run.returncode) or ended.stderr)
+        alone = [
+            (block, subprocess.run(["bash", "-n"], input=block.text, capture_output=True, text=True))
+            for block in SHELL
+        ]
+        pytest.fail(
+            "\n".join(f"{block}: {run.stderr}" for block, run in alone if run.returncode) or ended.stderr
+        )
 
 
 def test_blocks_of_json_toml_and_yaml_can_be_read():
@@ -61,7 +80,9 @@ def run_as_a_script(rank: int, code: str, place: str, port: int) -> None:
         "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
-    exec(compile(code, place, "exec"), {"__name__": "__main__"})
+    names = {"__name__": "__main__"}
+    exec(PRELUDE, names)
+    exec(compile(code, place, "exec"), names)
 
 
 @pytest.mark.parametrize("number", range(len(TO_RUN)), ids=map(str, TO_RUN))
@@ -73,7 +94,8 @@ def test_the_block_runs(number, run_ranks, meeting_point):
         run_as_a_script,
         world_size=int(options.pop("ranks", 1)),
         device=options.pop("device", "cpu"),
-        group=False,
+        backend=options.get("backend"),
+        group=options.pop("backend", None) is not None,
         params={"code": code, "place": block.page, "port": meeting_point},
     )
     assert not options, f"{block} has an unknown option"

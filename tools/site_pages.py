@@ -1,8 +1,8 @@
 """A hook of MkDocs (mkdocs.yml): what the site has beside docs/.
 
-The pages are also read as files of the repository, so they link to sources, tests and examples by relative paths
-outside of docs/. The site gets a copy of each file that a page links to, as a page with its text, so that it
-needs no other host.
+The pages are also read as files of the repository, so they link to sources, tests and examples by relative
+paths outside of docs/. The site gets a copy of each file that a page links to, as a page with its text, so
+that it needs no other host.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ def copy_of(path: str, config: Any) -> File:
         return File.generated(config, page, abs_src_path=str(ROOT / path))
     text = (ROOT / path).read_text()
     if not path.endswith(".md"):
-        text = f"---\nsearch:\n  exclude: true\n---\n# {path}\n\n````{LANGUAGES.get(Path(path).suffix, 'text')}\n{text}\n````\n"
+        language = LANGUAGES.get(Path(path).suffix, "text")
+        head = f"---\nsearch:\n  exclude: true\n---\n# {path}\n\n"
+        text = f"{head}````{language}\n{text}\n````\n"
     return File.generated(config, page, content=text)
 
 

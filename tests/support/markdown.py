@@ -10,7 +10,10 @@ from functools import lru_cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,})(?P<language>\w*)[^\n`]*\n(?P<text>.*?)^(?P=indent)(?P=fence) *$", re.M | re.S)
+FENCE = re.compile(
+    r"^(?P<indent> *)(?P<fence>`{3,})(?P<language>\w*)[^\n`]*\n(?P<text>.*?)^(?P=indent)(?P=fence) *$",
+    re.M | re.S,
+)
 RUN = re.compile(r"<!-- run:?\s*(.*?)\s*-->\s*$")
 LINK = re.compile(r"\]\(<?([^)\s>]+)>?(?: \"[^\"]*\")?\)")
 ID = re.compile(r"<a (?:id|name)=\"([^\"]+)\"")
@@ -77,6 +80,8 @@ def anchors(page: str) -> frozenset[str]:
     found: list[str] = []
     for heading in re.findall(r"^#{1,6} +(.+?) *#*$", text, re.M):
         name = slug(heading)
-        same = sum(other == name or re.fullmatch(rf"{re.escape(name)}-\d+", other) is not None for other in found)
+        same = sum(
+            other == name or re.fullmatch(rf"{re.escape(name)}-\d+", other) is not None for other in found
+        )
         found.append(f"{name}-{same}" if same else name)
     return frozenset([*found, *ID.findall(text)])

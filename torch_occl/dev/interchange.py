@@ -1,6 +1,6 @@
 """``dev`` memory used from outside: as CPU tensors, by NumPy and DLPack, in other processes, by dynamo.
 
-Part of :mod:`torch.dev`. Device memory is host memory, so nothing is copied unless the function says so.
+Part of `torch.dev`. Device memory is host memory, so nothing is copied unless the function says so.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Memory of ``dev``: statistics, limits and snapshots, in bytes. Part of :mod:`torch.dev`."""
+"""Memory of ``dev``: statistics, limits and snapshots, in bytes. Part of `torch.dev`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def empty_cache() -> None:
 
 
 def memory_stats(device: Device = None) -> dict[str, Any]:
-    """All counters, flat, named as :func:`torch.accelerator.memory_stats` names them."""
+    """All counters, flat, named as `torch.accelerator.memory_stats` names them."""
     return torch.accelerator.memory_stats(unused_index(device))
 
 
@@ -57,7 +57,7 @@ def memory_allocated(device: Device = None) -> int:
 
 
 def max_memory_allocated(device: Device = None) -> int:
-    """The most bytes that tensors have held since the start or :func:`reset_peak_memory_stats`."""
+    """The most bytes that tensors have held since the start or `reset_peak_memory_stats`."""
     return _counter(device, "allocated_bytes.all.peak")
 
 
@@ -67,7 +67,7 @@ def memory_reserved(device: Device = None) -> int:
 
 
 def max_memory_reserved(device: Device = None) -> int:
-    """The most bytes taken from the system since the start or :func:`reset_peak_memory_stats`."""
+    """The most bytes taken from the system since the start or `reset_peak_memory_stats`."""
     return _counter(device, "reserved_bytes.all.peak")
 
 
