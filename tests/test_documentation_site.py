@@ -1,4 +1,4 @@
-"""The documentation as a site: MkDocs builds it without a warning, with every public name, and without the network."""
+"""The documentation as a site: MkDocs builds it without a warning, and it has every public name."""
 
 from __future__ import annotations
 

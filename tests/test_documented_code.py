@@ -1,8 +1,8 @@
 """Blocks of code of the docs: all can be parsed, and those with a comment `<!-- run: ... -->` run.
 
 The options of the comment are `ranks=N` (1), `device=dev` (cpu), and `backend=occl`, which makes a group
-before. A block runs in new ranks, as under torchrun, and finds the names of PRELUDE, so that it need not repeat
-the page's imports.
+before. A block runs in new ranks, as under torchrun, and finds the names of PRELUDE, so that it need not
+repeat the page's imports.
 """
 
 from __future__ import annotations

@@ -28,6 +28,9 @@ def empty_shared(*size: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         size: the shape, as integers or as one sequence of integers.
         dtype: the default dtype if not given.
 
+    Returns:
+        A contiguous CPU tensor of this shape and dtype.
+
     Raises:
         torch.OutOfMemoryError: there is not enough memory; the text has the figures.
         RuntimeError: this process is a forked child of one that has such memory.
@@ -91,6 +94,13 @@ def memory_stats(device: torch.device | str | int | None = None) -> Mapping[str,
     Args:
         device: ``"cpu"`` for the CPU tensors of `share_cpu_memory` and `empty_shared`, or a
             device ``dev``, by default the current one, for what `torch.dev.memory_stats` returns.
+
+    Returns:
+        Numbers by name, sorted. Names with ``bytes`` count bytes, such as ``"allocated_bytes.all.current"``;
+        the others count allocations, blocks and runs of memory.
+
+    Raises:
+        RuntimeError: there is no such device.
     """
     if device is not None and not isinstance(device, int) and torch.device(device).type == "cpu":
         return dict(sorted(_C._cpu_memory_stats().items()))

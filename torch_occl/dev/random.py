@@ -32,7 +32,7 @@ def _generator(device: Device = None) -> torch.Generator:
 
 
 def manual_seed(seed: int) -> None:
-    """Seeds the current device."""
+    """Seeds the current device with an integer of 64 bits."""
     _generator().manual_seed(int(seed))
 
 
@@ -63,7 +63,7 @@ def get_rng_state(device: Device = None) -> torch.Tensor:
 
 
 def get_rng_state_all() -> list[torch.Tensor]:
-    """The states of all devices."""
+    """The states of all devices: a CPU tensor ``uint8[16]`` for each."""
     return [get_rng_state(index) for index in range(_C._device_count())]
 
 
@@ -81,6 +81,11 @@ def set_rng_state(new_state: torch.Tensor, device: Device = None) -> None:
 
 
 def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
-    """Sets the states of all devices, as `get_rng_state_all` returns them."""
+    """Sets the states of all devices, as `get_rng_state_all` returns them.
+
+    Raises:
+        RuntimeError: a tensor is of another size, or there are more than devices.
+        TypeError: a tensor is of another dtype or on another device.
+    """
     for index, state in enumerate(new_states):
         set_rng_state(state, index)
