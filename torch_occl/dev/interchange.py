@@ -25,8 +25,8 @@ __all__ = ["as_cpu", "from_cpu"]
 def as_cpu(tensor: torch.Tensor) -> torch.Tensor:
     """A CPU tensor over the memory of a ``dev`` tensor, without a copy and without autograd.
 
-    Waits for the current stream of the tensor's device first, so that the values are there. Neither tensor may
-    be resized, or moved with ``share_memory_``, while the other is in use.
+    Waits for the current stream of the tensor's device first, so that the values are there. Neither tensor
+    may be resized, or moved with ``share_memory_``, while the other is in use.
 
     Args:
         tensor: dense, on ``dev``, of any shape, strides and dtype.

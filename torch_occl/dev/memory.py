@@ -39,8 +39,8 @@ def empty_cache() -> None:
 def memory_stats(device: Device = None) -> dict[str, Any]:
     """All counters, flat, named as `torch.accelerator.memory_stats` names them.
 
-    Names with ``bytes`` count bytes; the others count allocations, blocks and runs of memory. The dictionary is
-    empty before the first use of ``dev``.
+    Names with ``bytes`` count bytes; the others count allocations, blocks and runs of memory. There are none
+    before the first use of ``dev``.
     """
     return torch.accelerator.memory_stats(unused_index(device))
 
