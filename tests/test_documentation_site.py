@@ -62,4 +62,6 @@ def test_every_public_name_is_in_the_interface_of_python(site):
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     ).stdout.split()
     assert len(names) > 80
-    assert not set(names) - {"torch_occl.dev.default_generators"} - described
+    # Its submodules have the names of torch.dev. These two are PyTorch's, and made when they are asked for.
+    described |= {re.sub(r"^torch_occl\.dev\.\w+\.", "torch_occl.dev.", name) for name in described}
+    assert set(names) - described == {"torch_occl.dev.OutOfMemoryError", "torch_occl.dev.default_generators"}

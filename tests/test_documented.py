@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests import everything
+from tools import compatibility
 
 ROOT = Path(__file__).parents[1]
 BACKEND = Path(torch.__file__).parent / "include/torch/csrc/distributed/c10d/Backend.hpp"
@@ -70,3 +71,24 @@ def test_the_manifest_for_kubernetes_names_the_pod_that_the_ranks_meet_at():
     assert f"--nnodes={spec['completions']}" in container["command"]
     meeting = f"--rdzv-endpoint={job['metadata']['name']}-0.{pod['subdomain']}:29500"
     assert meeting in container["command"]
+
+
+def test_compatibility_tables_are_written_from_results(tmp_path):
+    cases = "".join(
+        f'<testcase classname="tests.upstream.test_fsdp" name="{name}">{inner}</testcase>'
+        for name, inner in (
+            ("test_fsdp_trains_like_ddp[cpu-plain]", ""),
+            ("test_fsdp_trains_like_ddp[cpu-bfloat16]", '<skipped type="pytest.skip"/>'),
+            ("test_fully_shard_shares_parameters[dev]", ""),
+        )
+    )
+    (tmp_path / "upstream.xml").write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
+    page = compatibility.PYTORCH.read_text()
+    written = compatibility.with_numbers(page, compatibility.results(tmp_path / "upstream.xml"))
+    changed = [line for line in written.split("\n") if line not in page.split("\n")]
+    assert [re.findall(r"^\| (FSDP2?)|\| (\d+) \| (\d+) \|", line) for line in changed] == [
+        [("FSDP", "", ""), ("", "2", "1")],
+        [("FSDP2", "", ""), ("", "1", "1")],
+    ]
+    conformance = compatibility.CONFORMANCE.read_text()
+    assert compatibility.between_marks(conformance, "backends", "new").count("\nnew\n") == 1
