@@ -30,6 +30,24 @@ def test_every_virtual_method_of_a_backend_is_in_the_table_with_what_we_do():
     assert {name for name, offered in table.items() if offered == "yes"} == overridden
 
 
+def test_every_threshold_is_in_the_table_with_its_default():
+    header = (ROOT / "csrc/base/tuning.h").read_text()
+    defaults = re.findall(r"^  std::uint(?:32|64)_t (\w+_bytes) = (.+);", header, re.M)
+    table = dict(re.findall(r"^\| `(\w+_bytes)` \| (\d+)", (ROOT / "docs/tuning.md").read_text(), re.M))
+    assert len(defaults) == len(table) == 6
+    for name, default in defaults:
+        value = table[name]
+        if default != "kByCores":
+            assert eval(default.replace("std::uint64_t{48}", "48")) == int(value), name
+
+
+def test_every_environment_variable_that_is_read_is_in_the_table():
+    sources = [*(ROOT / "csrc").rglob("*.[ch]*"), *(ROOT / "torch_occl").rglob("*.py")]
+    read = {name for path in sources for name in re.findall(r"\"(OCCL_[A-Z_]*[A-Z])\"", path.read_text())}
+    table = set(re.findall(r"^\| `(OCCL_\w+)` \|", (ROOT / "docs/environment.md").read_text(), re.M))
+    assert table == read
+
+
 def test_what_is_not_overridden_has_a_reason():
     rows = re.findall(r"^\| `(\w+)` \| no \| (.*) \|$", (ROOT / "docs/backend.md").read_text(), re.M)
     assert rows and all(len(reason) > 10 for _, reason in rows), rows
