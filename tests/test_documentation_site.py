@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -31,7 +32,8 @@ def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     python = sys.executable if HERE else str(OF_MAKE_DOCS)
     command = [python, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    ended = subprocess.run(command, cwd=ROOT, env=quiet, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     return folder
 

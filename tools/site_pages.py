@@ -113,7 +113,16 @@ def _listed(entries: list[Any]) -> set[str]:
     return found
 
 
+def repository() -> str:
+    """The address of the repository, of pyproject.toml; empty if it has none."""
+    found = re.search(r'^(?:Repository|Source) *= *"([^"]+)"', (ROOT / "pyproject.toml").read_text(), re.M)
+    return found[1] if found else ""
+
+
 def on_config(config: Any) -> Any:
+    # Not repo_url, with which the theme asks the repository's host for numbers whenever a page is read.
+    if address := repository():
+        config.copyright = f'BSD-3-Clause. <a href="{address}">Repository</a>'
     docs = Path(config.docs_dir)
     pages = {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")}
     config.nav = _existing(config.nav, pages)
