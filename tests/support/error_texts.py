@@ -62,7 +62,7 @@ def words(text: str) -> int:
 
 def is_a_text(text: str) -> bool:
     """Not a name, a path, or JSON, nor a small part such as the name of a rank."""
-    if text.startswith(("{", '"')):
+    if re.match(r'\{?"\w+": ', text):
         return False
     text = re.sub(r"\S*/\S*/\S*", "", text)
     return words(text) >= LEAST_WORDS and len(re.findall(r"(?:^|\s)\W?[A-Za-z]{2,}", text)) > 1
