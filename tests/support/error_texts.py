@@ -10,7 +10,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -52,10 +52,12 @@ class Text:
         return True
 
 
+@cache
 def fixed_parts(pattern: str) -> list[str]:
     return [part for part in re.split(r"\s*\.\.\.\s*", pattern) if part]
 
 
+@cache
 def words(text: str) -> int:
     return len(re.findall(r"[A-Za-z]{2,}", text))
 
