@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -36,10 +35,11 @@ class Block:
 
 @lru_cache
 def pages() -> tuple[str, ...]:
-    """All Markdown files that git knows or would take, by their paths in the repository."""
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
-    return tuple(sorted(page for page in set(listed) if page and (ROOT / page).is_file()))
+    """The Markdown files of the repository, by their paths in it."""
+    found = list(ROOT.glob("*.md"))
+    for folder in ("docs", "examples", "tests", "benchmarks", "tools"):
+        found += (path for path in (ROOT / folder).rglob("*.md") if "build" not in path.parts)
+    return tuple(sorted(path.relative_to(ROOT).as_posix() for path in found))
 
 
 @lru_cache
