@@ -38,8 +38,9 @@ def pages() -> tuple[str, ...]:
     """The Markdown files of the repository, by their paths in it."""
     found = list(ROOT.glob("*.md"))
     for folder in ("docs", "examples", "tests", "benchmarks", "tools"):
-        found += (path for path in (ROOT / folder).rglob("*.md") if "build" not in path.parts)
-    return tuple(sorted(path.relative_to(ROOT).as_posix() for path in found))
+        found += (ROOT / folder).rglob("*.md")
+    relative = (path.relative_to(ROOT) for path in found)
+    return tuple(sorted(path.as_posix() for path in relative if "build" not in path.parts))
 
 
 @lru_cache
