@@ -2,7 +2,7 @@
 
 The options of the comment are `ranks=N` (1), `device=dev` (cpu), and `backend=occl`, which makes a group
 before. A block runs in new ranks, as under torchrun, and finds the names of PRELUDE, so that it need not
-repeat the page's imports.
+repeat the page's imports. With `with=pytest`, all such blocks of a page are a module of tests.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import os
 import subprocess
+import sys
 import textwrap
 
 import pytest
@@ -30,7 +31,9 @@ batch = torch.randn(8, 4), torch.randint(3, (8,))
 batches = [batch]
 loss_of = F.cross_entropy
 """
-TO_RUN = [block for block in PYTHON if block.options is not None]
+MARKED = [block for block in PYTHON if block.options is not None]
+TO_RUN = [block for block in MARKED if "with" not in block.options]
+TESTS = [block for block in MARKED if block.options == {"with": "pytest"}]
 
 
 def test_blocks_of_python_can_be_compiled():
@@ -99,3 +102,17 @@ def test_the_block_runs(number, run_ranks, meeting_point):
         params={"code": code, "place": block.page, "port": meeting_point},
     )
     assert not options, f"{block} has an unknown option"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("page", sorted({block.page for block in TESTS}))
+def test_tests_on_a_page_pass(page, tmp_path):
+    tests = [block.text for block in TESTS if block.page == page]
+    (tmp_path / "test_of_the_page.py").write_text("\n\n".join(tests))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_of_the_page.py"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert f"{len(tests)} passed" in ended.stdout, ended.stdout
+
+
+def test_every_marked_block_is_run():
+    assert len(TO_RUN) + len(TESTS) == len(MARKED)
