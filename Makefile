@@ -4,6 +4,7 @@
 PYTHON ?= python3
 # The versions of PyTorch that the package works with: see torch_occl/_versions.py.
 TORCH ?= $(shell sed -n 's/^requires = .*"\(torch[^"]*\)".*/\1/p' pyproject.toml)
+DOCS := $(shell sed -n 's/^docs = \[\(.*\)\]/\1/p' pyproject.toml | tr -d ,)
 ARGS ?=
 WORKERS ?= 2
 
@@ -18,7 +19,7 @@ export PATH := $(CURDIR)/.venv/bin:$(if $(CCACHE),$(CCACHE):)$(PATH)
 # Two terminals may both find something to do: the second waits, and then looks again.
 LOCK := $(if $(shell command -v flock),flock Makefile)
 
-.PHONY: help demo test test-all test-aarch64 sanitize soak mutations bench wheels lint setup clean distclean
+.PHONY: help demo test test-all test-aarch64 sanitize soak mutations bench wheels lint docs setup clean distclean
 
 help:
 	@echo 'make demo        train on handwritten digits with occl and with Gloo, and compare'
@@ -32,6 +33,7 @@ help:
 	@echo 'make test-aarch64  the tests of the core for aarch64, under qemu (Debian: g++-aarch64-linux-gnu qemu-user)'
 	@echo 'make wheels      a wheel for each CPython that is installed, tried in an environment without a compiler'
 	@echo 'make lint        ruff, mypy, and clang-format and clang-tidy where they are installed (minutes)'
+	@echo 'make docs        the documentation as a site: build/site/index.html'
 	@echo 'make setup       only .venv and the extension, which the targets above make when they need them'
 	@echo 'make clean       remove what was built;             make distclean removes .venv too'
 	@echo
@@ -83,6 +85,16 @@ lint: setup
 	@if command -v clang-tidy >/dev/null; then \
 	    $(VENV_PYTHON) tools/compile_commands.py && find csrc -name '*.cpp' | xargs -n 1 -P $(MAX_JOBS) tools/tidy.sh; \
 	    else echo 'clang-tidy is not installed: its checks of C++ are left out'; fi
+
+# The site needs neither PyTorch nor the extension, so it has an environment of its own. Building it needs no network.
+docs: build/docs-venv/installed
+	@NO_MKDOCS_2_WARNING=1 build/docs-venv/bin/python -m mkdocs --quiet build
+	@echo 'The site is in build/site. With search: python3 -m http.server --bind 127.0.0.1 --directory build/site'
+
+build/docs-venv/installed: pyproject.toml
+	@mkdir -p build && $(PYTHON) -m venv build/docs-venv
+	@build/docs-venv/bin/python -m pip install --quiet $(DOCS)
+	@touch $@
 
 # An editable installation points at the directory it was made in, so a checkout that moved installs again.
 setup:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests import everything
+from tools import compatibility
 
 ROOT = Path(__file__).parents[1]
 BACKEND = Path(torch.__file__).parent / "include/torch/csrc/distributed/c10d/Backend.hpp"
@@ -27,6 +28,24 @@ def test_every_virtual_method_of_a_backend_is_in_the_table_with_what_we_do():
     assert len(virtuals) > 40
     assert set(table) == virtuals
     assert {name for name, offered in table.items() if offered == "yes"} == overridden
+
+
+def test_every_threshold_is_in_the_table_with_its_default():
+    header = (ROOT / "csrc/base/tuning.h").read_text()
+    defaults = re.findall(r"^  std::uint(?:32|64)_t (\w+_bytes) = (.+);", header, re.M)
+    table = dict(re.findall(r"^\| `(\w+_bytes)` \| (\d+)", (ROOT / "docs/tuning.md").read_text(), re.M))
+    assert len(defaults) == len(table) == 6
+    for name, default in defaults:
+        value = table[name]
+        if default != "kByCores":
+            assert eval(default.replace("std::uint64_t{48}", "48")) == int(value), name
+
+
+def test_every_environment_variable_that_is_read_is_in_the_table():
+    sources = [*(ROOT / "csrc").rglob("*.[ch]*"), *(ROOT / "torch_occl").rglob("*.py")]
+    read = {name for path in sources for name in re.findall(r"\"(OCCL_[A-Z_]*[A-Z])\"", path.read_text())}
+    table = set(re.findall(r"^\| `(OCCL_\w+)` \|", (ROOT / "docs/environment.md").read_text(), re.M))
+    assert table == read
 
 
 def test_what_is_not_overridden_has_a_reason():
@@ -70,3 +89,24 @@ def test_the_manifest_for_kubernetes_names_the_pod_that_the_ranks_meet_at():
     assert f"--nnodes={spec['completions']}" in container["command"]
     meeting = f"--rdzv-endpoint={job['metadata']['name']}-0.{pod['subdomain']}:29500"
     assert meeting in container["command"]
+
+
+def test_compatibility_tables_are_written_from_results(tmp_path):
+    cases = "".join(
+        f'<testcase classname="tests.upstream.test_fsdp" name="{name}">{inner}</testcase>'
+        for name, inner in (
+            ("test_fsdp_trains_like_ddp[cpu-plain]", ""),
+            ("test_fsdp_trains_like_ddp[cpu-bfloat16]", '<skipped type="pytest.skip"/>'),
+            ("test_fully_shard_shares_parameters[dev]", ""),
+        )
+    )
+    (tmp_path / "upstream.xml").write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
+    page = compatibility.PYTORCH.read_text()
+    written = compatibility.with_numbers(page, compatibility.results(tmp_path / "upstream.xml"))
+    changed = [line for line in written.split("\n") if line not in page.split("\n")]
+    assert [re.findall(r"^\| (FSDP2?)|\| (\d+) \| (\d+) \|", line) for line in changed] == [
+        [("FSDP", "", ""), ("", "2", "1")],
+        [("FSDP2", "", ""), ("", "1", "1")],
+    ]
+    conformance = compatibility.CONFORMANCE.read_text()
+    assert compatibility.between_marks(conformance, "backends", "new").count("\nnew\n") == 1

@@ -52,7 +52,22 @@ class ProcessGroupOCCL(c10d.Backend):
         parent: ProcessGroupOCCL | None = None,
         ranks: Sequence[int] = (),
     ) -> None:
-        """A collective call. With `parent`, `ranks` of that group make this one and meet through it."""
+        """Makes the group, which all its ranks must call.
+
+        With `parent`, `ranks` of that group make this one and meet through it.
+
+        Args:
+            store: where the ranks meet; unused with `parent`.
+            rank: this rank, from 0 to `size` - 1.
+            size: the number of ranks, at most 256.
+            options: see `Options`.
+            parent: the group whose ranks make this one.
+            ranks: which ranks of `parent`, in the order of the new group.
+
+        Raises:
+            DistBackendError: a rank did not come, died, or cannot share memory and has no engine.
+            ArgumentError: rank, size or ranks do not fit.
+        """
     @overload
     def __init__(self, store: c10d.Store, rank: int, size: int, timeout: timedelta = ...) -> None:
         """The same with default options and this timeout."""
@@ -64,13 +79,17 @@ class ProcessGroupOCCL(c10d.Backend):
         """Does nothing: ranks outside of a new group have no part in making it."""
 
     def merge(self, store: c10d.Store, rank: int, size: int) -> c10d.Backend:
-        """A new group of the ranks that meet at `store`, whatever groups they come from."""
+        """A new group of the `size` ranks that meet at `store`, whatever groups they come from.
+
+        Raises:
+            DistBackendError: a rank did not come, or died.
+        """
 
     def _describe(self) -> str:
         """What was chosen for this group, in a line for logs."""
 
     def memory_stats(self) -> dict[str, int]:
-        """Bytes of shared memory by what they are for, of this group and of this process."""
+        """Bytes of shared memory by what they are for: `group.control_bytes`, `process.staging_bytes`, ..."""
 
     def _start_time_estimate(self) -> None: ...
     def _end_time_estimate(self) -> float: ...
@@ -78,7 +97,11 @@ class ProcessGroupOCCL(c10d.Backend):
     def _wait_for_pending_works(self) -> None: ...
 
 class WorkOCCL(c10d.Work):
-    """An operation of the backend: to wait for, or to ask how it ended."""
+    """An operation of the backend: to wait for, or to ask how it ended.
+
+    `wait()` raises DistBackendError if the operation failed: a mismatch, a timeout, or a rank that has gone.
+    On `dev` it makes the current stream wait, and not the host.
+    """
 
 def _share_cpu_memory(min_bytes: int | None) -> int | None: ...
 def _cpu_memory_stats() -> dict[str, int]: ...

@@ -12,7 +12,7 @@ _watched: int | None = None
 
 
 def watch() -> None:
-    """Registers :func:`announce` for the end of this process. The extension calls it before a group is made.
+    """Registers `announce` for the end of this process. The extension calls it before a group is made.
 
     atexit would not do: processes that multiprocessing forks do not run its functions, nor the finalizers of
     their parent.

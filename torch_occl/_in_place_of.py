@@ -110,6 +110,10 @@ def serves(group: dist.ProcessGroup | None = None, device: torch.device | str = 
 
     Args:
         group: the default group if not given.
+        device: a device type that the group serves.
+
+    Raises:
+        ValueError: there is no default group, and none was given.
     """
     group = group or dist.group.WORLD
     if group is None:

@@ -22,11 +22,14 @@ def empty_shared(*size: int, dtype: torch.dtype | None = None) -> torch.Tensor:
 
     Collectives move its bytes directly from tensor to tensor; those of other CPU tensors go through shared
     slots. The memory is freed with the tensor's storage, and ``memory_stats("cpu")`` includes it.
-    :func:`share_cpu_memory` makes all large CPU tensors such tensors.
+    `share_cpu_memory` makes all large CPU tensors such tensors.
 
     Args:
         size: the shape, as integers or as one sequence of integers.
         dtype: the default dtype if not given.
+
+    Returns:
+        A contiguous CPU tensor of this shape and dtype.
 
     Raises:
         torch.OutOfMemoryError: there is not enough memory; the text has the figures.
@@ -86,11 +89,18 @@ def share_as_environment_says() -> None:
 
 
 def memory_stats(device: torch.device | str | int | None = None) -> Mapping[str, int]:
-    """Counters of memory that peers can map, with the names of :func:`torch.accelerator.memory_stats`.
+    """Counters of memory that peers can map, with the names of `torch.accelerator.memory_stats`.
 
     Args:
-        device: ``"cpu"`` for the CPU tensors of :func:`share_cpu_memory` and :func:`empty_shared`, or a
-            device ``dev``, by default the current one, for what :func:`torch.dev.memory_stats` returns.
+        device: ``"cpu"`` for the CPU tensors of `share_cpu_memory` and `empty_shared`, or a
+            device ``dev``, by default the current one, for what `torch.dev.memory_stats` returns.
+
+    Returns:
+        Numbers by name, sorted. Names with ``bytes`` count bytes, such as ``"allocated_bytes.all.current"``;
+        the others count allocations, blocks and runs of memory.
+
+    Raises:
+        RuntimeError: there is no such device.
     """
     if device is not None and not isinstance(device, int) and torch.device(device).type == "cpu":
         return dict(sorted(_C._cpu_memory_stats().items()))

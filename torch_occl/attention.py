@@ -31,6 +31,7 @@ def register() -> None:
     """Lets DTensor divide fused attention by batch and by heads, and ``context_parallel`` by the sequence.
 
     Attention with a mask is not divided: every rank computes all of it. Further calls change nothing.
+    It holds for query, key and value of shape (batch, heads, sequence, width) on ``dev`` and on the CPU.
     """
     register_sharding(_FORWARD)(_divide_forward)
     register_sharding(_BACKWARD)(_divide_backward)

@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.support.checks import assert_works, backend
 from tests.support.devices import DEVICES
+from tests.support.interpreter import run_python
 from torch_occl import ProcessGroupOCCL
 
 
@@ -242,6 +243,16 @@ def symmetric_memory_is_not_offered(rank, world_size, device):
         _symmetric_memory.empty(4, device=f"dev:{rank}")
 
 
+def fsdp_of_a_model_on_the_cpu(rank, world_size, device):
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    with pytest.raises(RuntimeError, match="unexpectedly has parameters on cpu"):
+        FullyShardedDataParallel(torch.nn.Linear(8, 8))(torch.ones(2, 8))
+    wrapped = FullyShardedDataParallel(torch.nn.Linear(8, 8), device_id=torch.device("cpu"))
+    wrapped(torch.ones(2, 8)).sum().backward()
+    assert {parameter.grad.device.type for parameter in wrapped.parameters()} == {"cpu"}
+
+
 def states_are_saved(rank, world_size, device, *, path):
     """Checkpoints of shards, at once and in the background, and loaded with other placements."""
     from torch.distributed import checkpoint
@@ -395,6 +406,27 @@ def test_symmetric_memory_is_refused(pool):
 @each_device
 def test_checkpoints_are_written_and_read(pool, device, tmp_path):
     pool.run(states_are_saved, 2, device, path=str(tmp_path))
+
+
+def test_fsdp_needs_a_device_id_for_a_model_on_the_cpu(pool):
+    pool.run(fsdp_of_a_model_on_the_cpu, 2, "cpu")
+
+
+@pytest.mark.full
+def test_fsdp_without_an_accelerator_needs_it_too():
+    script = """
+import torch, torch.distributed as dist, torch_occl
+from torch.distributed.fsdp import FullyShardedDataParallel
+dist.init_process_group("occl", store=dist.HashStore(), rank=0, world_size=1)
+try:
+    FullyShardedDataParallel(torch.nn.Linear(8, 8))
+except RuntimeError as error:
+    print(error)
+wrapped = FullyShardedDataParallel(torch.nn.Linear(8, 8), device_id=torch.device("cpu"))
+wrapped(torch.ones(2, 8)).sum().backward()
+dist.destroy_process_group()
+"""
+    assert "needs a non-CPU accelerator device" in run_python("-c", script, OCCL_DEVICE="0")
 
 
 def test_data_loaders_have_a_group_of_their_own(pool):

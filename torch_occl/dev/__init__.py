@@ -1,16 +1,14 @@
-"""``torch.dev``: the device ``dev``, as :mod:`torch.cuda` is for CUDA.
+"""``torch.dev``: the device ``dev``, as `torch.cuda` is for CUDA.
 
 ``dev`` is host memory that other processes can map, with the CPU's kernels.
 
-=============== ======================================================================
-module          what it holds
-=============== ======================================================================
-``streams``     streams, events, and which stream is current
-``memory``      statistics, limits and snapshots of the allocator
-``random``      seeds and states of the generators
-``interchange`` the same memory as CPU tensors, through DLPack, in other processes
-``inductor``    what torch.compile's default compiler does with graphs on ``dev``
-=============== ======================================================================
+| module | what it holds |
+|---|---|
+| ``streams`` | streams, events, and which stream is current |
+| ``memory`` | statistics, limits and snapshots of the allocator |
+| ``random`` | seeds and states of the generators |
+| ``interchange`` | the same memory as CPU tensors, through DLPack, in other processes |
+| ``inductor`` | what torch.compile's default compiler does with graphs on ``dev`` |
 
 PyTorch knows this package as ``torch.dev`` once ``import torch_occl`` has registered the device.
 """
@@ -73,7 +71,7 @@ def device_count() -> int:
 def is_initialized() -> bool:
     """Whether this process has used a device. A process that is forked after that may not use one.
 
-    Making a device current is a use. Whatever does not initialize CUDA in :mod:`torch.cuda` is none: counting
+    Making a device current is a use. Whatever does not initialize CUDA in `torch.cuda` is none: counting
     devices, seeding, setting the state of a generator, statistics of memory, new events.
     """
     return _C._device_used() and not _is_in_bad_fork()
@@ -148,7 +146,7 @@ def _maybe_exchange_device(index: int) -> int:
 
 
 class DeviceProperties(NamedTuple):
-    """The result of :func:`get_device_properties`."""
+    """The result of `get_device_properties`."""
 
     name: str
     total_memory: int

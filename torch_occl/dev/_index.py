@@ -1,4 +1,4 @@
-"""How a device may be named in :mod:`torch.dev`."""
+"""How a device may be named in `torch.dev`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def current_index() -> int:
 
 
 def unused_index(device: Device) -> int:
-    """As :func:`device_index`, without using the device: for functions that do not initialize CUDA either."""
+    """As `device_index`, without using the device: for functions that do not initialize CUDA either."""
     if device is None:
         return _C._device_resolve(-1)
     if isinstance(device, int):

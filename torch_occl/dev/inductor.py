@@ -174,7 +174,7 @@ def _devices(gm: torch.fx.GraphModule) -> list[torch.Tensor]:
 
 
 def register_with_inductor(compile_fx: ModuleType) -> None:
-    """Makes inductor compile graphs on ``dev`` with :func:`compile_inner`.
+    """Makes inductor compile graphs on ``dev`` with `compile_inner`.
 
     PyTorch has no registration for that. A registered code generator comes at the end of a pipeline whose
     earlier steps ask for the CPU by name.

@@ -1,6 +1,6 @@
 """``dev`` memory used from outside: as CPU tensors, by NumPy and DLPack, in other processes, by dynamo.
 
-Part of :mod:`torch.dev`. Device memory is host memory, so nothing is copied unless the function says so.
+Part of `torch.dev`. Device memory is host memory, so nothing is copied unless the function says so.
 """
 
 from __future__ import annotations
@@ -25,7 +25,14 @@ __all__ = ["as_cpu", "from_cpu"]
 def as_cpu(tensor: torch.Tensor) -> torch.Tensor:
     """A CPU tensor over the memory of a ``dev`` tensor, without a copy and without autograd.
 
-    Neither tensor may be resized, or moved with ``share_memory_``, while the other is in use.
+    Waits for the current stream of the tensor's device first, so that the values are there. Neither tensor
+    may be resized, or moved with ``share_memory_``, while the other is in use.
+
+    Args:
+        tensor: dense, on ``dev``, of any shape, strides and dtype.
+
+    Returns:
+        A CPU tensor with the same shape, strides and dtype.
 
     Raises:
         ValueError: the tensor is not on ``dev``.
@@ -42,6 +49,13 @@ def from_cpu(tensor: torch.Tensor, device: Device = None) -> torch.Tensor:
 
     Its memory lies outside the regions that peers map: collectives copy it once, as they do CPU tensors.
     Neither tensor may be resized, or moved with ``share_memory_``, while the other is in use.
+
+    Args:
+        tensor: dense, on the CPU, of any shape, strides and dtype.
+        device: the device that the new tensor says; the current one if not given.
+
+    Returns:
+        A tensor on ``device`` with the same shape, strides and dtype.
 
     Raises:
         ValueError: the tensor is not on the CPU.

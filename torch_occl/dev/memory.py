@@ -1,4 +1,4 @@
-"""Memory of ``dev``: statistics, limits and snapshots, in bytes. Part of :mod:`torch.dev`."""
+"""Memory of ``dev``: statistics, limits and snapshots, in bytes. Part of `torch.dev`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,11 @@ def empty_cache() -> None:
 
 
 def memory_stats(device: Device = None) -> dict[str, Any]:
-    """All counters, flat, named as :func:`torch.accelerator.memory_stats` names them."""
+    """All counters, flat, named as `torch.accelerator.memory_stats` names them.
+
+    Names with ``bytes`` count bytes; the others count allocations, blocks and runs of memory. There are none
+    before the first use of ``dev``.
+    """
     return torch.accelerator.memory_stats(unused_index(device))
 
 
@@ -57,7 +61,7 @@ def memory_allocated(device: Device = None) -> int:
 
 
 def max_memory_allocated(device: Device = None) -> int:
-    """The most bytes that tensors have held since the start or :func:`reset_peak_memory_stats`."""
+    """The most bytes that tensors have held since the start or `reset_peak_memory_stats`."""
     return _counter(device, "allocated_bytes.all.peak")
 
 
@@ -67,7 +71,7 @@ def memory_reserved(device: Device = None) -> int:
 
 
 def max_memory_reserved(device: Device = None) -> int:
-    """The most bytes taken from the system since the start or :func:`reset_peak_memory_stats`."""
+    """The most bytes taken from the system since the start or `reset_peak_memory_stats`."""
     return _counter(device, "reserved_bytes.all.peak")
 
 
@@ -82,12 +86,16 @@ def reset_accumulated_memory_stats(device: Device = None) -> None:
 
 
 def mem_get_info(device: Device = None) -> tuple[int, int]:
-    """(free, total) of the host, or of the container this process runs in: all devices share it."""
+    """(free, total) bytes of the host, or of the container this process runs in: all devices share it."""
     return torch.accelerator.get_memory_info(device_index(device))
 
 
 def set_per_process_memory_fraction(fraction: float, device: Device = None) -> None:
     """Limits what all devices of this process together may reserve to a share of the host's memory.
+
+    Args:
+        fraction: above 0 and at most 1.
+        device: only checked: the limit holds for all devices.
 
     Raises:
         ValueError: ``fraction`` is not above 0 and at most 1, or the device is of another type.
@@ -105,7 +113,7 @@ def get_per_process_memory_fraction(device: Device = None) -> float:
 
 
 def memory_snapshot(device: Device = None) -> list[dict[str, Any]]:
-    """The runs of reserved memory of ``device`` and the blocks in each: address, size and state."""
+    """The runs of reserved memory of ``device`` and the blocks in each: address, size in bytes, and state."""
     index = unused_index(device)
     segments = []
     for blocks in _C._device_memory_snapshot(index):

@@ -1,4 +1,4 @@
-"""Random numbers on ``dev``; part of :mod:`torch.dev`.
+"""Random numbers on ``dev``; part of `torch.dev`.
 
 The state of a generator is 16 bytes: the seed, then the offset, each a native 64-bit integer. Every random
 operation advances the offset by 4.
@@ -32,12 +32,12 @@ def _generator(device: Device = None) -> torch.Generator:
 
 
 def manual_seed(seed: int) -> None:
-    """Seeds the current device."""
+    """Seeds the current device with an integer of 64 bits."""
     _generator().manual_seed(int(seed))
 
 
 def manual_seed_all(seed: int) -> None:
-    """Seeds every device. :func:`torch.manual_seed` calls this."""
+    """Seeds every device. `torch.manual_seed` calls this."""
     for index in range(_C._device_count()):
         _generator(index).manual_seed(int(seed))
 
@@ -63,7 +63,7 @@ def get_rng_state(device: Device = None) -> torch.Tensor:
 
 
 def get_rng_state_all() -> list[torch.Tensor]:
-    """The states of all devices."""
+    """The states of all devices: a CPU tensor ``uint8[16]`` for each."""
     return [get_rng_state(index) for index in range(_C._device_count())]
 
 
@@ -71,7 +71,7 @@ def set_rng_state(new_state: torch.Tensor, device: Device = None) -> None:
     """Sets the state of ``device``.
 
     Args:
-        new_state: ``uint8[16]`` on the CPU, as :func:`get_rng_state` returns it.
+        new_state: ``uint8[16]`` on the CPU, as `get_rng_state` returns it.
 
     Raises:
         RuntimeError: the tensor is of another size.
@@ -81,6 +81,11 @@ def set_rng_state(new_state: torch.Tensor, device: Device = None) -> None:
 
 
 def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
-    """Sets the states of all devices, as :func:`get_rng_state_all` returns them."""
+    """Sets the states of all devices, as `get_rng_state_all` returns them.
+
+    Raises:
+        RuntimeError: a tensor is of another size, or there are more than devices.
+        TypeError: a tensor is of another dtype or on another device.
+    """
     for index, state in enumerate(new_states):
         set_rng_state(state, index)

@@ -1,4 +1,4 @@
-"""Streams and events of ``dev``; part of :mod:`torch.dev`."""
+"""Streams and events of ``dev``; part of `torch.dev`."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class _EventType(type(torch.Event)):  # type: ignore[misc]
 class Event(torch.Event, metaclass=_EventType):
     """A point in a stream. A program can wait for it, or measure the time between two of them.
 
-    The constructor returns a plain :class:`torch.Event`, because PyTorch measures no time between objects of
+    The constructor returns a plain `torch.Event`, because PyTorch measures no time between objects of
     subclasses.
 
     Args:

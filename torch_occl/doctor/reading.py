@@ -30,7 +30,7 @@ def parse_cores(text: str) -> set[int]:
 
 
 def write_cores(cores: Iterable[int]) -> str:
-    """The reverse of :func:`parse_cores`."""
+    """The reverse of `parse_cores`."""
     runs: list[list[int]] = []
     for core in sorted(cores):
         if runs and core == runs[-1][1] + 1:

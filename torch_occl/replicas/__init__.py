@@ -17,7 +17,7 @@ devices, ``forward_fn(queue, *shards, params) -> (loss, tape)``, batches of NumP
 maps name to name.
 
 Wrong arguments raise ``TypeError`` or ``ValueError`` before anything has been changed. An exception in the
-code of a replica or a hook becomes a :class:`ReplicaError`.
+code of a replica or a hook becomes a `ReplicaError`.
 """
 
 from torch_occl.replicas._batch import shard_batch

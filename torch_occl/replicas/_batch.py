@@ -61,7 +61,7 @@ def shard_batch(batch: Any, n: int) -> list[Any]: ...
 def shard_batch(x: Any, num_shards: int) -> list[Any]: ...
 @also_named(x="batch", num_shards="n")
 def shard_batch(batch: Any, n: int) -> list[Any]:
-    """Cuts a batch into ``n`` shards along dimension 0, as :func:`numpy.array_split` does.
+    """Cuts a batch into ``n`` shards along dimension 0, as `numpy.array_split` does.
 
     The first ``size % n`` shards have one sample more than the others. Shards are views of the batch.
 

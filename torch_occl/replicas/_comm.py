@@ -63,7 +63,7 @@ def all_reduce(
 ) -> list[torch.Tensor] | Pending:
     """Replaces every tensor by the sum or the mean of all, through a tensor on the host.
 
-    It works between any devices. Where the host can read their memory, :func:`all_reduce_p2p` is faster; the
+    It works between any devices. Where the host can read their memory, `all_reduce_p2p` is faster; the
     result is the same bits.
 
     Args:
@@ -73,7 +73,7 @@ def all_reduce(
             in the current streams of the devices now.
 
     Returns:
-        The tensors, in their order; with ``overlap``, a :class:`Pending` that gives them.
+        The tensors, in their order; with ``overlap``, a `Pending` that gives them.
 
     Raises:
         TypeError: something in the list is no tensor.
@@ -86,11 +86,11 @@ def all_reduce(
 def all_reduce_p2p(
     tensors: Sequence[torch.Tensor], op: Op = "sum", overlap: bool = False
 ) -> list[torch.Tensor] | Pending:
-    """As :func:`all_reduce`, but directly between the memories of the devices.
+    """As `all_reduce`, but directly between the memories of the devices.
 
     Each element is read once from every device, combined, and written to every device; nothing is copied
     before or after. Where the host cannot reach a device's memory, or tensors differ in their strides or have
-    gaps, this is :func:`all_reduce`, and a warning says so. Arguments, results and errors are the same.
+    gaps, this is `all_reduce`, and a warning says so. Arguments, results and errors are the same.
     """
     return _all_reduce("all_reduce_p2p", tensors, op, overlap, direct=True)
 
@@ -130,7 +130,7 @@ def broadcast(tensors: Sequence[torch.Tensor], root: int = 0) -> list[torch.Tens
 
 
 def scatter(tensor: torch.Tensor, chunks: int, devices: Sequence[Place] | None = None) -> list[torch.Tensor]:
-    """Cuts a tensor along dimension 0, as :func:`numpy.array_split` does, and moves each chunk to a device.
+    """Cuts a tensor along dimension 0, as `numpy.array_split` does, and moves each chunk to a device.
 
     Gradients flow back. A chunk whose device is the tensor's own is a view of it.
 
@@ -252,7 +252,7 @@ def settle(tensors: Sequence[torch.Tensor]) -> None:
 
 
 def staging_for(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The tensor on the host that :func:`reduce_staged` needs."""
+    """The tensor on the host that `reduce_staged` needs."""
     if all(tensor.is_contiguous() for tensor in tensors):
         most = min(STAGING_ELEMENTS, STAGING_BYTES // tensors[0].element_size())
         return torch.empty(min(tensors[0].numel(), most), dtype=tensors[0].dtype)

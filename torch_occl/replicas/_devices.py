@@ -67,9 +67,9 @@ class _Worker:
 class DeviceManager:
     """Some ``dev`` devices, with a thread and a stream for each, on which replicas run side by side.
 
-    Each replica computes with as many threads as the thread that calls :meth:`run`: ``torch.set_num_threads``
+    Each replica computes with as many threads as the thread that calls `run`: ``torch.set_num_threads``
     says how many. If the replicas use all cores, it is faster to set it to the number of cores divided by
-    the number of devices. The threads end with :meth:`close`, or when nothing refers to the manager any more.
+    the number of devices. The threads end with `close`, or when nothing refers to the manager any more.
 
     Args:
         devices: which; all devices of this process by default.
@@ -105,7 +105,7 @@ class DeviceManager:
         return len(self)
 
     def get_queues(self) -> list[dev.Stream]:
-        """The :attr:`streams` as a list: other functions' ``queues``, and the ``queue`` of ``forward_fn``."""
+        """The `streams` as a list: other functions' ``queues``, and the ``queue`` of ``forward_fn``."""
         return list(self.streams)
 
     def subset(self, devices: Sequence[Device]) -> DeviceManager:

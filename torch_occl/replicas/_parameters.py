@@ -98,13 +98,13 @@ def prepare_replicas(module: Any, devices: Sequence[Place]) -> Any:
     """Replicas of a module or of parameters on each device. The original stays as it is.
 
     Args:
-        module: a module, or parameters as for :func:`replicate_params`. May be given as ``params``.
+        module: a module, or parameters as for `replicate_params`. May be given as ``params``.
         devices: a device or queue for each replica; a queue stands for its device. May be given as
             ``queues``.
 
     Returns:
         For each device a deep copy of the module, with its buffers; or the list of parameters that
-        :func:`replicate_params` makes.
+        `replicate_params` makes.
 
     Raises:
         TypeError: this is neither a module nor a list of parameters, there is no list of devices, or an

@@ -32,14 +32,14 @@ Replicas = list[list[torch.Tensor]]
 
 @dataclass(frozen=True)
 class StepResult:
-    """The result of :func:`data_parallel_step`."""
+    """The result of `data_parallel_step`."""
 
     losses: list[torch.Tensor]
     """For each replica the loss of its shard: a scalar on its device, without a graph."""
     sizes: list[int]
     """For each replica the number of samples of its shard."""
     missing: list[MissingGradient]
-    """The gradients that were missing; see :func:`sync_grads`."""
+    """The gradients that were missing; see `sync_grads`."""
 
     @property
     def loss(self) -> float:
@@ -107,7 +107,7 @@ def data_parallel_step(
         param_replicas: for each replica its parameters, each replica on a ``dev`` device of its own. May be
             given as ``params_replicas``.
         optimizers: for each replica one that holds parameters of this replica.
-        batch: see :func:`shard_batch`.
+        batch: see `shard_batch`.
         pre_shard_hook: called with the batch before it is cut, or with the elements of a tuple or list where
             one argument does not fit. What it returns is used instead of the batch, unless it is None.
         post_sync_hook: called with the replicas' parameters once all gradients are reduced, before the
@@ -185,7 +185,7 @@ def _forget_gradients(params: Sequence[torch.Tensor]) -> None:
 
 
 class _Named:
-    """Turns an exception of the block into a :class:`ReplicaError` that names the user's function."""
+    """Turns an exception of the block into a `ReplicaError` that names the user's function."""
 
     def __init__(self, name: str) -> None:
         self.name = name
