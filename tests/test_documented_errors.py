@@ -11,7 +11,16 @@ PAGE = Path(__file__).parents[1] / "docs/errors.md"
 HEADING = "| the text contains | meaning | what to do |"
 
 # Texts that are built as errors are and are none, as patterns, each with what it is.
-NOT_ERRORS: dict[str, str] = {}
+NOT_ERRORS = dict.fromkeys(
+    [
+        "rank ... of ... of group ...:",
+        "if each rank has a core",
+        "all ranks share memory; up to ... bytes in one step",
+        "its ranks are on several nodes; between them:",
+        "; waiting ranks ... spin",
+    ],
+    "a line of the log about a group",
+)
 
 
 def entries() -> list[str]:

@@ -260,9 +260,9 @@ void Engine::doze() {
 }
 
 /// Whether a peer waits for this process.
-bool Engine::awaited() {
+bool Engine::peer_waits() {
   const auto groups = busy_groups();
-  return std::any_of(groups.begin(), groups.end(), [](const auto& group) { return group->awaited(); });
+  return std::any_of(groups.begin(), groups.end(), [](const auto& group) { return group->peer_waits(); });
 }
 
 /// One turn of the background thread, until it is not needed any more.
@@ -272,7 +272,7 @@ void Engine::drive_in_background() {
   // After a callback there may be another driver. Then one of the two leaves; if both do, one comes back.
   while (background_needed() && drivers_.load(std::memory_order_seq_cst) == 1) {
     if (const auto now = std::chrono::steady_clock::now(); now >= look_at) {
-      while (background_needed() && courtesy.gives_way(involuntary_switches(), awaited()))
+      while (background_needed() && courtesy.gives_way(involuntary_switches(), peer_waits()))
         std::this_thread::sleep_for(Courtesy::kNap);
       look_at = std::chrono::steady_clock::now() + Courtesy::kPeriod;
     }
