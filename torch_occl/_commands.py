@@ -44,9 +44,9 @@ COMMANDS = [
     Command(
         "report",
         "shows what the ranks of a job did, from the traces that they wrote",
-        "Merges the traces that the processes of a job wrote in a directory (OCCL_TRACE, torch_occl.trace) into "
-        "one HTML page, and into a trace for ui.perfetto.dev. Prints a summary. The exit status is 2 if there "
-        "is nothing to show.",
+        "Merges the traces that the processes of a job wrote in a directory (OCCL_TRACE, torch_occl.trace) "
+        "into one HTML page, and into a trace for ui.perfetto.dev. Prints a summary. The exit status is 2 if "
+        "there is nothing to show.",
         torch_occl.report.command.arguments,
         torch_occl.report.command.run,
     ),

@@ -164,6 +164,7 @@ TraceFile::TraceFile(std::string path, int file, std::size_t capacity)
   base_ = static_cast<std::byte*>(mapped);
   records_ = reinterpret_cast<TraceRecord*>(base_ + kRecordsAt);
   header_ = reinterpret_cast<Header*>(base_);
+  populate(0, kChunk);
   header_->version = kVersion;
   header_->record_bytes = sizeof(TraceRecord);
   header_->text_at = kTextAt;
@@ -193,6 +194,14 @@ bool TraceFile::extend(std::uint64_t from, std::uint64_t to) const {
   return error == 0;
 }
 
+/// Where the kernel can, it makes the pages of records [from, to) now, all at once.
+void TraceFile::populate(std::uint64_t from, std::uint64_t to) const noexcept {
+#ifdef MADV_POPULATE_WRITE
+  madvise(reinterpret_cast<std::byte*>(records_ + from), (to - from) * sizeof(TraceRecord),
+          MADV_POPULATE_WRITE);
+#endif
+}
+
 bool TraceFile::write_line(const std::string& line) {
   if (text_bytes_ + line.size() + 1 >= kRecordsAt - kTextAt) return false;
   std::memcpy(base_ + kTextAt + text_bytes_, (line + '\n').data(), line.size() + 1);
@@ -219,11 +228,7 @@ bool TraceFile::grow(std::uint64_t i) {
     if (next == grown_) {  // the ring is complete
       grown_ = kClosed;
     } else if (extend(grown_, next)) {
-#ifdef MADV_POPULATE_WRITE
-      // Where the kernel can, it makes the pages now, for all records of the chunk at once.
-      madvise(reinterpret_cast<std::byte*>(records_ + grown_), (next - grown_) * sizeof(TraceRecord),
-              MADV_POPULATE_WRITE);
-#endif
+      populate(grown_, next);
       grown_ = next;
     } else {
       stop(concat("cannot make the trace \"", path_, "\" longer", errno_hint(), ": ", std::strerror(errno)));

@@ -97,6 +97,7 @@ class TraceFile {
   TraceFile(std::string path, int file, std::size_t capacity);
   bool grow(std::uint64_t i);
   bool extend(std::uint64_t from, std::uint64_t to) const;
+  void populate(std::uint64_t from, std::uint64_t to) const noexcept;
   void stop(const std::string& trouble) noexcept;
   void take_reading() noexcept;  // under mutex_, as are the next
 
