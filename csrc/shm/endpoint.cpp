@@ -70,8 +70,7 @@ Endpoint::Endpoint(std::shared_ptr<RegionTable> regions, const Config& config)
 
   // For peers: it reports the death of this process even while a forked child still holds its sockets.
   pidfd_ = UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0)));
-  if (!pidfd_)
-    fail_errno("pidfd_open failed", pidfd_hint());
+  if (!pidfd_) fail_errno("pidfd_open failed", pidfd_hint());
   epoll_ = UniqueFd(epoll_create1(EPOLL_CLOEXEC));
   wake_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!epoll_ || !wake_) fail_errno("cannot create an epoll or eventfd descriptor", errno_hint());
