@@ -68,7 +68,7 @@ def _why_alone() -> str:
     state = getattr(accelerate, "_shared_state", {})
     if state.get("num_processes", 1) > 1 and str(state.get("distributed_type")).endswith("NO"):
         return (
-            f"Accelerate has a group of {state['num_processes']} ranks, but no kind of training that it knows "
-            "(distributed_type is NO), so it does not wrap models in DistributedDataParallel"
+            f"Accelerate has a group of {state['num_processes']} ranks, but no kind of training "
+            "that it knows (distributed_type is NO), so it does not wrap models in DistributedDataParallel"
         )
     return ""

@@ -1,11 +1,9 @@
 """DeepSpeed's ZeRO on several ranks.
 
 DeepSpeed knows only Gloo for CPU tensors, so occl takes Gloo's place:
-
     OCCL_IN_PLACE_OF=gloo DS_ACCELERATOR=cpu torchrun --nproc-per-node 2 deepspeed_digits.py --stage 2
 
 On `dev`, which DeepSpeed gets through its accelerator interface:
-
     torchrun --nproc-per-node 2 deepspeed_digits.py --stage 2 --device dev
 """
 
@@ -14,7 +12,7 @@ import time
 
 import torch
 import torch.distributed as dist
-from sklearn.datasets import load_digits
+from digits import load, make_network
 from torch import nn
 
 
@@ -24,43 +22,36 @@ def main() -> None:
     parser.add_argument("--stage", type=int, default=1, help="of ZeRO")
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--width", type=int, default=64)
-    arguments = parser.parse_args()
-    if arguments.device == "dev":
-        from torch_occl.integrations import deepspeed as dev_for_deepspeed
+    given = parser.parse_args()
+    if given.device == "dev":
+        import torch_occl.integrations.deepspeed
 
-        dev_for_deepspeed.use()
+        torch_occl.integrations.deepspeed.use()
     import deepspeed
 
     deepspeed.init_distributed()
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    torch.manual_seed(0)
-    digits = load_digits()
-    images = (torch.tensor(digits.data, dtype=torch.float32) / 16)[rank::ranks].to(arguments.device)
-    labels = torch.tensor(digits.target, dtype=torch.int64)[rank::ranks].to(arguments.device)
-    width = arguments.width
-    network = nn.Sequential(nn.Linear(64, width), nn.GELU(), nn.Linear(width, width), nn.GELU(), nn.Linear(width, 10))
+    images, labels = load(given.device, rank, ranks)
+    network = make_network(given.width)
     config = {
         "train_micro_batch_size_per_gpu": 32,
-        "zero_optimization": {"stage": arguments.stage},
+        "zero_optimization": {"stage": given.stage},
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 10**9,
     }
-    engine, _, _, _ = deepspeed.initialize(
-        model=network, optimizer=torch.optim.Adam(network.parameters(), lr=3e-3), config=config
-    )
+    optimizer = torch.optim.Adam(network.parameters(), lr=3e-3)
+    engine, *_ = deepspeed.initialize(model=network, optimizer=optimizer, config=config)
     losses, started = [], time.perf_counter()
-    for step in range(arguments.steps):
-        chosen = torch.arange(step * 32, step * 32 + 32, device=arguments.device) % len(labels)
+    for step in range(given.steps):
+        chosen = torch.arange(step * 32, step * 32 + 32, device=given.device) % len(labels)
         loss = nn.functional.cross_entropy(engine(images[chosen]), labels[chosen])
         engine.backward(loss)
         engine.step()
         losses.append(loss.item())
-    seconds = time.perf_counter() - started
+    speed = given.steps * 32 * ranks / (time.perf_counter() - started)
     if rank == 0:
         print("losses", *(f"{loss:.5f}" for loss in losses[::3]))
-        print(f"{ranks} ranks on {engine.device}, over {dist.get_backend()}, ZeRO {engine.zero_optimization_stage()}")
-        print(f"{arguments.steps * 32 * ranks / seconds:.0f} samples/s")
-    engine.destroy()
+        print(f"{ranks} ranks on {engine.device}, over {dist.get_backend()}, {speed:.0f} samples/s")
     dist.destroy_process_group()
 
 

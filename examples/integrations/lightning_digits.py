@@ -1,16 +1,16 @@
 """Lightning's Trainer and Fabric on several ranks, which Lightning starts itself.
 
-    python lightning_digits.py --device cpu            the Trainer; --fabric: Fabric
-    python lightning_digits.py --device dev            the same on dev
+python lightning_digits.py --device cpu            the Trainer; --fabric: Fabric
+python lightning_digits.py --device dev            the same on dev
 """
 
 import argparse
 
 import lightning as L
 import torch
+from digits import load, make_network
 from lightning.fabric.strategies import DDPStrategy as FabricDDPStrategy
 from lightning.pytorch.strategies import DDPStrategy
-from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 class Classifier(L.LightningModule):
     def __init__(self) -> None:
         super().__init__()
-        self.network = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 10))
+        self.network = make_network()
         self.losses: list[float] = []
 
     def training_step(self, batch: list[torch.Tensor], number: int) -> torch.Tensor:
@@ -36,33 +36,29 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--fabric", action="store_true")
     arguments = parser.parse_args()
+    strategy = FabricDDPStrategy if arguments.fabric else DDPStrategy
+    strategy = strategy(process_group_backend=arguments.backend)
     if arguments.device == "dev":
         import torch_occl.integrations.lightning  # noqa: F401  (registers "dev" and "ddp_dev")
+
         strategy = "ddp_dev"
-    else:
-        make = FabricDDPStrategy if arguments.fabric else DDPStrategy
-        strategy = make(process_group_backend=arguments.backend)
-    L.seed_everything(0, verbose=False)
-    digits = load_digits()
-    data = TensorDataset(torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target))
-    model, loader = Classifier(), DataLoader(data, batch_size=30)
     setting = {"accelerator": arguments.device, "devices": 2, "strategy": strategy}
+    model, loader = Classifier(), DataLoader(TensorDataset(*load()), batch_size=30)
     if arguments.fabric:
         runner = L.Fabric(**setting)
         runner.launch()
-        model.mark_forward_method("training_step")
         wrapped, optimizer = runner.setup(model, model.configure_optimizers())
+        wrapped.mark_forward_method("training_step")
         for number, batch in enumerate(runner.setup_dataloaders(loader)):
             optimizer.zero_grad()
             runner.backward(wrapped.training_step(batch, number))
             optimizer.step()
     else:
-        quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-        runner = L.Trainer(**setting, **quiet, max_epochs=1, enable_model_summary=False)
+        runner = L.Trainer(**setting, max_epochs=1, logger=False, enable_checkpointing=False)
         runner.fit(model, loader)
     if runner.global_rank == 0:
-        print("losses", *(f"{loss:.5f}" for loss in model.losses[::5]))
-        print(f"{runner.world_size} ranks on {runner.strategy.root_device}, over {torch.distributed.get_backend()}")
+        print("losses", *(f"{loss:.5f}" for loss in model.losses[::5]), flush=True)
+        print(f"2 ranks on {runner.strategy.root_device}, over {torch.distributed.get_backend()}")
 
 
 if __name__ == "__main__":

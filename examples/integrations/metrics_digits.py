@@ -1,14 +1,14 @@
 """torchmetrics on several ranks: a metric gathers what all ranks have seen.
 
-    torchrun --nproc-per-node 2 metrics_digits.py --backend occl --device cpu
-    torchrun --nproc-per-node 2 metrics_digits.py --backend occl --device dev
+torchrun --nproc-per-node 2 metrics_digits.py --backend occl --device cpu
+torchrun --nproc-per-node 2 metrics_digits.py --backend occl --device dev
 """
 
 import argparse
 
 import torch
 import torch.distributed as dist
-from sklearn.datasets import load_digits
+from digits import load, make_network
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torchmetrics import MeanMetric, MetricCollection
@@ -24,13 +24,8 @@ def main() -> None:
         import torch_occl  # noqa: F401  (makes the device)
     dist.init_process_group(arguments.backend)
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    torch.manual_seed(0)
-    digits = load_digits()
-    images = (torch.tensor(digits.data, dtype=torch.float32) / 16)[rank::ranks].to(arguments.device)
-    labels = torch.tensor(digits.target, dtype=torch.int64)[rank::ranks].to(arguments.device)
-
-    network = nn.Sequential(nn.Linear(64, 32), nn.GELU(), nn.Linear(32, 10)).to(arguments.device)
-    network = DistributedDataParallel(network)
+    images, labels = load(arguments.device, rank, ranks)
+    network = DistributedDataParallel(make_network().to(arguments.device))
     optimizer = torch.optim.SGD(network.parameters(), lr=0.5)
     mean_loss = MeanMetric().to(arguments.device)
     losses = []
@@ -40,7 +35,7 @@ def main() -> None:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            mean_loss.update(loss)
+            mean_loss.update(loss.detach())
         losses.append(mean_loss.compute().item())  # of all ranks
         mean_loss.reset()
 

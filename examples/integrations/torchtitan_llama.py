@@ -3,7 +3,8 @@
     torchrun --nproc-per-node 2 torchtitan_llama.py
     torchrun --nproc-per-node 2 torchtitan_llama.py --parallelism.tensor_parallel_degree 2
 
-torchtitan takes the process's accelerator and the backend that is registered for it. It runs on no CPU tensors.
+torchtitan takes the process's accelerator and the backend that is registered for it.
+It does not run on CPU tensors.
 """
 
 import logging
@@ -13,7 +14,6 @@ import tempfile
 from pathlib import Path
 
 import torch
-import torch_occl  # noqa: F401  (makes the device, before torchtitan looks for one)
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torchtitan.hf_datasets import DatasetConfig
@@ -21,13 +21,13 @@ from torchtitan.hf_datasets.text_datasets import DATASETS
 from torchtitan.tools.logging import logger
 from torchtitan.train import Trainer, main
 
+import torch_occl  # noqa: F401  (makes the device, before torchtitan looks for one)
+
 WORDS = [f"w{number}" for number in range(100)]
 LOSSES: list[str] = []
 
 
 class Losses(logging.Handler):
-    """Picks the losses out of torchtitan's log."""
-
     def emit(self, record: logging.LogRecord) -> None:
         if found := re.search(r"loss: \D*\s*([\d.]+)", re.sub(r"\x1b\[\d+m", "", record.getMessage())):
             LOSSES.append(found[1])
@@ -41,7 +41,9 @@ def make_tokenizer(folder: str) -> None:
 
 
 def load(path: str) -> Dataset:
-    lines = [" ".join(WORDS[(start + step * (1 + start % 5)) % 100] for step in range(200)) for start in range(500)]
+    lines = [
+        " ".join(WORDS[(start + step * (1 + start % 5)) % 100] for step in range(200)) for start in range(500)
+    ]
     return Dataset.from_dict({"text": lines})
 
 

@@ -13,54 +13,46 @@ import tempfile
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
+NO_DROPOUT = {"embd_pdrop": 0, "attn_pdrop": 0, "resid_pdrop": 0}
+"""`dev` draws other random numbers than the CPU."""
 
-class Counting(torch.utils.data.Dataset):
-    """Texts that count modulo 50, each in steps of its own length."""
 
-    def __len__(self) -> int:
-        return 2048
-
-    def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
-        tokens = (number + torch.arange(32) * (1 + number % 7)) % 50
-        return {"input_ids": tokens, "labels": tokens}
+def counting(number: int) -> dict[str, torch.Tensor]:
+    """A text that counts modulo 50, in steps of its own length."""
+    tokens = (number + torch.arange(32) * (1 + number % 7)) % 50
+    return {"input_ids": tokens, "labels": tokens}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train a small GPT-2 with the Trainer.")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--width", type=int, default=64, help="of the hidden states; a multiple of 4")
-    arguments = parser.parse_args()
+    given = parser.parse_args()
     torch.manual_seed(0)
-    model = GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=50, n_positions=32, n_embd=arguments.width, n_layer=2, n_head=4,
-            embd_pdrop=0, attn_pdrop=0, resid_pdrop=0,  # dev draws other random numbers than the CPU
-        )
+    config = GPT2Config(vocab_size=50, n_positions=32, n_embd=given.width, n_layer=2, n_head=4, **NO_DROPOUT)
+    arguments = TrainingArguments(
+        use_cpu=True,  # without it, each process would train alone
+        max_steps=given.steps,
+        per_device_train_batch_size=8,
+        learning_rate=3e-3,
+        logging_steps=5,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+        output_dir=tempfile.gettempdir(),
     )
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = Trainer(
-            model,
-            TrainingArguments(
-                folder,
-                use_cpu=True,  # without it, each process would train alone
-                max_steps=arguments.steps,
-                per_device_train_batch_size=8,
-                learning_rate=3e-3,
-                logging_steps=5,
-                save_strategy="no",
-                report_to="none",
-                disable_tqdm=True,
-                dataloader_pin_memory=False,
-            ),
-            train_dataset=Counting(),
-        )
-        result = trainer.train()
+    trainer = Trainer(
+        GPT2LMHeadModel(config), arguments, train_dataset=[counting(number) for number in range(2048)]
+    )
+    speed = trainer.train().metrics["train_samples_per_second"]
     if trainer.is_world_process_zero():
         print("losses", *(f"{entry['loss']:.4f}" for entry in trainer.state.log_history if "loss" in entry))
-        print(f"{trainer.args.world_size} ranks on {trainer.args.device}, of type {type(trainer.model_wrapped).__name__}")
-        print(f"{result.metrics['train_samples_per_second']:.0f} samples/s")
-    torch.distributed.destroy_process_group()
+        kind = type(trainer.model_wrapped).__name__
+        print(f"{arguments.world_size} ranks on {arguments.device}, of type {kind}, {speed:.0f} samples/s")
 
 
 if __name__ == "__main__":
     main()
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()

@@ -1,7 +1,7 @@
 """For tests with other projects' packages: what is collected, and the table of what passed.
 
-They need the packages of requirements.txt, which `make test-ecosystem` installs into an environment of their own.
-Where these are missing, nothing is collected.
+They need the packages of requirements.txt, which `make test-ecosystem` installs into an environment
+of its own. Where these are missing, nothing is collected.
 """
 
 from __future__ import annotations
