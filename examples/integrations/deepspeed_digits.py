@@ -31,7 +31,6 @@ def main() -> None:
 
     deepspeed.init_distributed()
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    images, labels = load(given.device, rank, ranks)
     network = make_network(given.width)
     config = {
         "train_micro_batch_size_per_gpu": 32,
@@ -41,9 +40,10 @@ def main() -> None:
     }
     optimizer = torch.optim.Adam(network.parameters(), lr=3e-3)
     engine, *_ = deepspeed.initialize(model=network, optimizer=optimizer, config=config)
+    images, labels = load(engine.device, rank, ranks)
     losses, started = [], time.perf_counter()
     for step in range(given.steps):
-        chosen = torch.arange(step * 32, step * 32 + 32, device=given.device) % len(labels)
+        chosen = torch.arange(step * 32, step * 32 + 32, device=engine.device) % len(labels)
         loss = nn.functional.cross_entropy(engine(images[chosen]), labels[chosen])
         engine.backward(loss)
         engine.step()

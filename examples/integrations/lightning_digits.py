@@ -1,7 +1,6 @@
 """Lightning's Trainer and Fabric on several ranks, which Lightning starts itself.
 
-python lightning_digits.py --device cpu            the Trainer; --fabric: Fabric
-python lightning_digits.py --device dev            the same on dev
+python lightning_digits.py --device cpu      the Trainer; --fabric: Fabric; --device dev: on dev
 """
 
 import argparse
@@ -18,8 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 class Classifier(L.LightningModule):
     def __init__(self) -> None:
         super().__init__()
-        self.network = make_network()
-        self.losses: list[float] = []
+        self.network, self.losses = make_network(), []
 
     def training_step(self, batch: list[torch.Tensor], number: int) -> torch.Tensor:
         loss = nn.functional.cross_entropy(self.network(batch[0]), batch[1])
@@ -45,8 +43,7 @@ def main() -> None:
     setting = {"accelerator": arguments.device, "devices": 2, "strategy": strategy}
     model, loader = Classifier(), DataLoader(TensorDataset(*load()), batch_size=30)
     if arguments.fabric:
-        runner = L.Fabric(**setting)
-        runner.launch()
+        (runner := L.Fabric(**setting)).launch()
         wrapped, optimizer = runner.setup(model, model.configure_optimizers())
         wrapped.mark_forward_method("training_step")
         for number, batch in enumerate(runner.setup_dataloaders(loader)):

@@ -1,7 +1,6 @@
 """Ray Train with several workers on one machine, or on several nodes of a Ray cluster.
 
-python ray_digits.py --device cpu
-python ray_digits.py --device dev
+python ray_digits.py --device cpu       or dev
 python ray_digits.py --nodes 2          two nodes of Ray on this machine, for a trial
 """
 
@@ -19,7 +18,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 
-def train(config: dict) -> None:
+def train(config: dict) -> dict:
     device = config["device"]  # not ray.train.torch.get_device(), which knows only GPUs and CPUs
     images, labels = load(device, dist.get_rank(), dist.get_world_size())
     network = DistributedDataParallel(make_network().to(device))  # not prepare_model, which calls get_device
@@ -31,8 +30,8 @@ def train(config: dict) -> None:
         loss.backward()
         optimizer.step()
         losses.append(f"{loss.item():.5f}")
-    end = {"ranks": dist.get_world_size(), "backend": dist.get_backend(), "device": str(network.device)}
-    ray.train.report({"losses": " ".join(losses[::3])} | end)
+    where = f"{dist.get_world_size()} ranks on {network.device}, over {dist.get_backend()}"
+    return {"losses": losses[::3], "where": where}
 
 
 def main() -> None:
@@ -42,7 +41,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=1)
     arguments = parser.parse_args()
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2 // arguments.nodes})
-    for _ in range(arguments.nodes - 1):
+    if arguments.nodes == 2:
         cluster.add_node(num_cpus=1)
     variables = {"OCCL_DEVICE": "1"} if arguments.device == "dev" else {}  # of the workers
     ray.init(address=cluster.address, runtime_env={"env_vars": variables})
@@ -54,8 +53,8 @@ def main() -> None:
             scaling_config=ScalingConfig(num_workers=2, resources_per_worker={"CPU": 1}),
             run_config=RunConfig(storage_path=folder),
         ).fit()
-    print("losses", result.metrics["losses"])
-    print("{ranks} ranks on {device}, over {backend}".format(**result.metrics))
+    print("losses", *result.return_value["losses"])  # rank 0's
+    print(result.return_value["where"])
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "integrations"
+COMPILED = str(EXAMPLES.parents[1] / "build" / "torch_extensions")
+"""Where DeepSpeed compiles: a run that is killed meanwhile leaves a lock, so not in a shared place."""
 TIMEOUT = 240
 """Seconds after which a run counts as hanging."""
 TORCHRUN = ("torchrun", "--standalone", "--nproc-per-node=2")
@@ -33,7 +35,7 @@ IN_PLACE = {
 
 def run(*command: str, **variables: str) -> str:
     """The output of a command in the folder of the examples, which must succeed."""
-    variables = {"OMP_NUM_THREADS": "1"} | variables
+    variables = {"OMP_NUM_THREADS": "1", "TORCH_EXTENSIONS_DIR": COMPILED} | variables
     scripts = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         command,
@@ -118,6 +120,17 @@ def test_lightning(setting, kind, tell):
     tell(name, GLOO)
 
 
+@pytest.fixture(scope="module")
+def compiled():
+    """DeepSpeed's operator, which its first use on CPU tensors would compile for a minute."""
+    run(
+        sys.executable,
+        "-c",
+        "from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder as Op; Op().load()",
+    )
+
+
+@pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("stage", ["0", "1", "2", "3"])
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_deepspeed_at_every_stage_of_zero(setting, stage, tell):

@@ -99,7 +99,8 @@ class DevAccelerator(CPU_Accelerator):  # type: ignore[misc]
         return dev.initial_seed()
 
     def default_generator(self, device_index: int) -> torch.Generator:
-        return dev.default_generators[device_index]
+        generator: torch.Generator = dev.default_generators[device_index]
+        return generator
 
     # Streams and events
 
@@ -171,6 +172,10 @@ class DevAccelerator(CPU_Accelerator):  # type: ignore[misc]
 
     def supported_dtypes(self) -> list[torch.dtype]:
         return [torch.float, torch.bfloat16, torch.float16]
+
+    def create_op_builder(self, op_name: str) -> Any:
+        """The CPU's, but for DeepSpeed's own communication in shared memory, which takes CPU tensors only."""
+        return None if op_name == "ShareMemCommBuilder" else super().create_op_builder(op_name)
 
     def visible_devices_envs(self) -> list[str]:
         """None: each process sees all devices."""

@@ -17,6 +17,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import GroupName
 
 import torch_occl
 
@@ -44,7 +45,7 @@ class ProcessGroupOCCL(ProcessGroupWrapper):  # type: ignore[misc]
 
     def _create_pg(self, store: dist.Store, rank: int, world_size: int) -> dist.ProcessGroup:
         options = torch_occl.ProcessGroupOCCL.Options(self._timeout)
-        options.group_name = f"torchft {self._uuid}"
+        options.group_name = GroupName(f"torchft {self._uuid}")
         backend = torch_occl.ProcessGroupOCCL(store, rank, world_size, options)
         group = dist.ProcessGroup(store, rank, world_size)
         group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
