@@ -19,12 +19,14 @@ export PATH := $(CURDIR)/.venv/bin:$(if $(CCACHE),$(CCACHE):)$(PATH)
 # Two terminals may both find something to do: the second waits, and then looks again.
 LOCK := $(if $(shell command -v flock),flock Makefile)
 
-.PHONY: help demo test test-all test-aarch64 sanitize soak mutations bench wheels lint docs setup clean distclean
+.PHONY: help demo test test-all test-aarch64 test-ecosystem sanitize soak mutations bench wheels lint docs setup clean distclean
 
 help:
 	@echo 'make demo        train on handwritten digits with occl and with Gloo, and compare'
 	@echo 'make test        every test but the long matrices;  ARGS="-k packaging" is handed to pytest'
 	@echo 'make test-all    every test, and the sanitizers'
+	@echo 'make test-ecosystem  Trainer, Lightning, DeepSpeed, Ray and others over occl, in .venv-ecosystem;'
+	@echo '                 ARGS=--write-table writes what passed into docs/integrations.md'
 	@echo 'make sanitize    the distributed tests with ASan and UBSan, then TSan, in the whole extension'
 	@echo 'make soak        fuzzing, random schedules, faults;  ARGS="--minutes 30 --seed 7" (needs clang)'
 	@echo 'make mutations   put known defects in, one by one, and see a test fail for each'
@@ -49,6 +51,22 @@ test: setup
 
 test-all: setup
 	@$(VENV_PYTHON) -m tests.everything $(ARGS)
+
+# torch_occl is installed there from a wheel that .venv builds, whose objects exist already.
+ECOSYSTEM := .venv-ecosystem/bin/python
+test-ecosystem: setup .venv-ecosystem/installed
+	@rm -rf build/ecosystem && $(VENV_PYTHON) -m pip wheel --quiet --no-build-isolation --no-deps -w build/ecosystem .
+	@$(ECOSYSTEM) -m pip install --quiet --no-deps --force-reinstall build/ecosystem/*.whl
+	@$(ECOSYSTEM) -m pytest -p no:cacheprovider -n 2 --dist=load tests/ecosystem $(ARGS)
+
+# DeepSpeed has no wheel, and its setup imports torch; its compiled operators are built when they are used.
+.venv-ecosystem/installed: tests/ecosystem/requirements.txt
+	@echo 'Setting up .venv-ecosystem'
+	@$(PYTHON) -m venv .venv-ecosystem
+	@sed '/^ninja/q' tests/ecosystem/requirements.txt > .venv-ecosystem/first
+	@$(ECOSYSTEM) -m pip install --quiet -r .venv-ecosystem/first
+	@DS_BUILD_OPS=0 $(ECOSYSTEM) -m pip install --quiet --no-build-isolation -r tests/ecosystem/requirements.txt
+	@touch .venv-ecosystem/installed
 
 sanitize: setup
 	@$(VENV_PYTHON) -m tests.sanitize asan $(ARGS)
@@ -127,4 +145,4 @@ clean:
 	find csrc torch_occl tests examples benchmarks tools -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean
-	rm -rf .venv
+	rm -rf .venv .venv-ecosystem

@@ -34,6 +34,7 @@ def autoload() -> None:
                 _without_device("_shared").share_as_environment_says()
             if dist.is_available() and os.environ.get("OCCL_IN_PLACE_OF"):
                 _without_device("_in_place_of").replace_as_environment_says()
+                _without_device("_alone").watch()
     except Exception as error:  # noqa: BLE001  (everything: see above)
         warnings.warn(
             f"torch_occl could not be loaded, and is not available: {error}", RuntimeWarning, stacklevel=2

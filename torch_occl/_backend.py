@@ -15,7 +15,7 @@ import _torch_occl_autoload
 
 # Not through the package, which may not have been imported: see _torch_occl_autoload.
 import torch_occl._ending  # noqa: F401  (the extension calls it)
-from torch_occl import _in_place_of, _inter_node, _versions, flight_recorder
+from torch_occl import _alone, _in_place_of, _inter_node, _versions, flight_recorder
 from torch_occl._C import ProcessGroupOCCL, _records, _set_build, _set_prepare_inter_node
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _set_build(f"torch_occl {_versions.VERSION} for PyTorch {'.'.join(torch.__version__.split('.')[:2])}")
 _set_prepare_inter_node(_inter_node.prepare)
+_alone.watch()
 
 
 _log = logging.getLogger("torch_occl")  # which TORCH_LOGS=torch_occl switches on
@@ -80,6 +81,7 @@ def create(opts: Any, options: ProcessGroupOCCL.Options | None = None) -> Proces
     options._timeout = opts.timeout
     options.group_name = opts.group_id
     options.global_ranks_in_group = opts.global_ranks_in_group
+    _alone.watch()  # a launcher in this process, such as Ray's, may have set WORLD_SIZE by now
     members = opts.global_ranks_in_group
     parent = _world() if members else None
     return _made(ProcessGroupOCCL(opts.store, opts.group_rank, opts.group_size, options, parent, members))

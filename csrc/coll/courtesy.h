@@ -25,9 +25,9 @@ class Courtesy {
   /// The thread begins a turn of driving. `switches`: of this process so far.
   explicit Courtesy(std::uint64_t switches) : before_(switches) {}
 
-  /// Whether to nap now. `awaited`: a peer waits for an operation of this process.
-  bool gives_way(std::uint64_t switches, bool awaited) {
-    if (awaited || naps_ == kNaps || switches - before_ < kSwitches) return false;
+  /// Whether to nap now. `peer_waits`: a peer waits for an operation of this process.
+  bool gives_way(std::uint64_t switches, bool peer_waits) {
+    if (peer_waits || naps_ == kNaps || switches - before_ < kSwitches) return false;
     ++naps_;
     return true;
   }

@@ -1,0 +1,221 @@
+"""Train other projects' packages over occl as they do over Gloo, to the digits that they print?"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "integrations"
+COMPILED = str(EXAMPLES.parents[1] / "build" / "torch_extensions")
+"""Where DeepSpeed compiles: a run that is killed meanwhile leaves a lock, so not in a shared place."""
+TIMEOUT = 240
+"""Seconds after which a run counts as hanging."""
+TORCHRUN = ("torchrun", "--standalone", "--nproc-per-node=2")
+GLOO, CPU, DEV = "Gloo", "occl on CPU tensors", "occl on dev"
+SETTINGS = [pytest.param(CPU, id="cpu"), pytest.param(DEV, id="dev")]
+OPTIONS = {
+    GLOO: ("--backend", "gloo", "--device", "cpu"),
+    CPU: ("--backend", "occl", "--device", "cpu"),
+    DEV: ("--backend", "occl", "--device", "dev"),
+}
+"""For examples that choose the backend themselves."""
+IN_PLACE = {
+    GLOO: {},
+    CPU: {"OCCL_IN_PLACE_OF": "gloo"},
+    DEV: {"OCCL_IN_PLACE_OF": "gloo", "OCCL_DEVICE": "1", "ACCELERATE_TORCH_DEVICE": "dev:0"},
+}
+"""For examples that know only Gloo."""
+
+
+def run(*command: str, **variables: str) -> str:
+    """The output of a command in the folder of the examples, which must succeed."""
+    variables = {"OMP_NUM_THREADS": "1", "TORCH_EXTENSIONS_DIR": COMPILED} | variables
+    scripts = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        command,
+        cwd=EXAMPLES,
+        env=os.environ | {"PATH": scripts} | variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=TIMEOUT,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "trains alone" not in done.stdout and "uses Gloo, and not occl" not in done.stdout, done.stdout
+    return done.stdout
+
+
+def losses(shown: str) -> list[float]:
+    """What the example's line of losses has."""
+    (line,) = re.findall(r"^losses (.*)$", shown, re.MULTILINE)
+    found = [float(text) for text in line.split()]
+    assert len(found) > 2 and found[-1] < found[0], line
+    return found
+
+
+def assert_same_losses(shown: str, reference: str) -> None:
+    """To the printed digits. On `dev`, sums may be rounded otherwise, by one in the last of them."""
+    assert losses(shown) == pytest.approx(losses(reference), abs=2e-4)
+
+
+@functools.cache
+def with_gloo(*command: str, **variables: str) -> str:
+    return run(*command, **variables)
+
+
+@pytest.fixture
+def tell(request):
+    """Enters a cell into the table at the end."""
+
+    def enter(package: str, setting: str) -> None:
+        request.node.user_properties.append(("ecosystem", [package, setting]))
+
+    return enter
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_accelerate_prepares_gathers_reduces_and_restores(setting, tell):
+    tell("Accelerate", setting)
+    command = (*TORCHRUN, "accelerate_digits.py")
+    shown = run(*command, **IN_PLACE[setting])
+    assert_same_losses(shown, with_gloo(*command))
+    assert f"2 ranks on {'dev' if setting == DEV else 'cpu'}:0" in shown
+    assert "the saved state was restored" in shown
+    tell("Accelerate", GLOO)
+
+
+def test_accelerate_launch_starts_the_ranks(tell):
+    tell("Accelerate", CPU)
+    shown = run(
+        "accelerate", "launch", "--multi_gpu", "--num_processes=2", "accelerate_digits.py", **IN_PLACE[CPU]
+    )
+    assert "2 ranks on cpu" in shown
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_the_trainer_of_transformers(setting, tell):
+    tell("Trainer, of transformers", setting)
+    command = (*TORCHRUN, "trainer_gpt2.py")
+    shown = run(*command, **IN_PLACE[setting])
+    assert_same_losses(shown, with_gloo(*command))
+    assert f"2 ranks on {'dev' if setting == DEV else 'cpu'}:0, of type DistributedDataParallel, " in shown
+    tell("Trainer, of transformers", GLOO)
+
+
+@pytest.mark.parametrize("kind", [pytest.param((), id="trainer"), pytest.param(("--fabric",), id="fabric")])
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_lightning(setting, kind, tell):
+    name = "Fabric, of Lightning" if kind else "Lightning"
+    tell(name, setting)
+    command = (sys.executable, "lightning_digits.py", *kind)
+    shown = run(*command, *OPTIONS[setting])
+    assert_same_losses(shown, with_gloo(*command, *OPTIONS[GLOO]))
+    assert f"2 ranks on {'dev:0' if setting == DEV else 'cpu'}, over occl" in shown
+    tell(name, GLOO)
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    """DeepSpeed's operator, which its first use on CPU tensors would compile for a minute."""
+    run(
+        sys.executable,
+        "-c",
+        "from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder as Op; Op().load()",
+    )
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("stage", ["0", "1", "2", "3"])
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_deepspeed_at_every_stage_of_zero(setting, stage, tell):
+    tell("DeepSpeed", setting)
+    command = (*TORCHRUN, "deepspeed_digits.py", "--stage", stage)
+    if setting == DEV:
+        shown = run(*command, "--device", "dev")
+    else:
+        shown = run(*command, **IN_PLACE[CPU], DS_ACCELERATOR="cpu")
+    assert_same_losses(shown, with_gloo(*command, DS_ACCELERATOR="cpu"))
+    where = "dev:0, over occl" if setting == DEV else "cpu, over gloo"
+    assert f"2 ranks on {where}" in shown
+    tell("DeepSpeed", GLOO)
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_torchmetrics(setting, tell):
+    tell("torchmetrics", setting)
+    command = (*TORCHRUN, "metrics_digits.py")
+    shown = run(*command, *OPTIONS[setting])
+    gloo = with_gloo(*command, *OPTIONS[GLOO])
+    assert_same_losses(shown, gloo)
+    (measured,) = re.findall(r"^accuracy .*$", shown, re.MULTILINE)
+    assert measured in gloo
+    tell("torchmetrics", GLOO)
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_ray_train_with_two_workers(setting, tell):
+    tell("Ray", setting)
+    shown = run(sys.executable, "ray_digits.py", *OPTIONS[setting])
+    assert_same_losses(shown, with_gloo(sys.executable, "ray_digits.py", *OPTIONS[GLOO]))
+    assert f"2 ranks on {'dev:0' if setting == DEV else 'cpu'}, over occl" in shown
+    tell("Ray", GLOO)
+
+
+def test_ray_train_on_two_nodes_of_ray(tell):
+    tell("Ray", CPU)
+    shown = run(sys.executable, "ray_digits.py", "--nodes", "2", *OPTIONS[CPU])
+    assert_same_losses(shown, with_gloo(sys.executable, "ray_digits.py", *OPTIONS[GLOO]))
+
+
+@pytest.mark.parametrize("setting", [GLOO, CPU, DEV])
+def test_torchft_goes_on_without_a_replica_and_takes_it_in_again(setting, tell):
+    tell("torchft", setting)
+    shown = run(sys.executable, "torchft_digits.py", *OPTIONS[setting])
+    assert "replica 1.0 ended with -9" in shown
+    steps = [
+        (name, int(step), float(loss), int(number))
+        for name, step, loss, number in re.findall(
+            r"^replica (\S+) step (\d+) loss ([\d.]+) with (\d)$", shown, re.M
+        )
+    ]
+    together = {step for name, step, _, number in steps if name == "1.1" and number == 2}
+    assert together, "the replica that came back takes part"
+    assert {number for name, step, _, number in steps if name == "0.0"} == {1, 2}, (
+        "one went on without the other"
+    )
+    last = [loss for name, _, loss, _ in steps if name == "0.0"]
+    assert last[-1] < last[0] / 2
+
+
+@pytest.mark.parametrize(
+    "degrees", [(), ("--parallelism.data_parallel_replicate_degree=2",)], ids=["fsdp", "ddp"]
+)
+def test_torchtitan_trains_unchanged_on_dev(degrees, tell):
+    tell("torchtitan", DEV)
+    shown = run(*TORCHRUN, "torchtitan_llama.py", *degrees)
+    assert_same_losses(shown, with_gloo(*TORCHRUN, "torchtitan_llama.py"))
+
+
+def test_a_trainer_that_does_not_know_the_device_says_that_it_trains_alone(tmp_path):
+    program = tmp_path / "alone.py"
+    text = (EXAMPLES / "trainer_gpt2.py").read_text()
+    program.write_text(
+        text.replace("use_cpu=True,", "").replace("torch.distributed.destroy_process_group()", "")
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *TORCHRUN[1:], str(program), "--steps=2"],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "OCCL_IN_PLACE_OF": "gloo"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=TIMEOUT,
+    )
+    said = re.findall(r"RuntimeWarning: WORLD_SIZE is 2, but rank (\d) trains alone", done.stdout)
+    assert sorted(said) == ["0", "1"], done.stdout
+    assert "pass use_cpu=True to TrainingArguments" in done.stdout
