@@ -1,8 +1,8 @@
 """The core on aarch64: cross-compiled, and run under qemu's emulation of one process (`make test-aarch64`).
 
 What this shows: the code compiles, the tests of the core pass (but for those in NOT_UNDER_QEMU), and results
-have the bits that they have on x86-64. What it cannot show: the memory order of a real processor, because qemu
-runs on this machine's, which orders more; speed; and the extension, which needs a PyTorch for aarch64.
+have the bits that they have on x86-64. What it cannot show: the memory order of a real processor, because
+qemu runs on this machine's, which orders more; speed; and the extension, which needs PyTorch for aarch64.
 """
 
 from __future__ import annotations
