@@ -55,6 +55,8 @@ def main() -> None:
         ).fit()
     print("losses", *result.return_value["losses"])  # rank 0's
     print(result.return_value["where"])
+    ray.shutdown()
+    cluster.shutdown()
 
 
 if __name__ == "__main__":

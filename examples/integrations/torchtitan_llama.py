@@ -1,10 +1,9 @@
-"""torchtitan's training program, unchanged, on `dev`: FSDP2 of a small Llama 3 on counted words.
+"""torchtitan on `dev`, unchanged: FSDP2 of a small Llama 3 on counted words.
 
     torchrun --nproc-per-node 2 torchtitan_llama.py
     torchrun --nproc-per-node 2 torchtitan_llama.py --parallelism.tensor_parallel_degree 2
 
 torchtitan takes the process's accelerator and the backend that is registered for it.
-It does not run on CPU tensors.
 """
 
 import logging
@@ -13,15 +12,18 @@ import sys
 import tempfile
 from pathlib import Path
 
-import torch
-from datasets import Dataset
-from tokenizers import Tokenizer, models, pre_tokenizers
-from torchtitan.hf_datasets import DatasetConfig
-from torchtitan.hf_datasets.text_datasets import DATASETS
-from torchtitan.tools.logging import logger
-from torchtitan.train import Trainer, main
+import torch.distributed as dist
 
 import torch_occl  # noqa: F401  (makes the device, before torchtitan looks for one)
+
+# isort: split
+from datasets import Dataset
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torchtitan.config import ConfigManager
+from torchtitan.hf_datasets import DatasetConfig
+from torchtitan.hf_datasets.text_datasets import DATASETS
+from torchtitan.tools.logging import init_logger, logger
+from torchtitan.train import Trainer
 
 WORDS = [f"w{number}" for number in range(100)]
 LOSSES: list[str] = []
@@ -41,20 +43,24 @@ def make_tokenizer(folder: str) -> None:
 
 
 def load(path: str) -> Dataset:
-    lines = [
-        " ".join(WORDS[(start + step * (1 + start % 5)) % 100] for step in range(200)) for start in range(500)
-    ]
+    lines = [" ".join(WORDS[(n + step * (1 + n % 5)) % 100] for step in range(200)) for n in range(500)]
     return Dataset.from_dict({"text": lines})
 
 
 if __name__ == "__main__":
     DATASETS["counting"] = DatasetConfig(path="", loader=load, sample_processor=lambda sample: sample["text"])
+    init_logger()
     logger.addHandler(Losses())
     with tempfile.TemporaryDirectory() as folder:
         make_tokenizer(folder)
-        sys.argv[1:1] = f"""--model.name llama3 --model.flavor debugmodel --model.hf_assets_path {folder}
+        options = f"""--model.name llama3 --model.flavor debugmodel --model.hf_assets_path {folder}
             --training.dataset counting --training.steps 8 --training.local_batch_size 4 --training.seq_len 64
             --optimizer.lr 1e-3 --lr_scheduler.warmup_steps 2 --debug.seed 0 --metrics.log_freq 1
             --training.mixed_precision_param float32 --job.dump_folder {folder}""".split()
-        main(Trainer)
-    print("losses", *LOSSES, torch.accelerator.current_accelerator()) if LOSSES else None
+        trainer = Trainer(ConfigManager().parse_args([*options, *sys.argv[1:]]))
+        trainer.train()
+        trainer.close()
+    if dist.get_rank() == 0:
+        print("losses", *LOSSES)
+        print(f"{dist.get_world_size()} ranks on {trainer.device}, over {dist.get_backend()}")
+    dist.destroy_process_group()
