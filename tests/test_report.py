@@ -83,6 +83,16 @@ def test_overlap_is_the_share_in_which_no_thread_waited(tmp_path: Path) -> None:
     assert found.ranks[0].overlap == pytest.approx(0.875)
 
 
+def test_a_program_that_waits_for_futures_is_blocked_from_its_last_call_on(tmp_path: Path) -> None:
+    (process,) = traces.world(1)  # three buckets of gradients, as DistributedDataParallel reduces them
+    for number, called in enumerate((0, 40, 80)):
+        process.operation(number, called, called, called, 50 + called, future=True)
+    found = analyse.analyse(job_of(process, directory=tmp_path))
+    assert found.ranks[0].in_flight == pytest.approx(130_000)
+    # From 40 to 50, where it is not known, and from 80 to 130.
+    assert found.ranks[0].blocked == pytest.approx(60_000, abs=1)
+
+
 def test_messages_wait_for_their_peer(tmp_path: Path) -> None:
     sender, receiver = traces.world(2)
     receiver.operation(1, 0, 0, 70, 80, kind=read.RECEIVE, peer=0, size=1000, detail=7)

@@ -63,6 +63,8 @@ class Activity {
   void waited(const Operation& op) const {
     if (!op.finished()) tell(Event::What::waited, op, -1);
   }
+  /// The program has a future of it. Any thread.
+  void has_future(const Operation& op) const { tell(Event::What::has_future, op, -1); }
 
   // ---- the collective that the group is in
 

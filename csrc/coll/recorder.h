@@ -26,8 +26,9 @@ struct Event {
     met,        // all ranks have arrived; `peer` was the last one
     moved,      // this rank has made its moves, and waits until all have
     finished,
-    failed,  // Operation::error says why
-    waited,  // a thread of the program begins to wait for it. Any thread, at the same time as others
+    failed,      // Operation::error says why
+    waited,      // a thread of the program begins to wait for it
+    has_future,  // the program has a future of it, and may wait for that unseen
   };
   What what;
   Ticks at;
@@ -44,10 +45,10 @@ struct Notes {
 
 class Recorder {
  public:
-  /// `submitted` and `waited` come from any thread, and at the same time as others; the other events of a
-  /// group come one after the other, from the threads that drive it. Under the group's locks: it must not
-  /// block, submit or wait. The operation is there only during the call. Activity says which group it is, and
-  /// which rank.
+  /// `submitted`, `waited` and `has_future` come from any thread, and at the same time as others; the other
+  /// events of a group come one after the other, from the threads that drive it. Under the group's locks: it
+  /// must not block, submit or wait. The operation is there only during the call. Activity says which group
+  /// it is, and which rank.
   virtual void record(const Activity& of, const Event& event) noexcept = 0;
 
  protected:

@@ -39,7 +39,7 @@ struct TraceRecord {
   std::atomic<Progress> progress;  // release, after the time that belongs to it. Pairs with the reader
   std::uint8_t kind;
   std::uint8_t dtype;
-  std::uint8_t path;  // collectives, from `met` on: 1 + Path; 0: not known
+  std::uint8_t has_future;  // 1: the program may wait for it unseen
   std::int16_t peer;  // collectives: the rank that was last seen to be missing, -1: none; messages: the peer
   std::uint32_t detail;  // collectives: reduce operation + root << 8; messages: the tag
   float arrived, met, moved, ended;

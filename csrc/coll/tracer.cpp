@@ -60,6 +60,9 @@ void Tracer::record(const Activity& of, const Event& event) noexcept {
     case What::waited:
       if (record->waited < 0) record->waited = after(*record, event.at);
       return;
+    case What::has_future:
+      record->has_future = 1;
+      return;
     case What::finished:
     case What::failed:
       record->ended = after(*record, event.at);
@@ -78,6 +81,7 @@ void Tracer::begin(const Activity& of, const Event& event) {
   TraceRecord* const record = file_->begin(stamp);
   if (!record) return;
   const Operation& op = event.operation;
+  record->has_future = 0;
   record->submitted = event.at;
   record->number = op.sequence();
   record->group = number;

@@ -215,6 +215,7 @@ c10::intrusive_ptr<c10::ivalue::Future> WorkOCCL::getFuture() {
   future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()), devices);
   const bool late = told_;
   lock.unlock();
+  for (const Part& part : parts_) std::as_const(*group_).activity().has_future(part.operation);
   if (late) settle(future_);
   return future_;
 }

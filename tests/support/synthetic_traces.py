@@ -57,6 +57,7 @@ class Process:
         peer: int = -1,
         detail: int = 0,
         failed: bool = False,
+        future: bool = False,
     ) -> None:
         progress = (
             5
@@ -76,7 +77,19 @@ class Process:
         index = len(self.records)
         self.records.append(
             read.RECORD.pack(
-                *(index + 1, self.ticks(called), number, size, group, progress, kind, dtype, 0, peer, detail),
+                *(
+                    index + 1,
+                    self.ticks(called),
+                    number,
+                    size,
+                    group,
+                    progress,
+                    kind,
+                    dtype,
+                    int(future),
+                    peer,
+                    detail,
+                ),
                 *map(after, (arrived, met, moved, ended, waited)),
             )
         )

@@ -3,7 +3,7 @@
 The processes of one host read one clock, so their times agree to some tens of nanoseconds. The clocks of two
 hosts are compared by what the ranks did: no rank leaves a meeting before all have arrived, so
 
-    arrived on a  <=  met on b  +  (a's clock - b's clock)
+    called on a  <=  met on b  +  (a's clock - b's clock)
 
 for every meeting of a rank of a and one of b, and the same with a and b exchanged. Together they leave a
 small interval for the difference.

@@ -4,7 +4,8 @@ in flight   from the call to the end of an operation
 waiting     of a collective: from this rank's arrival to the last rank's; of a message: until its other side
             is there
 moving      from then on, to its end
-blocked     the part of the time in flight in which a thread of the rank waited for the operation
+blocked     the part of the time in flight in which a thread of the rank waited for the operation. Where it
+            may have waited for a future: the part after the rank's last call before the end (merge.py)
 overlap     of the time in which a rank had operations in flight: the share in which it was not blocked
 """
 

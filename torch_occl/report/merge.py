@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -69,6 +70,7 @@ class Operation:
     peer: int | None
     """The row that a message goes to or comes from, or whose arrival this rank saw last."""
     progress: int
+    has_future: bool
     submitted: float
     arrived: float | None
     met: float | None
@@ -296,6 +298,19 @@ def _add_operations(
         for name in ("arrived", "met", "moved", "ended", "waited"):
             if (at := getattr(operation, name)) is not None:
                 setattr(operation, name, at - first)
+    _find_waits_for_futures(job)
+
+
+def _find_waits_for_futures(job: Job) -> None:
+    """A program that waits for a future waits unseen. Until its last call before the operation ended it was
+    not blocked, because it made that call; after it, it may have been, and is taken to be."""
+    calls: dict[int, list[float]] = defaultdict(list)
+    for operation in job.operations:
+        calls[operation.row].append(operation.submitted)
+    for operation in job.operations:
+        if operation.has_future and operation.waited is None and operation.ended is not None:
+            own = calls[operation.row]
+            operation.waited = own[bisect_left(own, operation.ended) - 1]
 
 
 def _operation(
@@ -331,6 +346,7 @@ def _operation(
         record.detail if message else None,
         group.rows.get(record.peer) if group else None,
         record.progress,
+        record.has_future,
         at,
         after(record.arrived),
         after(record.met),
@@ -351,7 +367,8 @@ def _compare(
     base: int,
 ) -> list[str]:
     """Corrects the clocks of all hosts towards that of the first recording, and says how exact that is."""
-    # By meeting and host: the latest arrival and the first departure.
+    # By meeting and host: the latest call and the first departure. Not the arrival, because a rank notes its
+    # time after it has shown it, and the system may have stopped the thread in between.
     ends: dict[tuple[int, int], dict[str, tuple[float, float]]] = defaultdict(dict)
     for i, recording in enumerate(recordings):
         host = align.key(recording)
@@ -359,22 +376,19 @@ def _compare(
         for record in recording.records:
             if record.kind in (SEND, RECEIVE) or record.progress < MET or record.group not in groups[i]:
                 continue
-            if record.arrived is None or record.met is None or record.progress == FAILED:
+            if record.met is None or record.progress == FAILED:
                 continue
             at = clock.time(record.submitted, base)
             meeting = ends[groups[i][record.group], record.number]
-            arrived, met = meeting.get(host, (float("-inf"), float("inf")))
-            meeting[host] = (
-                max(arrived, at + record.arrived * clock.rate),
-                min(met, at + record.met * clock.rate),
-            )
+            called, met = meeting.get(host, (float("-inf"), float("inf")))
+            meeting[host] = max(called, at), min(met, at + record.met * clock.rate)
     bounds: dict[tuple[str, str], list[align.Bound]] = defaultdict(list)
     for meeting in ends.values():
-        for a, (arrived_a, met_a) in meeting.items():
-            for b, (arrived_b, met_b) in meeting.items():
+        for a, (called_a, met_a) in meeting.items():
+            for b, (called_b, met_b) in meeting.items():
                 if a != b:
-                    bounds[a, b].append(align.Bound(met_b, False, met_b - arrived_a))
-                    bounds[a, b].append(align.Bound(met_b, True, arrived_b - met_a))
+                    bounds[a, b].append(align.Bound(met_b, False, met_b - called_a))
+                    bounds[a, b].append(align.Bound(met_b, True, called_b - met_a))
 
     placed = [align.key(recordings[0])]
     texts = []

@@ -69,7 +69,8 @@ const label = (row) => (row < 0 ? "" : meta.rows[row].label);
 
 const canvas = byId("line"), paint = canvas.getContext("2d");
 const LEFT = 96, TOP = 24;
-let view = { from: 0, to: meta.duration }, selected = null, colours, laneHeight, tops, height;
+const END = 1.01 * meta.duration;  // what happens last is not at the edge
+let view = { from: 0, to: END }, selected = null, colours, laneHeight, tops, height;
 
 function measure() {
   const style = getComputedStyle(document.documentElement);
@@ -229,8 +230,8 @@ function redraw() {
 }
 
 function look(from, to) {
-  const span = Math.min(Math.max(to - from, 0.05), meta.duration);
-  from = Math.min(Math.max(0, from), meta.duration - span);
+  const span = Math.min(Math.max(to - from, 0.05), END);
+  from = Math.min(Math.max(0, from), END - span);
   view = { from, to: from + span };
   redraw();
 }
@@ -278,7 +279,7 @@ function listen() {
     else return;
     event.preventDefault();
   }, { passive: false });
-  const keys = { "+": () => zoom(0.6), "=": () => zoom(0.6), "-": () => zoom(1.6), 0: () => look(0, meta.duration),
+  const keys = { "+": () => zoom(0.6), "=": () => zoom(0.6), "-": () => zoom(1.6), 0: () => look(0, END),
                  ArrowLeft: () => shift(-0.2), ArrowRight: () => shift(0.2), Escape: () => choose(null) };
   canvas.addEventListener("keydown", (event) => {
     if (event.ctrlKey || !keys[event.key]) return;

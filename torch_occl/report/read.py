@@ -58,6 +58,7 @@ class Record:
     kind: int
     progress: int
     dtype: int
+    has_future: bool
     peer: int
     detail: int
     number: int
@@ -200,7 +201,7 @@ def _add_records(made: Recording, content: bytes, at: int, capacity: int) -> Non
 
 
 def _record(values: tuple[Any, ...]) -> Record | None:
-    stamp, submitted, number, size, group, progress, kind, dtype, _, peer, detail, *times = values
+    stamp, submitted, number, size, group, progress, kind, dtype, future, peer, detail, *times = values
     arrived, met, moved, ended, waited = times
     if not 1 <= progress <= FAILED or not all(map(math.isfinite, times)):
         return None
@@ -210,6 +211,7 @@ def _record(values: tuple[Any, ...]) -> Record | None:
         kind,
         progress,
         dtype,
+        future == 1,
         peer,
         detail,
         number,
