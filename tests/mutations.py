@@ -202,7 +202,7 @@ MUTATIONS = [
     Mutation("a block that is begun anew sends what was left", "pg/process_group.cpp", "  forget_coalesced();  // PyTorch's context manager does not end it if its block raises\n", "", ("tests/distributed/test_point_to_point_errors.py::test_a_block_that_was_not_ended_is_forgotten",)),
     Mutation("a block goes on after a call that was refused", "pg/process_group.cpp", "    forget_coalesced();\n    throw;", "    throw;", ("tests/distributed/test_point_to_point_errors.py::test_a_batch_is_sent_as_a_whole_or_not_at_all",)),
     Mutation("a coalesced call is sent before the block ends", "pg/process_group.cpp", "for (Request& request : requests) coalescing_.push_back(std::move(request));", "for (Request& request : requests) coalesced_->add(std::move(request), Mode::background);", ("tests/distributed/test_point_to_point_errors.py::test_a_batch_is_sent_as_a_whole_or_not_at_all",)),
-    Mutation("no stream waits for a work", "pg/work.cpp", "self->wait_on_host(kNoTimeout); }", "(void)self; }", GOES_ON),
+    Mutation("no stream waits for a work", "pg/work.cpp", "self->wait_on_host(kNoTimeout, Waiting::stream); }", "(void)self; }", GOES_ON),
     Mutation("the host waits for a work on a stream", "pg/work.cpp", "if (timeout == kNoTimeout && streams_wait())", "if (false)", GOES_ON),
     Mutation("a stream waits where the host gave a timeout", "pg/work.cpp", "if (timeout == kNoTimeout && streams_wait())", "if (streams_wait())", (STREAMS + "test_a_wait_with_a_timeout_holds_up_the_host",)),
     Mutation("one device's stream waits for all", "pg/work.cpp", "if (!streams.add(part.request)) return false;", "if (!streams.add(part.request) && &part == &parts_.front()) return false;", TWO_DEVICES),

@@ -221,7 +221,7 @@ def test_the_model_finds_the_parameters_that_made_the_times(model):
     for i, size in enumerate([64, 4096, 1 << 16, 1 << 20, 1 << 24]):
         for memory, path, factor in (("dev", "direct", 2), ("cpu", "staged", 4)):
             path = "one_shot" if i < 2 else path
-            moved["all_reduce", memory, size] = model.Moved(path, i + 2, factor * size, 0, 0, 0, 0, 0)
+            moved["all_reduce", memory, size] = model.Moved(path, 1, i + 2, factor * size, 0, 0, 0, 0, 0, factor * size, 0)
     points = [model.Point(*key, true.time(key[0], key[2], 2, value)) for key, value in moved.items()]
     found = model.fit(points, moved, 2, cache)
     assert found.parameters() == pytest.approx(true.parameters())
@@ -240,13 +240,11 @@ def test_plans_move_what_they_must(model):
     assert plans["all_reduce", "dev", size].busiest == 2 * size  # half of two inputs, half of two outputs
     assert plans["broadcast", "dev", size].busiest == size  # half of the root's, into the other's
     assert plans["all_reduce", "cpu", size].path == "staged"
-    far = model.plans(4, 2, [size])["all_gather", "dev", size]  # a quarter, into the tensors of two and two
-    assert (far.read_near, far.read_far, far.write_near, far.write_far) == (
-        size // 4,
-        0,
-        size // 2,
-        size // 2,
-    )
+    far = model.plans(4, 2, [size])["all_gather", "dev", size]
+    # A rank writes its quarter into both tensors of its socket, and then one of the other socket's quarters.
+    assert (far.read_near, far.read_far, far.write_near, far.write_far) == (size // 4, size // 4, size, 0)
+    one_level = model.plans(4, 2, [1 << 14])["all_gather", "dev", 1 << 14]
+    assert (one_level.levels, one_level.write_far) == (1, 1 << 13)
 
 
 def test_tables_go_between_their_marks_only(model):

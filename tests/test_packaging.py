@@ -93,8 +93,11 @@ def test_the_wheel_has_the_package_and_nothing_of_the_repository():
         "torch_occl.conformance.rules",
         "torch_occl.dev",
         "torch_occl.doctor",
+        "torch_occl.integrations",
         "torch_occl.replicas",
+        "torch_occl.report",
         "torch_occl.testing",
+        "torch_occl.top",
     ]
     sources = (ROOT / "torch_occl").rglob("*.py")
     assert [

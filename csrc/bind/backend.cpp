@@ -217,9 +217,12 @@ void bind_backend(py::module_& module) {
   py::class_<pg::WorkOCCL, c10::intrusive_ptr<pg::WorkOCCL>, c10d::Work>(module, "WorkOCCL");
 
   module.def("_records", [] { return pg::FlightRecorder::get() != nullptr; });
-  module.def("_dump_flight_recorder", [](bool collectives, bool stacks, bool only_active) {
-    return py::bytes(pg::FlightRecorder::dump_process(collectives, stacks, only_active));
-  });
+  module.def(
+      "_dump_flight_recorder",
+      [](bool collectives, bool stacks, bool only_active) {
+        return py::bytes(pg::FlightRecorder::dump_process(collectives, stacks, only_active));
+      },
+      py::arg("collectives"), py::arg("stacks"), py::arg("only_active"));
   module.def(
       "_write_flight_recorder",
       [] {

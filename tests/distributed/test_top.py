@@ -350,7 +350,7 @@ def test_another_version_is_refused_in_a_sentence(capsys):
     with region(header(version=8)) as pid:
         assert refused(capsys, pid) == (
             f"Process {pid} speaks protocol version 8, and this is version {layout.PROTOCOL}: "
-            "run `top` of the torch_occl that it uses.\n"
+            "run top of the torch_occl that it uses.\n"
         )
 
 

@@ -20,6 +20,7 @@ VARIABLES = (
     "OCCL_ISA",
     "OCCL_NODE",
     "OCCL_TOPOLOGY",
+    "OCCL_TRACE",
     "OCCL_TUNING",
 )
 """Every variable that the package reads (docs/environment.md)."""

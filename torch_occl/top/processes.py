@@ -130,7 +130,7 @@ def named(pid: int) -> Process:
     try:
         process = attach(pid)
     except OtherVersion as other:
-        raise NotShown(f"Process {pid} {other}: run `top` of the torch_occl that it uses.") from None
+        raise NotShown(f"Process {pid} {other}: run top of the torch_occl that it uses.") from None
     except PermissionError:
         raise NotShown(
             f"Process {pid} belongs to {_user(owner)}, and its memory can only be read as that user."
