@@ -243,8 +243,6 @@ def test_plans_move_what_they_must(model):
     far = model.plans(4, 2, [size])["all_gather", "dev", size]
     # A rank writes its quarter into both tensors of its socket, and then one of the other socket's quarters.
     assert (far.read_near, far.read_far, far.write_near, far.write_far) == (size // 4, size // 4, size, 0)
-    one_level = model.plans(4, 2, [1 << 14])["all_gather", "dev", 1 << 14]
-    assert (one_level.levels, one_level.write_far) == (1, 1 << 13)
 
 
 def test_tables_go_between_their_marks_only(model):
