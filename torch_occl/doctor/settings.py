@@ -19,6 +19,7 @@ VARIABLES = (
     "OCCL_MEMORY_FRACTION",
     "OCCL_ISA",
     "OCCL_NODE",
+    "OCCL_TRACE",
     "OCCL_TUNING",
 )
 """Every variable that the package reads (docs/environment.md)."""
