@@ -37,8 +37,6 @@ def run(options: argparse.Namespace) -> int:
         return 2
     job = merge.merge(recordings, problems)
     found = analyse(job)
-    for line in text.summary(job, found):
-        print(line)
     output = options.output or options.directory
     try:
         output.mkdir(parents=True, exist_ok=True)
@@ -47,6 +45,8 @@ def run(options: argparse.Namespace) -> int:
     except OSError as error:
         print(f"report: cannot write into {output} (--output names another place): {error}", file=sys.stderr)
         return 2
+    for line in text.summary(job, found):
+        print(line)
     print()
     print(f"{output / 'report.html'}: open it in a browser")
     print(f"{output / 'perfetto.json.gz'}: open it in ui.perfetto.dev")
