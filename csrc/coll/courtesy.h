@@ -27,13 +27,16 @@ class Courtesy {
 
   /// Whether to nap now. `peer_waits`: a peer waits for an operation of this process.
   bool gives_way(std::uint64_t switches, bool peer_waits) {
-    if (peer_waits || naps_ == kNaps || switches - before_ < kSwitches) return false;
+    contended_ |= switches - before_ >= kSwitches;  // between two looks, or it could be chance
+    before_ = switches;
+    if (!contended_ || peer_waits || naps_ == kNaps) return false;
     ++naps_;
     return true;
   }
 
  private:
-  const std::uint64_t before_;
+  std::uint64_t before_;    // at the last look
+  bool contended_ = false;  // for the rest of the turn
   int naps_ = 0;
 };
 
