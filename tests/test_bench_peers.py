@@ -221,7 +221,9 @@ def test_the_model_finds_the_parameters_that_made_the_times(model):
     for i, size in enumerate([64, 4096, 1 << 16, 1 << 20, 1 << 24]):
         for memory, path, factor in (("dev", "direct", 2), ("cpu", "staged", 4)):
             path = "one_shot" if i < 2 else path
-            moved["all_reduce", memory, size] = model.Moved(path, 1, i + 2, factor * size, 0, 0, 0, 0, 0, factor * size, 0)
+            moved["all_reduce", memory, size] = model.Moved(
+                path, 1, i + 2, factor * size, 0, 0, 0, 0, 0, factor * size, 0
+            )
     points = [model.Point(*key, true.time(key[0], key[2], 2, value)) for key, value in moved.items()]
     found = model.fit(points, moved, 2, cache)
     assert found.parameters() == pytest.approx(true.parameters())

@@ -7,8 +7,8 @@ Importing this module registers the accelerator ``dev`` and the strategies ``ddp
     Trainer(accelerator="dev", strategy="ddp_dev", devices=2)
     Fabric(accelerator="dev", strategy="ddp_dev", devices=2)
 
-Lightning's DDP wants CUDA's streams for each device but the CPU, so ``ddp_dev`` takes its place. Its other strategies
-were not tried with this accelerator.
+Lightning's DDP wants CUDA's streams for each device but the CPU, so ``ddp_dev`` takes its place. Its other
+strategies were not tried with this accelerator.
 """
 
 from __future__ import annotations
