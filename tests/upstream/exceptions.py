@@ -33,7 +33,7 @@ EXCEPTIONS = (
             r"AssertionError: Tensor-likes are not close!\n\nMismatched elements: \d+ / 20 ",
         ),
         "test_ddp_profiling_execution_trace": Excepted(
-            "counts NCCL's events in an execution trace, with one of a wait; disabled by PyTorch (issue 137765)",
+            "counts NCCL's events of a trace, with one of a wait; disabled by PyTorch (issue 137765)",
             {
                 "cpu": "AssertionError: String comparison failed: 'occl' != 'nccl'",
                 "dev": "AssertionError: Scalars are not equal!\n\nExpected 3 but got 2",
