@@ -1,4 +1,4 @@
-"""Sentences about groups that do not go on: who is waited for, and what that process does."""
+"""Sentences about groups that do not go on: the rank that is waited for, and what its process does."""
 
 from __future__ import annotations
 
