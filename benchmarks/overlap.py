@@ -1,10 +1,13 @@
 """What communication costs a program that has something else to do meanwhile.
 
     python benchmarks/overlap.py --json overlap.json
+    python benchmarks/overlap.py --ranks 4 --threads 1
 
-overlap    a 64 MiB all_reduce is issued, matrices are multiplied for about 20 ms, then it is waited for.
-           `hidden` is the share of the shorter of both that is gone: all of it where each rank has a second
-           core for its background thread, little where it has not.
+together   a 64 MiB all_reduce is issued, matrices are multiplied for about 16 ms by ``--threads`` threads of
+           each rank, then it is waited for. `of the sum` compares this with one after the other. Where no
+           core is free, 1 is the best that can be had.
+one waits  the same, but only rank 0 multiplies; the others wait from the beginning, so their cores are free.
+           `of the larger` compares it with the longer of the all_reduce and the products.
 waiting    the share of a core that a rank takes which waits in all_reduce for one that sleeps
 idle       the same for a rank that has a group and calls nothing
 
@@ -27,7 +30,7 @@ from torch_occl.bench.measure import slowest, timed
 
 CONTENDERS = {"occl-dev": ("occl", "dev"), "occl-cpu": ("occl", "cpu"), "gloo": ("gloo", "cpu")}
 ELEMENTS = 16 << 20
-COMPUTE_SECONDS = 0.020
+COMPUTE_SECONDS = 0.016
 QUIET_SECONDS = 2.0
 
 
@@ -38,35 +41,44 @@ def used(action: Callable[[], object]) -> float:
     return (time.process_time() - before) / (time.perf_counter() - started)
 
 
+def products(gate: Gate) -> Callable[[], None]:
+    """A call multiplies as often on every rank, for about COMPUTE_SECONDS."""
+    a, b, out = torch.randn(512, 512), torch.randn(512, 512), torch.empty(512, 512)
+
+    def compute(times: int = 20) -> None:
+        for _ in range(times):
+            torch.mm(a, b, out=out)
+
+    compute()
+    times = max(1, round(COMPUTE_SECONDS / (timed(gate, compute) / 20)))
+    return lambda: compute(times)
+
+
 def work(rank: int, options: argparse.Namespace, folder: str, counters) -> None:
     """What each rank does."""
-    torch.set_num_threads(1)
+    torch.set_num_threads(options.threads)
     store = dist.FileStore(str(Path(folder, "store")), options.ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=options.ranks)
     gate = Gate(counters, rank)
     groups = {name: dist.new_group(backend=backend) for name, (backend, _) in CONTENDERS.items()}
     data = {name: torch.ones(ELEMENTS, device=device) for name, (_, device) in CONTENDERS.items()}
-    a, b = torch.randn(512, 512), torch.randn(512, 512)
-
-    def product() -> None:
-        torch.mm(a, b)
-
-    product()
-    times = max(1, round(COMPUTE_SECONDS / (timed(gate, lambda: [product() for _ in range(20)]) / 20)))
-
-    def compute() -> None:
-        for _ in range(times):
-            product()
+    compute = products(gate)
 
     def communicate(name: str) -> dist.Work:
         return dist.all_reduce(data[name], group=groups[name], async_op=True)
 
-    def both(name: str) -> None:
+    def together(name: str) -> None:
         pending = communicate(name)
         compute()
         pending.wait()
 
-    kinds = {"alone": lambda name: communicate(name).wait(), "compute": lambda _: compute(), "both": both}
+    kinds = {
+        "alone": lambda name: communicate(name).wait(),
+        "compute": lambda _: compute(),
+        "together": together,
+        "one computes": lambda _: None if rank else compute(),
+        "one waits": lambda name: communicate(name).wait() if rank else together(name),
+    }
     seconds: dict = {name: {kind: [] for kind in kinds} for name in CONTENDERS}
     for round_ in range(options.rounds + 1):
         for name in CONTENDERS:
@@ -76,13 +88,14 @@ def work(rank: int, options: argparse.Namespace, folder: str, counters) -> None:
                     seconds[name][kind].append(took)
     results = {}
     for name, row in seconds.items():
-        alone, computed, together = (statistics.median(row[kind]) for kind in kinds)
+        median = {kind: statistics.median(row[kind]) for kind in kinds}
         results[name] = {
-            "all_reduce_ms": alone * 1e3,
-            "compute_ms": computed * 1e3,
-            "both_ms": together * 1e3,
-            "of_the_larger": together / max(alone, computed),
-            "hidden": (alone + computed - together) / min(alone, computed),
+            "all_reduce ms": median["alone"] * 1e3,
+            "compute ms": median["compute"] * 1e3,
+            "together ms": median["together"] * 1e3,
+            "of the sum": median["together"] / (median["alone"] + median["compute"]),
+            "one waits ms": median["one waits"] * 1e3,
+            "of the larger": median["one waits"] / max(median["alone"], median["one computes"]),
         }
     for name in CONTENDERS:
         results[name]["idle"] = slowest([used(lambda: time.sleep(QUIET_SECONDS))])[0]
@@ -96,13 +109,21 @@ def work(rank: int, options: argparse.Namespace, folder: str, counters) -> None:
     dist.destroy_process_group()
 
 
-def show(_: argparse.Namespace, results: dict) -> dict:
+def show(options: argparse.Namespace, results: dict) -> dict:
     columns = list(next(iter(results.values())))
+    print(f"threads of each rank: {options.threads}")
     print(f"{'':<10}" + "".join(f"{column:>15}" for column in columns))
     for name, row in results.items():
         print(f"{name:<10}" + "".join(f"{row[column]:>15.3f}" for column in columns))
-    return {"results": results}
+    return {"threads": options.threads, "results": results}
 
 
 if __name__ == "__main__":
-    run_script(__doc__, work, 15, "one thread of computation each", show)
+    run_script(
+        __doc__,
+        work,
+        15,
+        "with computation beside",
+        show,
+        lambda parser: parser.add_argument("--threads", type=int, default=1, help="that compute, in a rank"),
+    )

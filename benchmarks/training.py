@@ -10,8 +10,9 @@
     gpt_fsdp      the same under FSDP2: each block's parameters are gathered and its gradients scattered
 
 All contenders live in the same processes, each with a model and a group of its own, and take turns in
-rotating order. `none-dev` and `none-cpu` are the same steps of ranks that do not know of each other. A timed
-section is some steps; its time is that of the slowest rank. The data are random: a step costs the same.
+rotating order. `none-dev`, `none-cpu-shared` and `none-cpu` are the same steps of ranks that do not know of
+each other. A timed section is some steps; its time is that of the slowest rank. The data are random: a step
+costs the same.
 """
 
 import argparse
@@ -22,6 +23,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +35,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
+from torch_occl import share_cpu_memory
 from torch_occl.bench.gate import Gate
 from torch_occl.bench.launch import run_ranks
 from torch_occl.bench.noise import judge, verdict
@@ -41,12 +44,15 @@ sys.path.append(str(Path(__file__).parents[1] / "examples"))
 
 CONTENDERS = {
     "occl-dev": ("occl", "dev"),
+    "occl-cpu-shared": ("occl", "cpu"),
     "occl-cpu": ("occl", "cpu"),
     "gloo": ("gloo", "cpu"),
     "none-dev": (None, "dev"),
+    "none-cpu-shared": (None, "cpu"),
     "none-cpu": (None, "cpu"),
 }
-"""Backend and device type of each."""
+"""Backend and device type of each. Contenders whose name ends in "shared" allocate under
+``torch_occl.share_cpu_memory()``."""
 SECTION = 0.25
 """Seconds that the steps of one timed section take, about; one step at least."""
 WARM_STEPS = 3
@@ -152,6 +158,12 @@ class Trainer:
 
     def __init__(self, model: Model, contender: str, group: dist.ProcessGroup | None, rank: int) -> None:
         kind = CONTENDERS[contender][1]
+        self._memory = share_cpu_memory if contender.endswith("shared") else nullcontext
+        with self._memory():
+            self._prepare(model, kind, group, rank)
+        self.loss = math.nan
+
+    def _prepare(self, model: Model, kind: str, group: dist.ProcessGroup | None, rank: int) -> None:
         device = torch.device(kind)
         if kind == "dev":
             device = torch.device(kind, rank % torch.dev.device_count())
@@ -163,9 +175,12 @@ class Trainer:
         self._optimizer = torch.optim.SGD(self._network.parameters(), lr=0.01)
         torch.manual_seed(rank + 1)
         self._inputs, self._targets = (tensor.to(device) for tensor in model.data(model.batch))
-        self.loss = math.nan
 
     def __call__(self, steps: int) -> None:
+        with self._memory():
+            self._train(steps)
+
+    def _train(self, steps: int) -> None:
         for _ in range(steps):
             self._optimizer.zero_grad()
             loss = functional.cross_entropy(self._network(self._inputs), self._targets)
@@ -238,7 +253,7 @@ def measure(
 def add_shares(results: dict[str, dict]) -> None:
     """The share of a step that communication costs, by the same step without it."""
     for name, row in results.items():
-        alone = results.get(f"none-{CONTENDERS[name][1]}")
+        alone = results.get("none-" + name.removeprefix("occl-").replace("gloo", "cpu"))
         if alone and CONTENDERS[name][0]:
             row["communication_share"] = 1 - alone["step_ms"] / row["step_ms"]
 
@@ -256,7 +271,7 @@ def work(rank: int, options: argparse.Namespace, folder: str, counters) -> None:
     everything = {}
     if rank == 0:
         print(
-            f"{'':<12}{'':<10}{'samples/s':>12}{'step ms':>11}{'spread':>9}{'communication':>15}", flush=True
+            f"{'':<12}{'':<16}{'samples/s':>12}{'step ms':>11}{'spread':>9}{'communication':>15}", flush=True
         )
     for name in options.models:
         results = measure(MODELS[name], groups, gate, options.seconds / len(options.models))
@@ -268,7 +283,7 @@ def work(rank: int, options: argparse.Namespace, folder: str, counters) -> None:
             share = f"{row['communication_share']:.1%}" if "communication_share" in row else "-"
             shown = name if contender == options.contenders[0] else ""
             print(
-                f"{shown:<12}{contender:<10}{row['samples_per_second']:>12.0f}{row['step_ms']:>11.2f}"
+                f"{shown:<12}{contender:<16}{row['samples_per_second']:>12.0f}{row['step_ms']:>11.2f}"
                 f"{f'±{spread_:.0%}':>9}{share:>15}",
                 flush=True,
             )
