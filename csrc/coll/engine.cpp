@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "base/thread.h"
-#include "coll/courtesy.h"
 
 namespace occl::coll {
 namespace {
@@ -267,15 +266,8 @@ bool Engine::peer_waits() {
 
 /// One turn of the background thread, until it is not needed any more.
 void Engine::drive_in_background() {
-  Courtesy courtesy(involuntary_switches());
-  auto look_at = std::chrono::steady_clock::now() + Courtesy::kPeriod;
   // After a callback there may be another driver. Then one of the two leaves; if both do, one comes back.
   while (background_needed() && drivers_.load(std::memory_order_seq_cst) == 1) {
-    if (const auto now = std::chrono::steady_clock::now(); now >= look_at) {
-      while (background_needed() && courtesy.gives_way(involuntary_switches(), peer_waits()))
-        std::this_thread::sleep_for(Courtesy::kNap);
-      look_at = std::chrono::steady_clock::now() + Courtesy::kPeriod;
-    }
     if (drive_all(false)) continue;
     const shm::Bell::Sleep sleep(endpoint_->bell());
     if (!background_needed() || drive_all(true)) continue;

@@ -4,7 +4,6 @@
 
 #include "check.h"
 #include "cluster.h"
-#include "coll/courtesy.h"
 #include "collective_cases.h"
 
 using namespace occl;
@@ -481,28 +480,4 @@ TEST("callbacks may wait for operations that somebody else must drive, to any de
       while (!outer.ended) std::this_thread::yield();
       for (const auto value : values) CHECK(value == 2);
     });
-}
-
-// ---- the background thread and the threads that compute; the counts of the system are given
-
-TEST("the background thread goes on while no core is taken away, and naps when one is") {
-  Courtesy courtesy(100);
-  std::uint64_t switches = 100;
-  for (int look = 0; look < 10; ++look)
-    CHECK(!courtesy.gives_way(switches += Courtesy::kSwitches - 1, false));
-  CHECK(courtesy.gives_way(switches += Courtesy::kSwitches, false));
-  CHECK(courtesy.gives_way(switches, false));  // for the rest of the turn
-}
-
-TEST("the background thread does not nap while a peer waits") {
-  Courtesy courtesy(0);
-  CHECK(!courtesy.gives_way(1000, true));
-  CHECK(courtesy.gives_way(1000, false));
-  CHECK(!courtesy.gives_way(1000, true));
-}
-
-TEST("the background thread naps only so often in a turn") {
-  Courtesy courtesy(0);
-  for (int i = 0; i < Courtesy::kNaps; ++i) CHECK(courtesy.gives_way(1000, false));
-  CHECK(!courtesy.gives_way(2000, false));
 }
