@@ -43,8 +43,6 @@ class Communicator {
   virtual int size() const = 0;
   /// Whether each rank of this host has a core to spin on while it waits.
   virtual bool core_for_each() const = 0;
-  /// Whether a peer sleeps until an operation ends, of this group or another. True if that cannot be known.
-  virtual bool peer_waits() const = 0;
   /// How long a task would take in this group, in seconds, by a model of what it moves (coll/cost.h,
   /// hosts/cost.h). `mapped`: peers may have mapped all its buffers.
   virtual double seconds(const Task& task, bool mapped) const = 0;

@@ -184,9 +184,7 @@ bool Engine::wait(Communicator& group, const Operation& op, Deadline deadline,
       moved = drive_all(true);
       if (!moved && !op.finished()) {
         const auto begin = std::chrono::steady_clock::now();
-        endpoint_->add_waiters(1);
         sleep.wait(deadline.left(kSlice));
-        endpoint_->add_waiters(-1);
         if (core_for_each) spin_.failed(std::chrono::steady_clock::now() - begin);
       }
     }
@@ -256,12 +254,6 @@ void Engine::doze() {
     nap = std::min(2 * nap, kLongestDoze);  // the thread that asked went on to wait: so will the next
   }
   dozing_.fetch_sub(1, std::memory_order_seq_cst);
-}
-
-/// Whether a peer waits for this process.
-bool Engine::peer_waits() {
-  const auto groups = busy_groups();
-  return std::any_of(groups.begin(), groups.end(), [](const auto& group) { return group->peer_waits(); });
 }
 
 /// One turn of the background thread, until it is not needed any more.

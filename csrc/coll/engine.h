@@ -115,7 +115,6 @@ class Engine {
   void run_background();
   void drive_in_background();
   bool background_needed() const;
-  bool peer_waits();
   void doze();
 
   const std::shared_ptr<shm::Endpoint> endpoint_;

@@ -34,7 +34,6 @@ class Group final : public Communicator {
   int rank() const override { return mesh_->rank(); }
   int size() const override { return mesh_->size(); }
   bool core_for_each() const override { return mesh_->cores_for_each(1); }
-  bool peer_waits() const override { return mesh_->peer_waits(); }
   double seconds(const Task& task, bool mapped) const override;
 
   void monitored_barrier(std::chrono::milliseconds timeout, bool all_ranks,

@@ -87,13 +87,6 @@ class Mesh {
       if (i != rank_) members_[i].peer->bell().ring();
   }
 
-  /// Whether a thread of another rank sleeps until an operation ends. A hint.
-  bool peer_waits() const {
-    for (int i = 0; i < size_; ++i)
-      if (i != rank_ && members_[i].peer->waits()) return true;
-    return false;
-  }
-
   /// More memory that peers can read, zeroed. Freed with the group.
   shm::Arena::Block allocate(std::size_t bytes);
 

@@ -40,7 +40,6 @@ class Group final : public coll::Communicator {
   int size() const override { return m_.partition.size(); }
   /// One for the rank, and one for the threads of the link that work while it waits.
   bool core_for_each() const override { return node_->mesh().cores_for_each(2); }
-  bool peer_waits() const override { return true; }  // other nodes cannot be asked
   double seconds(const coll::Task& task, bool mapped) const override;
   const Partition& partition() const { return m_.partition; }
   void monitored_barrier(std::chrono::milliseconds timeout, bool all_ranks,

@@ -112,11 +112,6 @@ void Endpoint::announce_end() {
   header().ending.store(1, std::memory_order_release);  // pairs with Peer::died
 }
 
-void Endpoint::add_waiters(int change) {
-  auto* header = reinterpret_cast<ProcessHeader*>(arena_.at(0));
-  header->waiters.fetch_add(change, std::memory_order_relaxed);  // a hint: read by Peer::waits
-}
-
 std::shared_ptr<Peer> Endpoint::as_local_peer() {
   return Peer::local(address_, arena_.region().base(), arena_.region().size(), bell_, regions_);
 }

@@ -45,8 +45,6 @@ class Endpoint {
   void collect();
   std::uint64_t staging_ref(std::uint64_t offset) const { return Ref{staging_number_, offset}.pack(); }
   const Bell& bell() const { return bell_; }
-  /// Tells peers that a thread of this process sleeps until an operation ends (+1), or has woken up (-1).
-  void add_waiters(int change);
   RegionTable& regions() { return *regions_; }
 
   /// The process with this address: connected once, then from a cache. This endpoint notices its death.

@@ -42,8 +42,6 @@ class Peer {
   bool exited() const { return exited_.load(std::memory_order_seq_cst); }  // pairs with set_exited
   /// It has exited without announcing it (Endpoint::announce_end).
   bool died() const { return exited() && header().ending.load(std::memory_order_acquire) == 0; }
-  /// Whether a thread of it sleeps until an operation ends. Relaxed: a hint.
-  bool waits() const { return header().waiters.load(std::memory_order_relaxed) > 0; }
   /// Like `exited`, but asks the kernel: the endpoint's thread may not have noticed yet.
   bool has_exited();
   void set_exited() { exited_.store(true, std::memory_order_seq_cst); }  // pairs with exited

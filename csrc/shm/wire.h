@@ -64,8 +64,6 @@ struct alignas(64) ProcessHeader {
   /// How many threads of this process sleep on its bell. A peer that has published something reads this, and
   /// rings if it is not zero. (bell.h explains the pairing.)
   alignas(64) Atomic<std::uint32_t> sleepers = 0;
-  /// How many of these wait for an operation to end. Relaxed: peers take it as a hint (Peer::waits).
-  Atomic<std::uint32_t> waiters = 0;
   /// For readers outside (coll/record.h): the process as it sees itself, and offsets in this region of the
   /// first record and of the names of what records number; 0: none yet. release: pairs with readers
   alignas(64) std::int32_t pid = 0;

@@ -222,17 +222,6 @@ TEST("blocks are used again only when nobody reads them any more") {
   CHECK(code_of([&] { arena.allocate(64 << 20); }) == Errc::out_of_memory);
 }
 
-TEST("peers see whether a thread sleeps until an operation ends") {
-  const Child child([](Endpoint& endpoint) {
-    endpoint.add_waiters(2);
-    endpoint.add_waiters(-1);
-  });
-  const Child other;
-  Endpoint endpoint(std::make_shared<RegionTable>(), kConfig);
-  CHECK(endpoint.peer(child.address, Deadline::after(kPatience))->waits());
-  CHECK(!endpoint.peer(other.address, Deadline::after(kPatience))->waits());
-}
-
 TEST("who connects to a dead process is told, although a child of it keeps its socket open") {
   auto* orphan = static_cast<pid_t*>(
       mmap(nullptr, sizeof(pid_t), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
