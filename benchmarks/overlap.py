@@ -24,11 +24,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from torch_occl.bench.contenders import CONTENDERS, make_groups
 from torch_occl.bench.gate import Gate
 from torch_occl.bench.launch import run_script
 from torch_occl.bench.measure import slowest, timed
 
-CONTENDERS = {"occl-dev": ("occl", "dev"), "occl-cpu": ("occl", "cpu"), "gloo": ("gloo", "cpu")}
+NAMES = ("occl-dev", "occl-cpu", "gloo")
 ELEMENTS = 16 << 20
 COMPUTE_SECONDS = 0.016
 QUIET_SECONDS = 2.0
@@ -60,8 +61,8 @@ def work(rank: int, options: argparse.Namespace, folder: str, counters) -> None:
     store = dist.FileStore(str(Path(folder, "store")), options.ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=options.ranks)
     gate = Gate(counters, rank)
-    groups = {name: dist.new_group(backend=backend) for name, (backend, _) in CONTENDERS.items()}
-    data = {name: torch.ones(ELEMENTS, device=device) for name, (_, device) in CONTENDERS.items()}
+    groups = make_groups(NAMES)
+    data = {name: torch.ones(ELEMENTS, device=CONTENDERS[name].device_type) for name in NAMES}
     compute = products(gate)
 
     def communicate(name: str) -> dist.Work:
@@ -79,9 +80,9 @@ def work(rank: int, options: argparse.Namespace, folder: str, counters) -> None:
         "one computes": lambda _: None if rank else compute(),
         "one waits": lambda name: communicate(name).wait() if rank else together(name),
     }
-    seconds: dict = {name: {kind: [] for kind in kinds} for name in CONTENDERS}
+    seconds: dict = {name: {kind: [] for kind in kinds} for name in NAMES}
     for round_ in range(options.rounds + 1):
-        for name in CONTENDERS:
+        for name in NAMES:
             for kind, action in kinds.items():
                 took = timed(gate, lambda action=action, name=name: action(name))
                 if round_:  # the first one warms up
@@ -97,7 +98,7 @@ def work(rank: int, options: argparse.Namespace, folder: str, counters) -> None:
             "one waits ms": median["one waits"] * 1e3,
             "of the larger": median["one waits"] / max(median["alone"], median["one computes"]),
         }
-    for name in CONTENDERS:
+    for name in NAMES:
         results[name]["idle"] = slowest([used(lambda: time.sleep(QUIET_SECONDS))])[0]
         gate.wait()
         if rank:

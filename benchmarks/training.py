@@ -23,7 +23,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,7 +34,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from torch_occl import share_cpu_memory
+from torch_occl._shared import MIN_BYTES
+from torch_occl.bench import contenders
+from torch_occl.bench.contenders import Contender, make_groups
 from torch_occl.bench.gate import Gate
 from torch_occl.bench.launch import run_ranks
 from torch_occl.bench.noise import judge, verdict
@@ -43,16 +44,17 @@ from torch_occl.bench.noise import judge, verdict
 sys.path.append(str(Path(__file__).parents[1] / "examples"))
 
 CONTENDERS = {
-    "occl-dev": ("occl", "dev"),
-    "occl-cpu-shared": ("occl", "cpu"),
-    "occl-cpu": ("occl", "cpu"),
-    "gloo": ("gloo", "cpu"),
-    "none-dev": (None, "dev"),
-    "none-cpu-shared": (None, "cpu"),
-    "none-cpu": (None, "cpu"),
+    name: contenders.CONTENDERS[name] for name in ("occl-dev", "occl-cpu-shared", "occl-cpu", "gloo")
 }
-"""Backend and device type of each. Contenders whose name ends in "shared" allocate under
-``torch_occl.share_cpu_memory()``."""
+ALONE = {
+    contender.name: contender
+    for contender in [
+        Contender("none-dev", "", "dev", moves_data=False),
+        Contender("none-cpu-shared", "", "cpu", moves_data=False, shared=True),
+        Contender("none-cpu", "", "cpu", moves_data=False),
+    ]
+}
+"""Those without a backend."""
 SECTION = 0.25
 """Seconds that the steps of one timed section take, about; one step at least."""
 WARM_STEPS = 3
@@ -157,35 +159,27 @@ class Trainer:
     """One model of one contender: a call is a step."""
 
     def __init__(self, model: Model, contender: str, group: dist.ProcessGroup | None, rank: int) -> None:
-        kind = CONTENDERS[contender][1]
-        self._memory = share_cpu_memory if contender.endswith("shared") else nullcontext
-        with self._memory():
-            self._prepare(model, kind, group, rank)
+        self._contender = (CONTENDERS | ALONE)[contender]
+        device = self._contender.device(rank)
+        if device.type == "dev":
+            torch.dev.set_device(device)  # where FSDP2 puts what it makes
+        with self._contender.memory(MIN_BYTES):
+            torch.manual_seed(0)
+            network = model.make().to(device)
+            self.parameters = sum(p.numel() for p in network.parameters())
+            self._network = spread(model, network, group, device) if group else network
+            self._optimizer = torch.optim.SGD(self._network.parameters(), lr=0.01)
+            torch.manual_seed(rank + 1)
+            self._inputs, self._targets = (tensor.to(device) for tensor in model.data(model.batch))
         self.loss = math.nan
 
-    def _prepare(self, model: Model, kind: str, group: dist.ProcessGroup | None, rank: int) -> None:
-        device = torch.device(kind)
-        if kind == "dev":
-            device = torch.device(kind, rank % torch.dev.device_count())
-            torch.dev.set_device(device)  # where FSDP2 puts what it makes
-        torch.manual_seed(0)
-        network = model.make().to(device)
-        self.parameters = sum(p.numel() for p in network.parameters())
-        self._network = spread(model, network, group, device) if group else network
-        self._optimizer = torch.optim.SGD(self._network.parameters(), lr=0.01)
-        torch.manual_seed(rank + 1)
-        self._inputs, self._targets = (tensor.to(device) for tensor in model.data(model.batch))
-
     def __call__(self, steps: int) -> None:
-        with self._memory():
-            self._train(steps)
-
-    def _train(self, steps: int) -> None:
-        for _ in range(steps):
-            self._optimizer.zero_grad()
-            loss = functional.cross_entropy(self._network(self._inputs), self._targets)
-            loss.backward()
-            self._optimizer.step()
+        with self._contender.memory(MIN_BYTES):
+            for _ in range(steps):
+                self._optimizer.zero_grad()
+                loss = functional.cross_entropy(self._network(self._inputs), self._targets)
+                loss.backward()
+                self._optimizer.step()
         self.loss = loss.item()
 
 
@@ -252,10 +246,15 @@ def measure(
 
 def add_shares(results: dict[str, dict]) -> None:
     """The share of a step that communication costs, by the same step without it."""
-    for name, row in results.items():
-        alone = results.get("none-" + name.removeprefix("occl-").replace("gloo", "cpu"))
-        if alone and CONTENDERS[name][0]:
-            row["communication_share"] = 1 - alone["step_ms"] / row["step_ms"]
+    for name in results.keys() & CONTENDERS.keys():
+        with_it = CONTENDERS[name]
+        for alone in ALONE.values():
+            if (alone.device_type, alone.shared) == (
+                with_it.device_type,
+                with_it.shared,
+            ) and alone.name in results:
+                share = 1 - results[alone.name]["step_ms"] / results[name]["step_ms"]
+                results[name]["communication_share"] = share
 
 
 def work(rank: int, options: argparse.Namespace, folder: str, counters) -> None:
@@ -263,10 +262,8 @@ def work(rank: int, options: argparse.Namespace, folder: str, counters) -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(str(Path(folder, "store")), options.ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=options.ranks)
-    backends = {name: CONTENDERS[name][0] for name in options.contenders}
-    groups = {
-        name: dist.new_group(backend=backend) if backend else None for name, backend in backends.items()
-    }
+    made = make_groups(name for name in options.contenders if name in CONTENDERS)
+    groups = {name: made.get(name) for name in options.contenders}
     gate = Gate(counters, rank)
     everything = {}
     if rank == 0:
@@ -300,7 +297,11 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), metavar="MODEL")
     parser.add_argument(
-        "--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS), metavar="NAME"
+        "--contenders",
+        nargs="+",
+        choices=CONTENDERS | ALONE,
+        default=list(CONTENDERS | ALONE),
+        metavar="NAME",
     )
     parser.add_argument("--seconds", type=float, help="time to spend measuring (default: 240)")
     parser.add_argument("--quick", action="store_true", help="a few steps of each")

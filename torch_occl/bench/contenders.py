@@ -30,9 +30,9 @@ class Contender:
         module = torch.get_device_module(self.device_type)
         return torch.device(self.device_type, rank % module.device_count())
 
-    def memory(self) -> AbstractContextManager[None]:
-        """What tensors must be made in."""
-        return share_cpu_memory(1) if self.shared else nullcontext()
+    def memory(self, min_bytes: int = 1) -> AbstractContextManager[None]:
+        """What tensors must be made in. Those of ``min_bytes`` or more are shared, if any."""
+        return share_cpu_memory(min_bytes) if self.shared else nullcontext()
 
 
 CONTENDERS = {
