@@ -27,7 +27,8 @@ constexpr Name kNames[] = {
     {"two_level_bytes", kAny, assign<&Tuning::two_level_bytes>},
     {"slot_bytes", kMaxSlotBytes, assign<&Tuning::slot_bytes>},
     {"streaming_bytes", kAny, assign<&Tuning::streaming_bytes>},
-    {"eager_bytes", kRingBytes / 4, assign<&Tuning::eager_bytes>},
+    {"eager_bytes", kMaxEagerBytes, assign<&Tuning::eager_bytes>},
+    {"unasked_bytes", kMaxUnaskedBytes, assign<&Tuning::unasked_bytes>},
     {"both_ends_bytes", kAny, assign<&Tuning::both_ends_bytes>},
 };
 

@@ -32,6 +32,8 @@ struct Tuning {
   std::uint64_t streaming_bytes = std::uint64_t{48} << 20;
   /// Up to this size a message travels in the ring, and its send completes immediately.
   std::uint32_t eager_bytes = 8 << 10;
+  /// So much of a longer message travels in the ring before the receiver has asked for it.
+  std::uint32_t unasked_bytes = 64 << 10;
   /// From this size, a message between buffers that both ranks have mapped is copied by both of them.
   std::uint64_t both_ends_bytes = 128 << 10;
 };
@@ -41,7 +43,8 @@ inline constexpr std::uint32_t kMaxOneShotBytes = 64 << 10;
 inline constexpr std::uint32_t kMaxSlotBytes = 64 << 20;
 inline constexpr int kStagingSlots = 4;  // that a rank stages through, ...
 inline constexpr int kPartialSlots = 2;  // ... and more of them in a group over several sockets
-inline constexpr std::uint32_t kRingBytes = 128 << 10;  // of each ordered pair that exchanges messages
+inline constexpr std::uint32_t kMaxEagerBytes = 32 << 10, kMaxUnaskedBytes = 1 << 20;
+inline constexpr std::uint32_t kRingBytes = 256 << 10;  // of each ordered pair that exchanges messages
 inline constexpr int kMaxRanks = 256;
 
 /// Numbers by name, as users write them: {"one_shot_bytes": 16384}.

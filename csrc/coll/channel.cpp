@@ -12,14 +12,19 @@
 namespace occl::coll {
 namespace {
 
-constexpr std::size_t kDataBytes = kRingBytes / 8;  // payload of one data record
+/// Bytes of a message that one record carries: the receiver copies them while the sender writes the next
+/// record. Smaller records cost more transfers between the cores than they save waiting.
+std::uint32_t piece_of(std::size_t bytes) {
+  constexpr std::size_t kLeast = 8 << 10, kMost = kRingBytes / 8;
+  return static_cast<std::uint32_t>(std::clamp((bytes / 2 + kLine - 1) / kLine * kLine, kLeast, kMost));
+}
 
 /// How long a sender waits until it can map the receiver's memory. Then it leaves the message to the
 /// receiver.
 constexpr auto kReachPatience = std::chrono::seconds(1);
 
 bool fits(const Transfer& t, const Envelope& e) {
-  return t.buffer.count == e.count && static_cast<std::uint32_t>(t.dtype) == e.dtype && t.order == e.order;
+  return t.buffer.count == e.count && static_cast<std::uint8_t>(t.dtype) == e.dtype && t.order == e.order;
 }
 
 }  // namespace
@@ -70,7 +75,7 @@ void Channel::take(const Envelope& e, OperationList& done) {
     case Record::direct:
     case Record::stream:
       if (Operation* receive = transfers_.take(peer_, e.tag)) {
-        match(*receive, e, payload, done);
+        match(*receive, e, e.bytes, payload, done);
       } else {
         Unexpected message{e, std::vector<std::byte>(e.bytes)};
         payload(message.payload.data());
@@ -96,23 +101,35 @@ void Channel::take(const Envelope& e, OperationList& done) {
       return;
     case Record::rest:
       // If the receiver has copied everything before the sender began, it does not wait for this record.
-      if (const auto it = receiving(Record::direct, e.id); it != receiving_.end()) it->rest = e.count;
+      if (const auto it = receiving(e.id); it != receiving_.end()) it->rest = e.count;
       return;
-    case Record::data: {
-      const auto it = receiving(Record::stream, e.id);
-      if (it == receiving_.end() || e.bytes > it->op->transfer().bytes() - it->received) break;
-      payload(it->op->transfer().buffer.data + it->received);
-      it->received += e.bytes;
-      if (it->received == it->op->transfer().bytes()) {
-        Operation& op = *it->op;
-        receiving_.erase(it);
-        transfers_.end(op, done);
-      }
-      return;
-    }
+    case Record::data:
+      if (take_data(e, done)) return;
+      break;
   }
   fail(Errc::protocol, mesh_.describe(peer_), " of group ", mesh_.name(),
        " wrote a message record of unknown kind, or data of an unknown message");
+}
+
+/// More bytes of a message; false if they belong to none.
+bool Channel::take_data(const Envelope& e, OperationList& done) {
+  if (const auto it = receiving(e.id); it != receiving_.end()) {
+    const Transfer& t = it->op->transfer();
+    if (it->envelope.record == Record::direct || e.bytes > t.bytes() - it->received) return false;
+    pipe_.read_payload(e, t.buffer.data + it->received);
+    it->received += e.bytes;
+    end_if_whole(it, done);
+    return true;
+  }
+  const auto it = std::find_if(unexpected_.begin(), unexpected_.end(),
+                               [&](const Unexpected& u) { return u.envelope.id == e.id; });
+  if (it == unexpected_.end()) return std::find(refused_.begin(), refused_.end(), e.id) != refused_.end();
+  const std::size_t arrived = it->payload.size();
+  const Tuning& tuning = mesh_.tuning();
+  if (arrived + e.bytes > std::max(tuning.eager_bytes, tuning.unasked_bytes)) return false;
+  it->payload.resize(arrived + e.bytes);
+  pipe_.read_payload(e, it->payload.data() + arrived);
+  return true;
 }
 
 bool Channel::receive_arrived(Operation& op, OperationList& done) {
@@ -122,38 +139,48 @@ bool Channel::receive_arrived(Operation& op, OperationList& done) {
   const Unexpected message = std::move(*it);
   unexpected_.erase(it);
   match(
-      op, message.envelope,
+      op, message.envelope, message.payload.size(),
       [&](std::byte* to) { std::copy(message.payload.begin(), message.payload.end(), to); }, done);
   return true;
 }
 
-/// Gives an arrived message to a receive, or fails the receive if the two do not fit.
+/// Gives a message, of which so many bytes have arrived, to a receive; or fails the receive if the two do not
+/// fit.
 template <class CopyPayload>
-void Channel::match(Operation& op, const Envelope& e, CopyPayload&& copy_payload, OperationList& done) {
+void Channel::match(Operation& op, const Envelope& e, std::size_t received, CopyPayload&& copy_payload,
+                    OperationList& done) {
   const Transfer& t = op.transfer();
   op.set_source(peer_);
   transfers_.met(op, peer_);
-  const bool whole = e.record == Record::eager ? e.bytes == t.bytes() : e.bytes < t.bytes();
-  if (!fits(t, e) || !whole) {
+  if (!fits(t, e) || received > t.bytes()) {
     Envelope nack = e;
     nack.record = Record::nack;
     nack.bytes = 0;
-    nack.other_dtype = static_cast<std::uint32_t>(t.dtype);
-    nack.other_order = t.order;
-    nack.other_count = t.buffer.count;
+    nack.other = {t.buffer.count, t.order, static_cast<std::uint8_t>(t.dtype)};
     notes_.push_back(nack);
+    refused_.push_back(e.id);
     return transfers_.end(op, done, misfit(peer_, mesh_.rank(), nack));
   }
-  if (e.record == Record::eager) {
+  if (e.record == Record::eager && received == t.bytes()) {
     copy_payload(t.buffer.data);
     return transfers_.end(op, done);
   }
   OCCL_FAULT_POINT("message.matched");
-  receiving_.push_back({&op, e, e.bytes, {}, {}});
-  if (e.record != Record::stream) return;
-  note(Record::grant, e.id);
-  push_notes();  // before the copy, so that the sender goes on meanwhile
+  receiving_.push_back({&op, e, received, {}, {}});
+  if (e.record == Record::direct) return;
+  if (e.record == Record::stream) {
+    note(Record::grant, e.id);
+    push_notes();  // before the copy, so that the sender goes on meanwhile
+  }
   copy_payload(t.buffer.data);
+  end_if_whole(std::prev(receiving_.end()), done);
+}
+
+void Channel::end_if_whole(std::deque<Receiving>::iterator it, OperationList& done) {
+  Operation& op = *it->op;
+  if (it->received < op.transfer().bytes()) return;
+  receiving_.erase(it);
+  transfers_.end(op, done);
 }
 
 /// The receiver's part of the first direct message that is not complete: copies from the front.
@@ -211,58 +238,68 @@ bool Channel::push_sends(OperationList& done) {
     e.tag = t.tag;
     e.id = next_id_;
     e.count = t.buffer.count;
-    e.dtype = static_cast<std::uint32_t>(t.dtype);
+    e.dtype = static_cast<std::uint8_t>(t.dtype);
     e.order = t.order;
     const std::size_t bytes = t.bytes();
-    const bool eager = bytes <= mesh_.tuning().eager_bytes;
-    if (eager) {
-      e.bytes = bytes;
-    } else if (const auto ref = mesh_.endpoint().regions().find(t.buffer.data, bytes)) {
-      e.record = Record::direct;
-      e.ref = ref->pack();
-    } else {
-      e.record = Record::stream;
-      e.bytes = mesh_.tuning().eager_bytes;
+    std::size_t unasked = bytes;
+    if (bytes > mesh_.tuning().eager_bytes) {
+      const auto ref = mesh_.endpoint().regions().find(t.buffer.data, bytes);
+      e.record = ref ? Record::direct : Record::stream;
+      if (ref) e.ref = ref->pack();
+      unasked = ref ? 0 : std::min<std::size_t>(bytes, mesh_.tuning().unasked_bytes);
     }
+    e.bytes = static_cast<std::uint32_t>(std::min<std::size_t>(unasked, piece_of(bytes)));
     if (!pipe_.write(e, t.buffer.data)) break;
     ++next_id_;
     queue_.pop();
     moved = true;
     op.set_exposed(e.record == Record::direct);
-    if (eager)
+    if (e.record == Record::eager && e.bytes == bytes) {
       transfers_.end(op, done);
-    else
-      sending_.push_back({&op, e.id, e.bytes});
+    } else {
+      sending_.push_back({&op, e.id, e.bytes, e.record == Record::eager});
+      if (e.record != Record::direct) push_pieces(sending_.back());
+    }
   }
   return moved;
 }
 
-/// Goes on with messages that the peer has granted.
+/// Goes on with messages whose envelopes the peer has.
 bool Channel::push_data(OperationList& done) {
   bool moved = false;
   for (auto it = sending_.begin(); it != sending_.end();) {
-    if (it->granted && it->op->exposed()) {  // direct
-      push_direct(*it++);
-      moved = true;
+    if (it->op->exposed()) {  // direct
+      moved |= it->granted;
+      if (it->granted) push_direct(*it);
+      ++it;
       continue;
     }
-    const Transfer& t = it->op->transfer();
-    const std::size_t bytes = t.bytes();
-    while (it->granted && it->sent < bytes) {
-      Envelope e;
-      e.record = Record::data;
-      e.id = it->id;
-      e.bytes = std::min(kDataBytes, bytes - it->sent);
-      if (!pipe_.write(e, t.buffer.data + it->sent)) return moved;
-      it->sent += e.bytes;
-      moved = true;
-    }
-    if (it->granted && it->sent == bytes) {
+    moved |= push_pieces(*it);
+    if (it->granted && it->sent == it->op->transfer().bytes()) {
       transfers_.end(*it->op, done);
       it = sending_.erase(it);
     } else {
       ++it;
     }
+  }
+  return moved;
+}
+
+/// Sends as much of a message as the peer has granted, or may get unasked.
+bool Channel::push_pieces(Sending& sending) {
+  const Transfer& t = sending.op->transfer();
+  const std::size_t bytes = t.bytes();
+  const std::size_t now =
+      sending.granted ? bytes : std::min<std::size_t>(bytes, mesh_.tuning().unasked_bytes);
+  bool moved = false;
+  while (sending.sent < now) {
+    Envelope e;
+    e.record = Record::data;
+    e.id = sending.id;
+    e.bytes = static_cast<std::uint32_t>(std::min<std::size_t>(piece_of(bytes), now - sending.sent));
+    if (!pipe_.write(e, t.buffer.data + sending.sent)) break;
+    sending.sent += e.bytes;
+    moved = true;
   }
   return moved;
 }
@@ -318,16 +355,16 @@ std::deque<Channel::Sending>::iterator Channel::sending(std::uint64_t id) {
   return std::find_if(sending_.begin(), sending_.end(), [&](const Sending& s) { return s.id == id; });
 }
 
-std::deque<Channel::Receiving>::iterator Channel::receiving(Record record, std::uint64_t id) {
+std::deque<Channel::Receiving>::iterator Channel::receiving(std::uint64_t id) {
   return std::find_if(receiving_.begin(), receiving_.end(),
-                      [&](const Receiving& r) { return r.envelope.record == record && r.envelope.id == id; });
+                      [&](const Receiving& r) { return r.envelope.id == id; });
 }
 
 std::unique_ptr<Error> Channel::misfit(int sender, int receiver, const Envelope& nack) const {
   return std::make_unique<Error>(
       Errc::mismatch, misfit_text(mesh_.shown(sender), mesh_.shown(receiver), static_cast<DType>(nack.dtype),
-                                  nack.count, nack.tag, static_cast<DType>(nack.other_dtype),
-                                  nack.other_count, nack.order != nack.other_order, mesh_.name()));
+                                  nack.count, nack.tag, static_cast<DType>(nack.other.dtype),
+                                  nack.other.count, nack.order != nack.other.order, mesh_.name()));
 }
 
 std::string misfit_text(int sender, int receiver, DType sent, std::uint64_t count, std::uint32_t tag,

@@ -59,20 +59,20 @@ class Channel {
  private:
   struct Unexpected {  // arrived before its receive was posted
     Envelope envelope;
-    std::vector<std::byte> payload;
+    std::vector<std::byte> payload;  // as much as has arrived
   };
   struct Sending {  // its envelope is in the ring
     Operation* op;
     std::uint64_t id;
-    std::size_t sent;  // stream: bytes
-    bool granted = false;
+    std::size_t sent;      // not direct: bytes
+    bool granted;          // the rest may be sent; an eager one is granted from the beginning
     std::uint64_t to = 0;  // direct, granted: the receiver's buffer
     shm::Taker back{};     // direct, granted: the pieces that this side copies
   };
   struct Receiving {  // matched, not complete
     Operation* op;
     Envelope envelope;
-    std::size_t received;               // stream: bytes
+    std::size_t received;               // not direct: bytes
     shm::Taker front{};                 // direct: the pieces that this side copies, once it has begun
     std::optional<std::uint64_t> rest;  // direct: how many pieces the sender copied; it copies no more
   };
@@ -80,15 +80,19 @@ class Channel {
   bool take_records(OperationList& done);
   void take(const Envelope& envelope, OperationList& done);
   template <class CopyPayload>
-  void match(Operation& op, const Envelope& envelope, CopyPayload&& copy_payload, OperationList& done);
+  void match(Operation& op, const Envelope& envelope, std::size_t received, CopyPayload&& copy_payload,
+             OperationList& done);
+  bool take_data(const Envelope& envelope, OperationList& done);
+  void end_if_whole(std::deque<Receiving>::iterator receiving, OperationList& done);
   bool pull_direct(OperationList& done);
   bool push_notes();
   bool push_data(OperationList& done);
+  bool push_pieces(Sending& sending);
   void push_direct(Sending& sending);
   bool push_sends(OperationList& done);
   void note(Record record, std::uint64_t id, std::uint64_t ref = 0, std::uint64_t count = 0);
   std::deque<Sending>::iterator sending(std::uint64_t id);
-  std::deque<Receiving>::iterator receiving(Record record, std::uint64_t id);
+  std::deque<Receiving>::iterator receiving(std::uint64_t id);
   std::unique_ptr<Error> misfit(int sender, int receiver, const Envelope& nack) const;
 
   Mesh& mesh_;
@@ -100,6 +104,7 @@ class Channel {
   std::deque<Receiving> receiving_;
   std::deque<Envelope> notes_;
   std::deque<Unexpected> unexpected_;
+  std::vector<std::uint64_t> refused_;  // messages that did not fit; more of their bytes may be on the way
   std::uint64_t next_id_ = 1;
 };
 

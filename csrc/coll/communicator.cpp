@@ -22,8 +22,9 @@ void Communicator::submit(Operation& op) {
   {
     std::lock_guard lock(submit_mutex_);
     if (!ended_) {
-      auto& count = op.is_transfer() ? messages_ : sequence_;
-      op.set_sequence(count.fetch_add(1, std::memory_order_relaxed) + 1);  // under the lock
+      auto& count = op.is_transfer() ? messages_ : sequence_;  // relaxed: only written under this lock
+      op.set_sequence(count.load(std::memory_order_relaxed) + 1);
+      count.store(op.sequence(), std::memory_order_relaxed);
       if (op.is_transfer()) forgive(op.transfer());
       pending_.fetch_add(1, std::memory_order_relaxed);  // the lock shows it with the operation
       engine_.add_pending();

@@ -10,7 +10,7 @@
 //     OfferBoard       the group that it tries to make with some of the ranks
 //     Post[2]          operation q posts into Post[q % 2]: stamp, signature, small payload, addresses
 //     listed[2][N]     addresses and sizes of blocks that do not lie back to back
-//     SendLine[N]      point-to-point to rank j: where the ring is, how much is written
+//     SendLine[N]      point-to-point to rank j: where the ring is
 //     RecvLine[N]      point-to-point from rank j: how much is read
 //     payload[2]       one-shot contributions that do not fit into Post
 //
@@ -104,8 +104,7 @@ struct ListedBlock {
 };
 
 struct alignas(kLine) SendLine {
-  Atomic<std::uint64_t> ring = 0;   // offset in the control region, 0: none yet
-  Atomic<std::uint64_t> head = 0;   // see shm/ring.h
+  Atomic<std::uint64_t> ring = 0;   // offset in the control region, 0: none yet; see shm/ring.h
   Atomic<std::uint64_t> taken = 0;  // pieces of a direct message, from its back: see shm/two_ends.h
 };
 struct alignas(kLine) RecvLine {

@@ -156,7 +156,8 @@ void Mesh::join(const std::vector<Invitation>& invitations, std::vector<std::sha
   // A slot holds what one_shot may stage, and at least a cache line for every other rank.
   const auto least = std::max<std::uint32_t>(tuning_.one_shot_bytes + kLine, size_ * kLine);
   tuning_.slot_bytes = std::clamp<std::uint32_t>(tuning_.slot_bytes / kLine * kLine, least, kMaxSlotBytes);
-  tuning_.eager_bytes = std::min(tuning_.eager_bytes, kRingBytes / 4);
+  tuning_.eager_bytes = std::min(tuning_.eager_bytes, kMaxEagerBytes);
+  tuning_.unasked_bytes = std::min(tuning_.unasked_bytes, kMaxUnaskedBytes);
   cores_ = count_cores(invitations);
   if (tuning_.direct_bytes == kByCores && cores_for_each(1)) tuning_.direct_bytes = kDirectBytes;
   own_.header().joined.store(1, std::memory_order_seq_cst);  // pairs with Member::joined, and with sleepers

@@ -1,36 +1,39 @@
 #include "coll/pipe.h"
 
+#include <cstring>
+
 #include "base/error.h"
 #include "base/fault_point.h"
-#include "shm/socket.h"
 
 namespace occl::coll {
 namespace {
 
-std::size_t record_bytes(std::size_t payload) {
-  return sizeof(Envelope) + (payload + kLine - 1) / kLine * kLine;
+bool lies_inside(const Envelope& e) { return e.bytes <= kInsideBytes; }
+
+std::size_t record_bytes(const Envelope& e) {
+  return kLine + (lies_inside(e) ? 0 : (std::size_t{e.bytes} + kLine - 1) / kLine * kLine);
 }
 
 }  // namespace
 
-bool Pipe::write(const Envelope& e, const std::byte* payload) {
+bool Pipe::write(Envelope e, const std::byte* payload) {
   if (!writer_) {
     SendLine& line = mesh_.own().send(peer_);
     OCCL_FAULT_POINT("message.ring");
     const auto ring = mesh_.allocate(kRingBytes);
-    writer_ = shm::RingWriter(mesh_.endpoint().arena().at(ring.offset), kRingBytes, &line.head,
+    writer_ = shm::RingWriter(mesh_.endpoint().arena().at(ring.offset), kRingBytes,
                               &mesh_.member(peer_).block.recv(mesh_.rank()).tail);
     // seq_cst: pairs with next and Messenger::advance, and with sleepers
     line.ring.store(ring.offset, std::memory_order_seq_cst);
   }
-  const std::size_t bytes = record_bytes(e.bytes);
+  const std::size_t bytes = record_bytes(e);
   if (!writer_.has_room(bytes)) return false;
   OCCL_FAULT_POINT("message.write");
-  writer_.put(shm::bytes_of(e));
-  writer_.put({payload, e.bytes});
-  writer_.skip(bytes - sizeof(Envelope) - e.bytes);
+  if (e.bytes && lies_inside(e)) std::memcpy(e.inside.data(), payload, e.bytes);
+  if (!lies_inside(e)) writer_.put({payload, e.bytes});
+  writer_.put_first(e);
   OCCL_FAULT_POINT("message.publish");
-  writer_.publish();
+  writer_.publish(bytes);
   OCCL_FAULT_POINT("message.published");
   mesh_.member(peer_).peer->bell().ring();
   return true;
@@ -38,26 +41,32 @@ bool Pipe::write(const Envelope& e, const std::byte* payload) {
 
 bool Pipe::next(Envelope& e) {
   const Member& member = mesh_.member(peer_);
+  const auto fail_if = [this](bool broken) {
+    if (broken)
+      fail(Errc::protocol, mesh_.describe(peer_), " of group ", mesh_.name(),
+           " wrote a broken message record");
+  };
   if (!reader_) {
     const SendLine& line = member.block.send(mesh_.rank());
     const std::uint64_t ring = line.ring.load(std::memory_order_seq_cst);  // pairs with write
     if (ring == 0) return false;
-    reader_ = shm::RingReader(member.peer->control(ring, kRingBytes), kRingBytes, &line.head,
-                              &mesh_.own().recv(peer_).tail);
+    fail_if(ring % kLine != 0);
+    reader_ =
+        shm::RingReader(member.peer->control(ring, kRingBytes), kRingBytes, &mesh_.own().recv(peer_).tail);
   }
-  const std::size_t readable = reader_.readable();
-  if (readable == 0) return false;
-  const bool has_envelope = readable >= sizeof(Envelope) && readable <= kRingBytes;
-  if (has_envelope) reader_.peek(shm::writable_bytes_of(e));
-  if (!has_envelope || e.bytes > kRingBytes || record_bytes(e.bytes) > readable)
-    fail(Errc::protocol, mesh_.describe(peer_), " of group ", mesh_.name(), " wrote a broken message record");
+  if (!reader_.readable()) return false;
+  reader_.peek_first(e);
+  fail_if(record_bytes(e) > kRingBytes - kLine);
   return true;
 }
 
 void Pipe::read_payload(const Envelope& e, std::byte* to) const {
-  reader_.peek({to, e.bytes}, sizeof(Envelope));
+  if (!lies_inside(e))
+    reader_.peek({to, e.bytes});
+  else if (e.bytes)
+    std::memcpy(to, e.inside.data(), e.bytes);
 }
 
-void Pipe::release(const Envelope& e) { reader_.release(record_bytes(e.bytes)); }
+void Pipe::release(const Envelope& e) { reader_.release(record_bytes(e)); }
 
 }  // namespace occl::coll

@@ -1,11 +1,14 @@
 // Records between this rank and one peer: one ring in each direction (shm/ring.h), allocated by the sender at
 // its first record.
 //
-//     record = 64-byte Envelope, then its payload, padded to whole cache lines
+//     record = stamp and Envelope, together a cache line, then the payload, padded to whole lines
+//
+// A payload of at most kInsideBytes lies in the envelope.
 //
 // Not thread safe: the thread that drives the group calls it.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -15,28 +18,40 @@
 namespace occl::coll {
 
 /// What a record says. messenger.h shows which follows which.
-enum class Record : std::uint32_t { eager = 1, direct, stream, ack, nack, grant, data, rest };
+enum class Record : std::uint8_t { eager = 1, direct, stream, ack, nack, grant, data, rest };
+
+inline constexpr std::size_t kInsideBytes = 24;
+
+/// What a receive expects that a message does not fit.
+struct Unfit {
+  std::uint64_t count;
+  std::uint32_t order;
+  std::uint8_t dtype;
+};
 
 struct Envelope {
   Record record = Record::eager;
+  std::uint8_t dtype = 0;
+  std::uint16_t reserved = 0;
   std::uint32_t tag = 0;
   std::uint64_t id = 0;     // number of the message in its direction
   std::uint64_t count = 0;  // elements of the whole message; rest: pieces that the sender copied
-  std::uint64_t bytes = 0;  // payload behind this envelope
-  std::uint64_t ref = 0;    // direct: where the message is; grant of a direct one: where it goes
-  std::uint32_t dtype = 0;
-  std::uint32_t order = 0;                         // see Transfer
-  std::uint32_t other_dtype = 0, other_order = 0;  // nack: the receive's, as is the next
-  std::uint64_t other_count = 0;
+  std::uint32_t bytes = 0;  // of the payload
+  std::uint32_t order = 0;  // see Transfer
+  union {
+    std::array<std::byte, kInsideBytes> inside{};
+    std::uint64_t ref;  // direct: where the message is; grant of a direct one: where it goes
+    Unfit other;        // nack: the receive's
+  };
 };
-static_assert(sizeof(Envelope) == kLine);
+static_assert(shm::kStampBytes + sizeof(Envelope) == kLine);
 
 class Pipe {
  public:
   Pipe(Mesh& mesh, int peer) : mesh_(mesh), peer_(peer) {}
 
   /// Writes a record and wakes the peer. False if there is no room now; then nothing was written.
-  bool write(const Envelope& envelope, const std::byte* payload);
+  bool write(Envelope envelope, const std::byte* payload);
 
   /// Reads the envelope of the next record, if the peer has written one. Throws Error(protocol) if it is
   /// broken.

@@ -25,7 +25,7 @@ int committed_neighbours(const Block* b) {
 
 }  // namespace
 
-Heap::Heap(int device) : device_(device) {}
+Heap::Heap(int device, shm::Pages pages) : device_(device), pages_(pages) {}
 
 bool Heap::SmallerFirst::operator()(const Block* a, const Block* b) const {
   return a->size != b->size ? a->size < b->size : a->address() < b->address();
@@ -262,7 +262,7 @@ bool Heap::commit(Block* hole, std::size_t bytes, bool at_front) {
   const std::size_t offset = at_front ? hole->offset : hole->offset + hole->size - bytes;
   shm::Region& region = *hole->region->region;
   try {
-    region.commit(offset, bytes);
+    region.commit(offset, bytes, pages_);
   } catch (const Error&) {
     region.decommit(offset, bytes);  // fallocate may have reserved a part
     g_committed.fetch_sub(bytes, std::memory_order_relaxed);

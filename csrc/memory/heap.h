@@ -22,6 +22,7 @@
 #include "memory/free_lists.h"
 #include "memory/heap_region.h"
 #include "memory/heap_stats.h"
+#include "shm/region.h"
 
 namespace occl::memory {
 
@@ -31,7 +32,7 @@ inline constexpr std::size_t kCommitStep = std::size_t{2} << 20;
 /// Thread safe.
 class Heap {
  public:
-  explicit Heap(int device);
+  explicit Heap(int device, shm::Pages pages = shm::Pages::reserved);
   ~Heap() = delete;  // a heap is never destroyed: tensors may be freed after every static destructor has run
 
   /// Memory for `bytes` > 0. Throws Error(out_of_memory), and the heap stays as it was.
@@ -95,6 +96,7 @@ class Heap {
   void decommit(Block* b, std::size_t first, std::size_t last);
 
   const int device_;
+  const shm::Pages pages_;
   mutable std::mutex mutex_;  // guards everything below
   Blocks blocks_;
   FreeLists free_;

@@ -25,7 +25,7 @@ std::atomic<bool> g_forked{false};  // this process is a forked child
 
 memory::Heap& heap() {
   static auto* instance = [] {
-    auto* made = new memory::Heap(-1);
+    auto* made = new memory::Heap(-1, shm::Pages::when_touched);
     const int status = pthread_atfork([] { heap().before_fork(); }, [] { heap().after_fork_in_parent(); },
                                       [] {
                                         heap().after_fork_in_child();

@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <utility>
 
 #include "base/errno_hint.h"
@@ -37,6 +38,15 @@ int new_memfd(const char* name) {
   int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
   if (fd < 0 && errno == EINVAL) fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
   return fd;
+}
+
+/// Whether the system counts every page that it has promised (vm.overcommit_memory=2).
+bool promises_only_what_it_has() {
+  static const bool strict = [] {
+    std::ifstream file("/proc/sys/vm/overcommit_memory");
+    return file.peek() == '2';
+  }();
+  return strict;
 }
 
 std::byte* map(int fd, std::size_t bytes, bool writable) {
@@ -134,7 +144,7 @@ bool Region::contains(const void* p, std::size_t bytes) const {
   return b >= base_ && bytes <= size_ && static_cast<std::size_t>(b - base_) <= size_ - bytes;
 }
 
-void Region::commit(std::size_t offset, std::size_t bytes) {
+void Region::commit(std::size_t offset, std::size_t bytes, Pages pages) {
   OCCL_FAULT_POINT("region.commit");
   const std::size_t first = offset & ~(page_size() - 1);
   const std::size_t last = round_up_to_pages(offset + bytes);
@@ -142,6 +152,7 @@ void Region::commit(std::size_t offset, std::size_t bytes) {
   if (const std::size_t free = available_memory().free; last - first > free)
     fail(Errc::out_of_memory, "cannot reserve ", last - first, " bytes of shared memory: ", free,
          " are free on this machine, or in this container: give it more, or allocate less");
+  if (pages == Pages::when_touched && !promises_only_what_it_has()) return;
   int rc = 0;
   do {
     rc = fallocate(fd(), 0, static_cast<off_t>(first), static_cast<off_t>(last - first));

@@ -3,8 +3,7 @@
 //   owner:  create -> commit(range) before first use -> ... -> decommit(range)
 //   peer:   receives the descriptor over a Unix socket -> attach, which checks the seals
 //
-// A region is sparse: its size is address space, and only committed ranges cost memory. Commit reserves the
-// pages, so that running out is an error here and never a SIGBUS at some later store.
+// A region is sparse: its size is address space, and only committed ranges cost memory.
 #pragma once
 
 #include <cstddef>
@@ -33,6 +32,14 @@ class UniqueFd {
 /// What peers may do with a region. The owner always reads and writes.
 enum class Access : std::uint8_t { read, read_write };
 
+/// When committed memory is taken from the system.
+enum class Pages : std::uint8_t {
+  reserved,     // by commit, so that running out is an error there and never at some later store
+  when_touched  // by the first store to each page, as with ordinary memory. Where the system refuses to
+                // promise more memory than it has (vm.overcommit_memory=2), it is reserved all the same:
+                // there, a store for which there is none would be a SIGBUS
+};
+
 class Region {
  public:
   /// New region of `bytes` (rounded up to whole pages), nothing committed. `name` shows in /proc/PID/maps.
@@ -55,9 +62,9 @@ class Region {
   explicit operator bool() const { return base_ != nullptr; }
   bool contains(const void* p, std::size_t bytes) const;
 
-  /// Reserves memory for [offset, offset + bytes), in whole pages. Idempotent; new pages read as zero.
-  /// Throws Error(out_of_memory).
-  void commit(std::size_t offset, std::size_t bytes);
+  /// Memory for [offset, offset + bytes), in whole pages. Idempotent; new pages read as zero. Throws
+  /// Error(out_of_memory), also for pages that are taken later, if the system has not so many now.
+  void commit(std::size_t offset, std::size_t bytes, Pages pages = Pages::reserved);
 
   /// Gives the whole pages inside [offset, offset + bytes) back to the system; they read as zero afterwards,
   /// for peers too. Only for Access::read_write regions.

@@ -1,14 +1,19 @@
-// A byte ring between one writer and one reader, over any buffer.
+// A ring of records between one writer and one reader, over shared memory.
 //
 //   capacity (a power of two), positions only grow, index = position % capacity
 //
-//     0         tail                head            capacity
-//     |  free   |  written, unread  |     free      |
-//               ^ reader's          ^ writer's
+//     0          tail                            position        capacity
+//     |   free   |  record  | record  | record  | 0 |    free    |
+//                ^ reader's                       ^ writer's
 //
-// The two positions live where their writer may write: `head` beside the sender's data, `tail` at the reader.
-// Each side keeps a copy of the other's position and reads the real one only when the copy does not suffice.
-// The atomics are seq_cst because a thread may sleep on them (see bell.h).
+// A record is whole cache lines. The first word of its first line is its stamp: the record's position + 1,
+// stored last. So the reader waits on the line that it needs next, and a record of one line takes one
+// transfer between the cores. Before the writer stamps a record, it clears the stamp of the place behind it,
+// because that line may hold anything from an earlier turn. So one line of the ring always stays free.
+//
+// `tail` lies where its writer, the reader of the ring, may write. The writer keeps a copy of it, and reads
+// it only when the copy does not suffice. The atomics are seq_cst because a thread may sleep on them
+// (bell.h).
 #pragma once
 
 #include <algorithm>
@@ -16,87 +21,117 @@
 #include <cstdint>
 #include <cstring>
 #include <span>
+#include <type_traits>
 
 #include "base/sync.h"
+#include "base/tuning.h"
 
 namespace occl::shm {
 
-class RingWriter {
- public:
-  RingWriter() = default;
-  RingWriter(std::byte* data, std::size_t capacity, Atomic<std::uint64_t>* head,
-             const Atomic<std::uint64_t>* tail)
-      : data_(data), capacity_(capacity), head_(head), tail_(tail) {}
+inline constexpr std::size_t kStampBytes = sizeof(std::uint64_t);
 
+/// Where the writer and the reader of one ring are, and what both do with positions.
+class RingEnd {
+ public:
   explicit operator bool() const { return data_ != nullptr; }
 
-  bool has_room(std::size_t bytes) {
-    if (capacity_ - (position_ - seen_tail_) >= bytes) return true;
-    // seq_cst: pairs with RingReader::release; what lies before the new tail may be overwritten.
-    seen_tail_ = tail_->load(std::memory_order_seq_cst);
-    return capacity_ - (position_ - seen_tail_) >= bytes;
+ protected:
+  RingEnd() = default;
+  RingEnd(std::byte* data, std::size_t capacity) : data_(data), capacity_(capacity) {}
+
+  std::byte* first() const { return data_ + (position_ & (capacity_ - 1)); }
+  Atomic<std::uint64_t>& stamp(std::uint64_t position) const {
+    return *reinterpret_cast<Atomic<std::uint64_t>*>(data_ + (position & (capacity_ - 1)));
+  }
+  /// Calls `copy(place, offset, n)` for the one or two pieces in which `bytes` bytes from `position` on lie.
+  template <class F>
+  void each_piece(std::uint64_t position, std::size_t bytes, F&& copy) const {
+    const std::size_t at = position & (capacity_ - 1);
+    const std::size_t first = std::min(bytes, capacity_ - at);
+    copy(data_ + at, std::size_t{0}, first);
+    if (first < bytes) copy(data_, first, bytes - first);
   }
 
-  /// Copies into the ring behind what was put before; the reader sees nothing yet. Requires room.
-  void put(std::span<const std::byte> bytes) {
-    const std::size_t at = position_ & (capacity_ - 1);
-    const std::size_t first = std::min(bytes.size(), capacity_ - at);
-    if (first) std::memcpy(data_ + at, bytes.data(), first);
-    if (first < bytes.size()) std::memcpy(data_, bytes.data() + first, bytes.size() - first);
-    position_ += bytes.size();
-  }
-  void skip(std::size_t bytes) { position_ += bytes; }
-
-  /// Shows the reader everything that was put.
-  void publish() { head_->store(position_, std::memory_order_seq_cst); }  // pairs with RingReader::readable
-
- private:
   std::byte* data_ = nullptr;
   std::size_t capacity_ = 0;
-  Atomic<std::uint64_t>* head_ = nullptr;
-  const Atomic<std::uint64_t>* tail_ = nullptr;
   std::uint64_t position_ = 0;
+};
+
+class RingWriter : public RingEnd {
+ public:
+  RingWriter() = default;
+  /// The memory is zeroed.
+  RingWriter(std::byte* data, std::size_t capacity, const Atomic<std::uint64_t>* tail)
+      : RingEnd(data, capacity), tail_(tail) {}
+
+  /// Whether a record of `bytes` bytes fits now; whole lines.
+  bool has_room(std::size_t bytes) {
+    if (capacity_ - (position_ - seen_tail_) >= bytes + kLine) return true;
+    // seq_cst: pairs with RingReader::release; what lies before the new tail may be overwritten.
+    seen_tail_ = tail_->load(std::memory_order_seq_cst);
+    return capacity_ - (position_ - seen_tail_) >= bytes + kLine;
+  }
+
+  /// Copies into the lines behind the record's first; the reader sees nothing yet. Requires room.
+  void put(std::span<const std::byte> bytes) {
+    each_piece(position_ + kLine, bytes.size(), [&](std::byte* to, std::size_t from, std::size_t n) {
+      std::memcpy(to, bytes.data() + from, n);
+    });
+  }
+  /// Fills the first line but for the stamp. Call it after `put`, because the reader looks at this line all
+  /// the time.
+  template <class Head>
+  void put_first(const Head& head) {
+    static_assert(kStampBytes + sizeof(Head) == kLine && std::is_trivially_copyable_v<Head>);
+    std::memcpy(first() + kStampBytes, &head, sizeof(Head));
+  }
+
+  /// Shows the reader the record, of `bytes` bytes. relaxed: the second store shows the first one too.
+  void publish(std::size_t bytes) {
+    stamp(position_ + bytes).store(0, std::memory_order_relaxed);
+    stamp(position_).store(position_ + 1, std::memory_order_seq_cst);  // pairs with RingReader::readable
+    position_ += bytes;
+  }
+
+ private:
+  const Atomic<std::uint64_t>* tail_ = nullptr;
   std::uint64_t seen_tail_ = 0;
 };
 
-class RingReader {
+class RingReader : public RingEnd {
  public:
   RingReader() = default;
-  RingReader(const std::byte* data, std::size_t capacity, const Atomic<std::uint64_t>* head,
-             Atomic<std::uint64_t>* tail)
-      : data_(data), capacity_(capacity), head_(head), tail_(tail) {}
+  /// It only reads `data`.
+  RingReader(const std::byte* data, std::size_t capacity, Atomic<std::uint64_t>* tail)
+      : RingEnd(const_cast<std::byte*>(data), capacity), tail_(tail) {}
 
-  explicit operator bool() const { return data_ != nullptr; }
-
-  /// Bytes that may be read. More than the capacity means that the writer broke the protocol.
-  std::size_t readable() {
-    if (seen_head_ == position_)
-      seen_head_ = head_->load(std::memory_order_seq_cst);  // pairs with RingWriter::publish
-    return seen_head_ - position_;
-  }
-  std::size_t capacity() const { return capacity_; }
-
-  /// Copies out without consuming, `skip` bytes behind the tail. Requires skip + bytes.size() <= readable().
-  void peek(std::span<std::byte> bytes, std::size_t skip = 0) const {
-    const std::size_t at = (position_ + skip) & (capacity_ - 1);
-    const std::size_t first = std::min(bytes.size(), capacity_ - at);
-    if (first) std::memcpy(bytes.data(), data_ + at, first);
-    if (first < bytes.size()) std::memcpy(bytes.data() + first, data_, bytes.size() - first);
+  /// Whether there is a record.
+  bool readable() const {
+    return stamp(position_).load(std::memory_order_seq_cst) ==
+           position_ + 1;  // pairs with RingWriter::publish
   }
 
-  /// Consumes: the writer may overwrite these bytes.
+  /// Copies out of the lines behind the record's first.
+  void peek(std::span<std::byte> bytes) const {
+    each_piece(position_ + kLine, bytes.size(), [&](std::byte* from, std::size_t to, std::size_t n) {
+      std::memcpy(bytes.data() + to, from, n);
+    });
+  }
+  /// Copies out of the first line, behind the stamp.
+  template <class Head>
+  void peek_first(Head& head) const {
+    static_assert(kStampBytes + sizeof(Head) == kLine && std::is_trivially_copyable_v<Head>);
+    std::memcpy(&head, first() + kStampBytes, sizeof(Head));
+  }
+
+  /// Consumes the record, of `bytes` bytes: the writer may overwrite it.
   void release(std::size_t bytes) {
     position_ += bytes;
     tail_->store(position_, std::memory_order_seq_cst);  // pairs with RingWriter::has_room
   }
 
  private:
-  const std::byte* data_ = nullptr;
-  std::size_t capacity_ = 0;
-  const Atomic<std::uint64_t>* head_ = nullptr;
   Atomic<std::uint64_t>* tail_ = nullptr;
-  std::uint64_t position_ = 0;
-  std::uint64_t seen_head_ = 0;
 };
 
 }  // namespace occl::shm

@@ -28,13 +28,7 @@ struct Game {
   Post& post() { return block().post(1); }
   void arrive() { post().stamp.store(1); }
   SendLine& line() { return block().send(0); }
-  /// The next record of the peer's ring, without a payload.
-  void send(const Envelope& e) {
-    const std::uint64_t ring = peer().extra(), at = line().head.load();
-    std::memcpy(peer().control + ring + at, &e, sizeof(e));
-    line().head.store(at + sizeof(e));
-    line().ring.store(ring);
-  }
+  void send(const Envelope& e) { peer().write(0, e); }
 
   /// Drives until the group has ended. Fails if that takes long: nobody but this thread does anything.
   std::string error(Errc expected) {
@@ -154,14 +148,12 @@ TEST("message rings and records that make no sense are an error") {
     Game game;
     const Transfer t{false, 1, 0, DType::u8, {game.victim.memory(16, false), 16}};
     game.victim.submit(t);
-    SendLine& line = game.block().send(0);
     Envelope e;
     e.count = e.bytes = 16;
-    std::uint64_t ring = game.peer().extra();
-    line.head.store(sizeof(e) + 64);
-    line.ring.store(ring);
-    breaks(game, line, e);
-    std::memcpy(game.peer().control + ring, &e, sizeof(e));
+    game.send(e);
+    game.peer().position = 0;  // the record once more, after it was broken
+    breaks(game, game.line(), e);
+    if (game.line().ring.load() == game.peer().extra()) game.send(e);
     return game.error(Errc::protocol);
   };
   CHECK(contains(with([](Game&, SendLine& line, Envelope&) { line.ring.store(std::uint64_t{1} << 40); }),
@@ -169,45 +161,80 @@ TEST("message rings and records that make no sense are an error") {
   CHECK(
       contains(with([](Game& g, SendLine& line, Envelope&) { line.ring.store(g.peer().control_bytes - 64); }),
                "pointed outside of its control region"));
-  for (const std::uint64_t head :
-       {std::uint64_t{1}, std::uint64_t{63}, kRingBytes + std::uint64_t{1}, ~std::uint64_t{0}})
-    CHECK(contains(with([head](Game&, SendLine& line, Envelope&) { line.head.store(head); }),
-                   "broken message record"),
-          head);
-  for (const std::uint64_t bytes : {std::uint64_t{65}, kRingBytes + std::uint64_t{1}, ~std::uint64_t{0}})
+  CHECK(contains(with([](Game& g, SendLine& line, Envelope&) { line.ring.store(g.peer().extra() + 8); }),
+                 "broken message record"));
+  for (const std::uint32_t bytes : {kRingBytes - 127, kRingBytes, ~0u})
     CHECK(
         contains(with([bytes](Game&, SendLine&, Envelope& e) { e.bytes = bytes; }), "broken message record"),
         bytes);
-  for (const std::uint32_t record : {0u, 9u, ~0u})
+  for (const std::uint32_t record : {0u, 9u, 255u})
     CHECK(contains(with([record](Game&, SendLine&, Envelope& e) { e.record = static_cast<Record>(record); }),
                    "record of unknown kind"));
   CHECK(contains(with([](Game&, SendLine&, Envelope& e) { e.record = Record::data; }),
                  "data of an unknown message"));
 }
 
-TEST("a message is not more than what was written of it, and its beginning not more than the whole") {
-  const auto received = [](Record record, std::size_t written) -> std::string {
+TEST("what arrives of a message is not more than the whole") {
+  // A first record with so many bytes, and one more.
+  const auto received = [](Record record, std::uint32_t first, std::uint32_t more) -> std::string {
     Game game;
     constexpr std::size_t kBytes = 80;
     game.victim.submit(Transfer{false, 1, 0, DType::u8, {game.victim.memory(kBytes, false), kBytes}});
-    SendLine& line = game.block().send(0);
     Envelope e;
     e.record = record;
     e.count = kBytes;
-    e.bytes = record == Record::eager ? kBytes : written;
-    const std::uint64_t ring = game.peer().extra();
-    std::memcpy(game.peer().control + ring, &e, sizeof(e));
-    line.head.store(sizeof(e) + (written + 63) / 64 * 64);
-    line.ring.store(ring);
+    e.bytes = first;
+    game.send(e);
+    e.record = Record::data;
+    e.bytes = more;
+    if (more) game.send(e);
     game.victim.group->drive(true);
     const coll::Operation& receive = game.victim.calls[0]->operation;
     return !receive.finished() ? "waits" : receive.error() ? receive.error()->what() : "ended";
   };
-  CHECK(received(Record::eager, 80) == "ended");
-  CHECK(contains(received(Record::eager, 64), "broken message record"));
-  CHECK(received(Record::stream, 79) == "waits");
-  for (const std::size_t written : {80, 81, 4096})
-    CHECK(contains(received(Record::stream, written), "sent uint8[80]"), written);
+  for (const Record record : {Record::eager, Record::stream}) {
+    CHECK(received(record, 80, 0) == "ended");
+    CHECK(received(record, 79, 0) == "waits");
+    CHECK(received(record, 79, 1) == "ended");
+    CHECK(contains(received(record, 79, 2), "data of an unknown message"));
+    for (const std::uint32_t first : {81u, 4096u})
+      CHECK(contains(received(record, first, 0), "sent uint8[80]"), first);
+  }
+}
+
+TEST("what arrives of a message without a receive is not more than a rank may send unasked") {
+  Game game;
+  Envelope e;
+  e.record = Record::stream;
+  e.count = 5000;
+  e.tag = 9;
+  e.bytes = 4000;
+  game.victim.submit(Transfer{false, 1, 0, DType::u8, {game.victim.memory(16, false), 16}});
+  game.send(e);
+  e.record = Record::data;
+  for (int i = 0; i < 20; ++i) game.send(e);
+  CHECK(contains(game.error(Errc::protocol), "data of an unknown message"));
+}
+
+TEST("what a message that did not fit still sends is dropped") {
+  Game game;
+  game.victim.submit(Transfer{false, 1, 0, DType::u8, {game.victim.memory(16, false), 16}});
+  Envelope e;
+  e.record = Record::stream;
+  e.id = 3;
+  e.count = 5000;
+  e.bytes = 1000;
+  game.send(e);
+  e.record = Record::data;
+  game.send(e);
+  game.victim.group->drive(true);
+  const Error* error = game.victim.calls[0]->operation.error();
+  CHECK(error && contains(error->what(), "sent uint8[5000]"));
+  CHECK(!game.victim.group->error());
+  e.id = 4;
+  game.send(e);
+  game.victim.submit(Transfer{false, 1, 0, DType::u8, {game.victim.memory(16, false), 16}});
+  CHECK(contains(game.error(Errc::protocol), "data of an unknown message"));
 }
 
 /// The honest rank receives 1000 bytes in 16 pieces, in message 7, of which the peer's word says `claimed`.

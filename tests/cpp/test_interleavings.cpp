@@ -136,37 +136,44 @@ TEST("bell: two processes that answer each other") {
             1000);
 }
 
-TEST("ring: bytes are neither read before they are written, nor overwritten before they are read") {
+TEST("ring: records are neither read before they are written, nor overwritten before they are read") {
   check_all(exhaust(
                 [] {
-                  constexpr std::size_t kCapacity = 4, kTotal = 8, kPiece = 2;
-                  std::byte data[kCapacity];
-                  Plain<int> slots[kCapacity];  // the bytes once more, watched
-                  Atomic<std::uint64_t> head = 0, tail = 0;
+                  constexpr std::size_t kLines = 4, kTotal = 6;
+                  struct Head {
+                    std::uint64_t number;
+                    std::array<std::byte, kLine - 2 * sizeof(std::uint64_t)> filling{};
+                  };
+                  alignas(kLine) std::byte data[kLines * kLine] = {};
+                  Plain<int> lines[kLines];  // the lines once more, watched
+                  Atomic<std::uint64_t> tail = 0;
                   Doorbell at_writer, at_reader;
+                  // Records of one line and of two lines take turns.
+                  const auto length = [](std::uint64_t number) { return 1 + number % 2; };
                   Thread other([&] {
-                    shm::RingWriter writer(data, kCapacity, &head, &tail);
-                    for (std::size_t at = 0; at < kTotal; at += kPiece) {
-                      sleep_until(at_writer.bell, [&] { return writer.has_room(kPiece); });
-                      const std::byte bytes[kPiece] = {std::byte(at), std::byte(at + 1)};
-                      for (std::size_t i = 0; i < kPiece; ++i) slots[(at + i) % kCapacity].set(1);
-                      writer.put(bytes);
-                      writer.publish();
+                    shm::RingWriter writer(data, sizeof(data), &tail);
+                    for (std::size_t number = 0, at = 0; number < kTotal; ++number) {
+                      const std::size_t n = length(number);
+                      sleep_until(at_writer.bell, [&] { return writer.has_room(n * kLine); });
+                      for (std::size_t i = 0; i < n; ++i) lines[(at + i) % kLines].set(1);
+                      // A second line that looks like the stamp of a record.
+                      const std::uint64_t payload[] = {(at + 1 + kLines) * kLine + 1};
+                      if (n > 1) writer.put(std::as_bytes(std::span(payload)));
+                      writer.put_first(Head{number});
+                      writer.publish(n * kLine);
                       at_reader.bell.ring();
+                      at += n;
                     }
                   });
-                  shm::RingReader reader(data, kCapacity, &head, &tail);
-                  for (std::size_t at = 0; at < kTotal;) {
-                    std::size_t n = 0;
-                    sleep_until(at_reader.bell, [&] { return (n = reader.readable()) > 0; });
-                    CHECK(n <= kCapacity && n % kPiece == 0);
-                    std::byte bytes[kCapacity];
-                    reader.peek({bytes, n});
-                    for (std::size_t i = 0; i < n; ++i) {
-                      slots[(at + i) % kCapacity].get();
-                      CHECK(bytes[i] == std::byte(at + i));
-                    }
-                    reader.release(n);
+                  shm::RingReader reader(data, sizeof(data), &tail);
+                  for (std::size_t number = 0, at = 0; number < kTotal; ++number) {
+                    sleep_until(at_reader.bell, [&] { return reader.readable(); });
+                    const std::size_t n = length(number);
+                    for (std::size_t i = 0; i < n; ++i) lines[(at + i) % kLines].get();
+                    Head head;
+                    reader.peek_first(head);
+                    CHECK(head.number == number);
+                    reader.release(n * kLine);
                     at_writer.bell.ring();
                     at += n;
                   }

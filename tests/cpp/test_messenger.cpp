@@ -52,12 +52,13 @@ Transfer transfer(const Message& m, bool send, int peer, std::uint32_t tag) {
 
 TEST("messages of every size arrive, mapped or not, around every threshold") {
   Cluster cluster(2);
-  const std::size_t ring = kRingBytes, eager = Tuning{}.eager_bytes;
+  const std::size_t ring = kRingBytes, eager = Tuning{}.eager_bytes, unasked = Tuning{}.unasked_bytes;
   cluster.each([&](Rank& rank) {
     std::uint32_t tag = 0;
     for (const std::size_t size :
-         {std::size_t{0}, std::size_t{1}, std::size_t{63}, std::size_t{64}, std::size_t{65}, eager - 1, eager,
-          eager + 1, ring / 4, ring - 1, ring, ring + 1, 3 * ring + 17})
+         {std::size_t{0}, std::size_t{1}, std::size_t{63}, std::size_t{64}, std::size_t{65}, kInsideBytes,
+          kInsideBytes + 1, eager - 1, eager, eager + 1, 2 * eager + 1, unasked - 1, unasked, unasked + 1,
+          ring - 1, ring, ring + 1, 3 * ring + 17})
       for (bool mapped : {false, true}) {
         Message m(rank, size, mapped);
         ++tag;
@@ -66,6 +67,23 @@ TEST("messages of every size arrive, mapped or not, around every threshold") {
         m.check(0, tag);
       }
   });
+}
+
+TEST("messages arrive whatever may travel at once and unasked") {
+  for (const std::uint32_t eager : {0u, 100u})
+    for (const std::uint32_t unasked : {0u, 50u, 3000u, kMaxUnaskedBytes}) {
+      Tuning tuning;
+      tuning.eager_bytes = eager, tuning.unasked_bytes = unasked;
+      Cluster cluster(2, tuning);
+      cluster.each([](Rank& rank) {
+        for (const std::size_t size : {1u, 100u, 101u, 3000u, 20000u, 600000u}) {
+          Message m(rank, size, false);
+          if (rank.rank == 0) m.fill(0, 1);
+          rank.run(transfer(m, rank.rank == 0, 1 - rank.rank, 1));
+          m.check(0, 1);
+        }
+      });
+    }
 }
 
 TEST("large messages cross in both directions at once") {
@@ -195,7 +213,7 @@ TEST("a receive from any rank says where its message came from") {
 }
 
 TEST("a message that does not fit is an error on both sides that names both") {
-  for (const std::size_t bytes : {10u, 100000u}) {
+  for (const std::size_t bytes : {10u, 20000u, 100000u}) {
     Cluster cluster(2);
     cluster.each([bytes](Rank& rank) {
       rank.patience = std::chrono::seconds(10);
@@ -222,10 +240,8 @@ TEST("a message that does not fit is an error on both sides that names both") {
 }
 
 TEST("an answer for which there is no room is given later, by a rank that has nothing else to do") {
-  constexpr std::size_t kRecord = kRingBytes / 8, kPayload = kRecord - sizeof(Envelope);
-  Tuning tuning;
-  tuning.eager_bytes = kRecord;
-  Cluster cluster(2, tuning);
+  constexpr std::size_t kRecords = kRingBytes / kLine - 1, kPayload = kInsideBytes;  // one line for each
+  Cluster cluster(2);
   Rank &zero = cluster[0], &one = cluster[1];
   Message small(zero, kPayload, false), long_one(zero, 100000, true), arrived(one, 100000, true);
   Message filling(one, kPayload, false);
@@ -234,15 +250,51 @@ TEST("an answer for which there is no room is given later, by a rank that has no
   Call send(transfer(long_one, true, 1, 2), Deadline::after(kPatience));
   zero.group->submit(send.operation);
   zero.group->drive(false);  // once: then nothing takes what rank 1 writes
-  for (std::size_t i = 0; i < kRingBytes / kRecord; ++i) one.run(transfer(filling, true, 0, 1));
+  for (std::size_t i = 0; i < kRecords; ++i) one.run(transfer(filling, true, 0, 1));
   one.run(transfer(arrived, false, 0, 2));  // it has the message, and cannot say so
   arrived.check(0, 2);
   CHECK(!send.operation.finished());
-  for (std::size_t i = 0; i < kRingBytes / kRecord; ++i) {
+  for (std::size_t i = 0; i < kRecords; ++i) {
     zero.run(transfer(small, false, 1, 1));
     small.check(1, 1);
   }
   zero.wait(send);
+}
+
+TEST("what a message sends unasked is kept until its receive comes, in pieces as they arrive") {
+  Cluster cluster(2);
+  Rank &zero = cluster[0], &one = cluster[1];
+  const std::size_t unasked = Tuning{}.unasked_bytes;
+  std::vector<std::unique_ptr<Message>> sent, arrived;
+  std::vector<std::unique_ptr<Call>> sends;
+  // More than the ring holds: the last ones begin when rank 1 has emptied it.
+  for (std::uint32_t tag = 0; tag < 8; ++tag) {
+    sent.push_back(std::make_unique<Message>(zero, unasked + (tag % 2) * 10000, false));
+    sent.back()->fill(0, tag);
+    sends.push_back(std::make_unique<Call>(transfer(*sent.back(), true, 1, tag), Deadline::after(kPatience)));
+    zero.group->submit(sends.back()->operation);
+    zero.group->drive(false);
+  }
+  Message none(one, 1, false);
+  Call other(transfer(none, false, 0, 99), Deadline::after(kPatience));  // so that rank 1 looks
+  one.group->submit(other.operation);
+  for (int i = 0; i < 20; ++i) one.group->drive(false), zero.group->drive(false);
+  for (const auto& send : sends) CHECK(!send->operation.finished(), "no receive has come");
+  std::vector<std::unique_ptr<Call>> receives;
+  for (std::uint32_t tag = 8; tag-- > 0;) {
+    arrived.push_back(std::make_unique<Message>(one, sent[tag]->size, false));
+    receives.push_back(
+        std::make_unique<Call>(transfer(*arrived.back(), false, 0, tag), Deadline::after(kPatience)));
+    one.group->submit(receives.back()->operation);
+  }
+  for (int i = 0; i < 20; ++i) one.group->drive(false), zero.group->drive(false);
+  for (auto& send : sends) zero.wait(*send);
+  for (auto& receive : receives) one.wait(*receive);
+  for (std::uint32_t tag = 0; tag < 8; ++tag) arrived[7 - tag]->check(0, tag);
+  Message last(zero, 1, false);
+  last.fill(0, 99);
+  zero.run(transfer(last, true, 1, 99));
+  one.wait(other);
 }
 
 TEST("collectives and messages of one group do not wait for each other") {

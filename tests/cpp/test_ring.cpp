@@ -1,4 +1,6 @@
 // The byte ring and the doorbell, two threads against each other.
+#include <algorithm>
+#include <array>
 #include <random>
 
 #include "check.h"
@@ -8,57 +10,94 @@
 using namespace occl;
 using namespace occl::shm;
 
-TEST("a reader gets the bytes that were written, over many turns of the ring") {
-  constexpr std::size_t kCapacity = 256;
-  std::vector<std::byte> data(kCapacity);
-  std::atomic<std::uint64_t> head = 0, tail = 0;
-  constexpr std::size_t kTotal = 200000;
+namespace {
+
+/// The rest of a record's first line.
+struct Head {
+  std::uint32_t bytes = 0;  // behind the first line
+  std::array<std::byte, kLine - kStampBytes - sizeof(bytes)> filling{};
+};
+
+std::size_t record_bytes(const Head& head) { return kLine + (head.bytes + kLine - 1) / kLine * kLine; }
+
+}  // namespace
+
+TEST("a reader gets the records that were written, over many turns of the ring") {
+  constexpr std::size_t kCapacity = 512, kTotal = 200000;
+  alignas(kLine) std::byte data[kCapacity] = {};
+  std::atomic<std::uint64_t> tail = 0;
+  const auto byte_at = [](std::size_t i) { return static_cast<std::byte>(i * 7); };
   check::in_threads(2, [&](int side) {
     std::mt19937 random(side);
     std::byte buffer[kCapacity];
+    Head head;
     if (side == 0) {
-      RingWriter writer(data.data(), kCapacity, &head, &tail);
+      RingWriter writer(data, kCapacity, &tail);
       for (std::size_t at = 0; at < kTotal;) {
-        const std::size_t n = std::min<std::size_t>(1 + random() % 200, kTotal - at);
-        for (std::size_t i = 0; i < n; ++i) buffer[i] = static_cast<std::byte>((at + i) * 7);
-        while (!writer.has_room(n)) std::this_thread::yield();
-        const std::size_t first = n / 3;  // put in two pieces, published as one
-        writer.put({buffer, first});
-        writer.put({buffer + first, n - first});
-        writer.publish();
-        at += n;
+        head.bytes = static_cast<std::uint32_t>(std::min<std::size_t>(random() % 380, kTotal - at));
+        for (std::size_t i = 0; i < head.bytes; ++i) buffer[i] = byte_at(at + i);
+        head.filling.fill(byte_at(at));
+        while (!writer.has_room(record_bytes(head))) std::this_thread::yield();
+        writer.put({buffer, head.bytes});
+        writer.put_first(head);
+        writer.publish(record_bytes(head));
+        at += head.bytes;
       }
     } else {
-      RingReader reader(data.data(), kCapacity, &head, &tail);
+      RingReader reader(data, kCapacity, &tail);
       for (std::size_t at = 0; at < kTotal;) {
-        const std::size_t n = std::min<std::size_t>(reader.readable(), 1 + random() % 100);
-        if (n == 0) {
+        if (!reader.readable()) {
           std::this_thread::yield();
           continue;
         }
-        reader.peek({buffer, n});
-        for (std::size_t i = 0; i < n; ++i)
-          CHECK(buffer[i] == static_cast<std::byte>((at + i) * 7), "byte ", at + i);
-        reader.release(n);
-        at += n;
+        reader.peek_first(head);
+        CHECK(head.bytes < 380);
+        for (const std::byte b : head.filling) CHECK(b == byte_at(at), "the first line at ", at);
+        reader.peek({buffer, head.bytes});
+        for (std::size_t i = 0; i < head.bytes; ++i) CHECK(buffer[i] == byte_at(at + i), "byte ", at + i);
+        reader.release(record_bytes(head));
+        at += head.bytes;
       }
     }
   });
 }
 
-TEST("a full ring has no room until the reader has released") {
-  std::byte data[64];
-  std::atomic<std::uint64_t> head = 0, tail = 0;
-  RingWriter writer(data, 64, &head, &tail);
-  RingReader reader(data, 64, &head, &tail);
-  const std::byte bytes[64] = {};
-  CHECK(writer.has_room(64) && !writer.has_room(65));
+TEST("a full ring has no room until the reader has released, and one line stays free") {
+  alignas(kLine) std::byte data[4 * kLine] = {};
+  std::atomic<std::uint64_t> tail = 0;
+  RingWriter writer(data, sizeof(data), &tail);
+  RingReader reader(data, sizeof(data), &tail);
+  CHECK(writer.has_room(3 * kLine) && !writer.has_room(4 * kLine));
+  const std::byte bytes[2 * kLine] = {};
   writer.put(bytes);
-  CHECK(reader.readable() == 0, "not published");
-  writer.publish();
-  CHECK(reader.readable() == 64 && !writer.has_room(1));
-  reader.release(10);
-  CHECK(writer.has_room(10) && !writer.has_room(11));
+  writer.put_first(Head{});
+  CHECK(!reader.readable(), "not published");
+  writer.publish(3 * kLine);
+  CHECK(reader.readable() && !writer.has_room(kLine));
+  reader.release(3 * kLine);
+  CHECK(!reader.readable() && writer.has_room(3 * kLine) && !writer.has_room(4 * kLine));
+}
+
+TEST("what an earlier turn left is not taken for a record") {
+  alignas(kLine) std::byte data[4 * kLine] = {};
+  std::atomic<std::uint64_t> tail = 0;
+  RingWriter writer(data, sizeof(data), &tail);
+  RingReader reader(data, sizeof(data), &tail);
+  // A payload that holds, in each line, the stamp that this line will have as the beginning of a record one
+  // turn later.
+  std::array<std::uint64_t, 2 * kLine / 8> stamps{};
+  stamps[0] = 5 * kLine + 1, stamps[kLine / 8] = 6 * kLine + 1;
+  writer.put(std::as_bytes(std::span(stamps)));
+  writer.put_first(Head{});
+  writer.publish(3 * kLine);
+  reader.release(3 * kLine);
+  for (int i = 0; i < 4; ++i) {
+    CHECK(!reader.readable(), "record ", i);
+    writer.put_first(Head{});
+    writer.publish(kLine);
+    CHECK(reader.readable());
+    reader.release(kLine);
+  }
 }
 
 TEST("no ring of a bell is lost: a sleeper sees what was published before it") {

@@ -36,6 +36,7 @@ void one(Input& in) {
             it.tuning.slot_bytes = static_cast<std::uint32_t>(in.number());
             it.tuning.streaming_bytes = in.number();
             it.tuning.eager_bytes = static_cast<std::uint32_t>(in.number());
+            it.tuning.unasked_bytes = static_cast<std::uint32_t>(in.number());
             it.tuning.both_ends_bytes = in.number();
             break;
           case 3:
@@ -54,12 +55,14 @@ void one(Input& in) {
     // Joined: then the tuning is one that the executor can work with, and the lines lie where they may be
     // read.
     const Tuning& t = mesh->tuning();
-    require(t.one_shot_bytes <= kMaxOneShotBytes && t.eager_bytes <= kRingBytes / 4, "tuning has limits");
+    require(t.one_shot_bytes <= kMaxOneShotBytes && t.eager_bytes <= kMaxEagerBytes &&
+                t.unasked_bytes <= kMaxUnaskedBytes,
+            "tuning has limits");
     require(t.slot_bytes >= t.one_shot_bytes && t.slot_bytes >= size * kLine && t.slot_bytes <= 64 << 20,
             "a slot has room");
     for (int i = 0; i < size; ++i) {
       const SharedBlock& block = mesh->member(i).block;
-      require(block.post(1).stamp.load() + block.tick().load() + block.send(size - 1).head.load() +
+      require(block.post(1).stamp.load() + block.tick().load() + block.send(size - 1).taken.load() +
                       block.recv(size - 1).tail.load() + static_cast<unsigned char>(*block.payload(1)) <
                   ~std::uint64_t{0},
               "all of it can be read");

@@ -12,8 +12,6 @@ void one(Input& in) {
   const int me = victim.hostile[0] ? 1 : 0, other = 1 - me;
   Hostile& hostile = *victim.hostile[other];
   SendLine& line = hostile.block.send(me);
-  const std::uint64_t ring = hostile.extra();
-  std::uint64_t head = 0;
   for (int turn = 0; turn < 40 && !in.empty(); ++turn) {
     switch (in.below(8)) {
       case 0:
@@ -36,18 +34,12 @@ void one(Input& in) {
         e.record = static_cast<Record>(in.below(9));
         e.tag = static_cast<std::uint32_t>(in.below(3));
         e.id = in.below(8) ? 1 + in.below(4) : in.number();
-        e.dtype = static_cast<std::uint32_t>(in.below(4) ? DType::u8 : static_cast<DType>(in.byte()));
+        e.dtype = in.below(4) ? static_cast<std::uint8_t>(DType::u8) : in.byte();
         e.count = in.number();
-        e.bytes = in.below(8) ? std::min<std::uint64_t>(e.count, 2000) : in.number();
+        e.bytes =
+            static_cast<std::uint32_t>(in.below(8) ? std::min<std::uint64_t>(e.count, 2000) : in.number());
         e.ref = in.below(2) ? in.below(200) : in.number() << in.below(64);
-        const std::size_t at = head % kRingBytes, room = kRingBytes - at;
-        std::byte* to = hostile.control + ring;
-        const auto* from = reinterpret_cast<const std::byte*>(&e);
-        std::memcpy(to + at, from, std::min(room, sizeof(e)));
-        if (room < sizeof(e)) std::memcpy(to, from + room, sizeof(e) - room);
-        head += sizeof(e) + (std::min<std::uint64_t>(e.bytes, kRingBytes) + 63) / 64 * 64;
-        line.head.store(head);
-        line.ring.store(ring);
+        hostile.write(me, e);
         break;
       }
       case 5:
@@ -55,7 +47,7 @@ void one(Input& in) {
         break;
       case 6:
         if (in.below(4) == 0) line.ring.store(in.number());
-        if (in.below(4) == 0) line.head.store(head = in.number());
+        if (in.below(4) == 0) hostile.position = in.number() / kLine * kLine;
         if (in.below(8) == 0) hostile.scribble(in);
         break;
       default:

@@ -4,12 +4,15 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
+#include <cstring>
 #include <memory>
 #include <new>
 #include <vector>
 
 #include "coll/engine.h"
 #include "coll/group.h"
+#include "coll/pipe.h"
 #include "fuzz/input.h"
 
 namespace fuzz {
@@ -67,6 +70,18 @@ struct Hostile {
 
   std::uint64_t extra() const { return control_bytes - kRingBytes - kExtra; }
 
+  /// Writes the next record of the ring to rank `to`. Its payload is whatever lies there.
+  void write(int to, const Envelope& e) {
+    std::byte* const line = control + extra() + position % kRingBytes;
+    std::memcpy(line + shm::kStampBytes, &e, sizeof(e));
+    const std::uint64_t stamp = position + 1;
+    std::memcpy(line, &stamp, sizeof(stamp));
+    const std::uint64_t behind =
+        e.bytes <= kInsideBytes ? 0 : (std::uint64_t{e.bytes} + kLine - 1) / kLine * kLine;
+    position += kLine + std::min<std::uint64_t>(behind, kRingBytes);
+    block.send(to).ring.store(extra());
+  }
+
   /// Writes anything anywhere in the block's first kilobytes, where the control lines are.
   void scribble(Input& in) {
     const std::size_t at = in.take<std::uint16_t>() % 2048;
@@ -77,6 +92,7 @@ struct Hostile {
   std::byte* control;
   SharedBlock block;
   Invitation invitation;
+  std::uint64_t position = 0;  // of the next record
   shm::FutexWord word = 0;
   std::atomic<std::uint32_t> sleepers = 0;
   std::shared_ptr<shm::Peer> peer;
