@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <fstream>
 #include <functional>
 
 #include "check.h"
@@ -201,10 +202,28 @@ TEST("decommitted memory goes back to the system and reads as zero") {
   CHECK(region.base()[0] == std::byte{1} && region.base()[2 << 20] == std::byte{0});
 }
 
+TEST("memory is taken by the commit, or by the first store where that is asked for") {
+  std::ifstream file("/proc/sys/vm/overcommit_memory");
+  const bool strict = file.peek() == '2';
+  for (const Pages pages : {Pages::reserved, Pages::when_touched}) {
+    Region region = Region::create("test", 1 << 22, Access::read_write);
+    const auto taken = [&] {
+      struct stat status {};
+      CHECK(fstat(region.fd(), &status) == 0);
+      return status.st_blocks * 512;
+    };
+    region.commit(0, 1 << 22, pages);
+    CHECK(taken() == (pages == Pages::reserved || strict ? 1 << 22 : 0), taken());
+    std::memset(region.base(), 1, 1 << 22);
+    CHECK(taken() == 1 << 22, taken());
+  }
+}
+
 TEST("memory that cannot be had is an error, not a signal") {
   Region region =
       Region::create("test", std::size_t{1} << 44, Access::read_write);  // more than any machine has
-  CHECK(code_of([&] { region.commit(0, std::size_t{1} << 44); }) == Errc::out_of_memory);
+  for (const Pages pages : {Pages::reserved, Pages::when_touched})
+    CHECK(code_of([&] { region.commit(0, std::size_t{1} << 44, pages); }) == Errc::out_of_memory);
 }
 
 TEST("blocks are used again only when nobody reads them any more") {

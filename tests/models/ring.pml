@@ -1,33 +1,38 @@
-/* The byte ring (csrc/shm/ring.h): the reader gets what was written, in order; nothing is overwritten unread; and
- * neither side sleeps for ever, although each looks at the other's position only when its copy is not enough.
+/* The ring of records (csrc/shm/ring.h): the reader gets what was written, in order; nothing is overwritten unread;
+ * what an earlier turn left is not taken for a record; and neither side sleeps for ever, although the writer looks at
+ * the reader's position only when its copy is not enough.
  *
- * Broken variants that must be caught: -DPUBLISH_FIRST (the position goes before the bytes), -DRELEASE_FIRST (the
- * reader gives room back before it has copied), -DTOO_MUCH_ROOM (one byte more than there is), -DNO_BELL (a reader
- * that has made room does not ring).
+ * A line has one word. That of a record's first line is its stamp, position + 1; a second line holds a payload that
+ * looks like the stamp of a record one turn later. Records of one line and of two take turns.
+ *
+ * Broken variants that must be caught: -DPUBLISH_FIRST (the stamp goes before the bytes), -DRELEASE_FIRST (the reader
+ * gives room back before it has copied), -DTOO_MUCH_ROOM (no line stays free), -DNO_CLEAR (the place behind a record
+ * keeps what it held), -DNO_BELL (a reader that has made room does not ring).
  */
-#define CAPACITY 2
-#define TOTAL 5
+#define CAPACITY 4
+#define TOTAL 6
 
-byte data[CAPACITY];
-byte head, tail;
+byte word[CAPACITY], data[CAPACITY];
+byte tail;
 bit writer_asleep, reader_asleep;
 
 active proctype writer() {
-  byte position, seen_tail, room;
-#ifdef TOO_MUCH_ROOM
-  room = CAPACITY + 1;
-#else
-  room = CAPACITY;
-#endif
+  byte number, position, seen_tail, length, needed;
   do
-  :: position == TOTAL -> break
+  :: number == TOTAL -> break
   :: else ->
+    length = 1 + number % 2;
+#ifdef TOO_MUCH_ROOM
+    needed = length;
+#else
+    needed = length + 1;
+#endif
     do  /* has_room */
-    :: position - seen_tail < room -> break
+    :: CAPACITY - (position - seen_tail) >= needed -> break
     :: else ->
       seen_tail = tail;
       if
-      :: position - seen_tail < room
+      :: CAPACITY - (position - seen_tail) >= needed
       :: else ->
         atomic {  /* the bell is right (bell.pml): a change in between ends the sleep */
           if
@@ -39,41 +44,49 @@ active proctype writer() {
       fi
     od;
 #ifdef PUBLISH_FIRST
-    head = position + 1;
+    word[position % CAPACITY] = position + 1;
 #endif
-    data[position % CAPACITY] = position + 1;
-    position++;
-    head = position;
+    if
+    :: length == 2 ->
+      word[(position + 1) % CAPACITY] = position + 1 + CAPACITY + 1;
+      data[(position + 1) % CAPACITY] = number + 1
+    :: else
+    fi;
+    data[position % CAPACITY] = number + 1;
+#ifndef NO_CLEAR
+    word[(position + length) % CAPACITY] = 0;
+#endif
+    word[position % CAPACITY] = position + 1;
+    position = position + length;
+    number++;
     reader_asleep = 0
   od
 }
 
 active proctype reader() {
-  byte position, seen_head;
+  byte number, position, length;
   do
-  :: position == TOTAL -> break
+  :: number == TOTAL -> break
   :: else ->
     do  /* readable */
-    :: seen_head != position -> break
+    :: word[position % CAPACITY] == position + 1 -> break
     :: else ->
-      seen_head = head;
-      if
-      :: seen_head != position
-      :: else ->
-        atomic {
-          if
-          :: head == seen_head -> reader_asleep = 1
-          :: else
-          fi
-        };
-        !reader_asleep
-      fi
+      atomic {
+        if
+        :: word[position % CAPACITY] != position + 1 -> reader_asleep = 1
+        :: else
+        fi
+      };
+      !reader_asleep
     od;
+    length = 1 + number % 2;
 #ifdef RELEASE_FIRST
-    tail = position + 1;
+    tail = position + length;
 #endif
-    assert(data[position % CAPACITY] == position + 1);
-    position++;
+    assert(data[position % CAPACITY] == number + 1);
+    assert(length == 1 || data[(position + 1) % CAPACITY] == number + 1);
+    number++;
+    position = position + length;
     tail = position;
 #ifndef NO_BELL
     writer_asleep = 0
