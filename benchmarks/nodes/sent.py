@@ -27,6 +27,9 @@ def constant(file: str, name: str) -> int:
 IN_A_ROW = constant("hosts/ways.cpp", "kInARow")
 AT_A_TIME = constant("hosts/ways.cpp", "kAtATime")
 WINDOW = constant("hosts/membership.h", "kWindowBytes")
+MESSAGES = constant("hosts/program.cpp", "kMessages")
+WINDOWS = constant("hosts/program.cpp", "kWindows")
+SHORT_WINDOWS = constant("hosts/program.cpp", "kShortWindows")
 NOTE = constant("hosts/council.h", "kNoteBytes")
 NOTE_DATA = NOTE - 32
 RADIX = constant("hosts/council.cpp", "kRadix")
@@ -88,6 +91,13 @@ def cuts(count: int, parts: int) -> np.ndarray:
     return np.diff(ends, prepend=0)
 
 
+def window_of(nodes: int, ranks: int, size: int, window_bytes: int) -> int:
+    """The elements of a whole window of ``size`` bytes of data: csrc/hosts/program.cpp."""
+    window_bytes = min(max(size // WINDOWS, window_bytes // 2), window_bytes)
+    window_bytes *= min(max(ranks * nodes // MESSAGES, 1), ranks)
+    return max(window_bytes // ITEM // LINE, 1) * LINE
+
+
 def all_reduce(nodes: int, ranks: int, size: int, window_bytes: int = WINDOW) -> Sent:
     """Of ``size`` bytes over nodes of ``ranks`` each."""
     if nodes == 1:
@@ -95,14 +105,18 @@ def all_reduce(nodes: int, ranks: int, size: int, window_bytes: int = WINDOW) ->
     if size <= NOTE_DATA:
         return Sent("notes", 0, 0, 0, 0, 0)
     elements = size // ITEM
-    window = max(window_bytes * ranks // ITEM // LINE, 1) * LINE
-    full, rest = divmod(elements, window)
-    windows = full + (rest > 0)
+    window = window_of(nodes, ranks, size, window_bytes)
+    full = (elements - 1) // window
+    rest = elements - full * window
+    ends = [rest]
+    if rest >= window // 2 and rest >= SHORT_WINDOWS * LINE:  # the last windows are short
+        ends = [rest * quarters // 4 // LINE * LINE for quarters in (2, 3)] + [rest]
+    windows = full + len(ends)
     rail = -(-min(window, elements) // ranks) * ITEM
     doubling = by_doubling(nodes, rail, windows > 1)
     # Messages and bytes of each rail (one for each rank) and node, over all windows.
     messages, sent = np.zeros((2, ranks, nodes), dtype=np.int64)
-    for count, times in [(window, full), (rest, 1)]:
+    for count, times in [(window, full), *((int(n), 1) for n in np.diff(ends, prepend=0))]:
         for k, own in enumerate(cuts(count, ranks) if count and times else []):
             if doubling:
                 each = doublings(nodes + 1) - 1 + folds(nodes)

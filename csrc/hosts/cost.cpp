@@ -83,8 +83,7 @@ double seconds(const Partition& partition, int rank, const coll::Task& task, std
     on_link += costs.on_link(std::max(sent, received));
   }
   // While one window is on the link, ranks of a node work on another.
-  const auto further =
-      static_cast<double>(program->windows() - std::min<std::uint64_t>(program->windows(), 1));
+  const double further = std::max(program->longest_windows() - 1, 0.0);
   return costs.council() + in_a_row + inside + on_link + further * std::max(inside, on_link);
 }
 

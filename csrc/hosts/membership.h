@@ -31,8 +31,8 @@ struct Membership {
   Partition partition{{0}};
   std::vector<std::string> processes;  // by rank: "pid 4711, host a"
   std::uint32_t channel = 0;  // of the link, the same on every rank; no other group of the link has it
-  /// How much of the data one rank handles in a window. Smaller windows overlap better, and cost more
-  /// synchronisation and scratch memory of a few times this size.
+  /// How much of the data the ranks of a node handle in a window. Smaller windows overlap better, and cost
+  /// more synchronisation and scratch memory of a few times this size.
   std::size_t window_bytes = kWindowBytes;
   std::uint64_t group = 0;  // the same on all ranks, and of no other group: for coll::Activity
 

@@ -1,11 +1,30 @@
 #include "hosts/program.h"
 
+#include <algorithm>
+
 #include "hosts/over_blocks.h"
 #include "hosts/over_rails.h"
 
 namespace occl::hosts {
 
 using coll::Kind;
+
+namespace {
+
+constexpr std::uint64_t kShortWindows = 3;
+constexpr std::size_t kWindows = 16;  // aimed at, if they are long enough then
+/// With so many messages in a window, each is a good size for the network. More nodes and rails get larger
+/// windows, up to what would be one window for each rank.
+constexpr std::size_t kMessages = 64;
+
+/// The bytes of a node's data in a window, of `bytes` in all.
+std::size_t window_of(std::size_t bytes, std::size_t window_bytes, const Partition& p) {
+  window_bytes = std::clamp(bytes / kWindows, window_bytes / 2, window_bytes);
+  const auto rails = static_cast<std::size_t>(p.rails());
+  return window_bytes * std::clamp<std::size_t>(rails * p.nodes() / kMessages, 1, rails);
+}
+
+}  // namespace
 
 std::unique_ptr<Program> Program::make(const Partition& partition, int rank,
                                        const coll::Collective& collective, std::size_t window_bytes,
@@ -31,13 +50,30 @@ Program::Program(const Partition& partition, int rank, const coll::Collective& c
       wide_(wide_dtype(collective.dtype, collective.op)) {
   if (c_.kind == Kind::all_to_all) return;  // one window
   const std::size_t size = size_of(c_.dtype), line = in_a_line(size);
-  std::size_t largest = 0;
-  for (int r = 0; r < p_.size(); ++r) largest = std::max(largest, count_of(r));
+  for (int r = 0; r < p_.size(); ++r) largest_ = std::max(largest_, count_of(r));
+  if (largest_ == 0) {
+    windows_ = 0;
+    return;
+  }
   const coll::Traits& t = coll::traits(c_.kind);
   const std::size_t blocks = t.in_per_rank || t.out_per_rank ? p_.size() : 1;
-  window_ = std::max(window_bytes * p_.rails() / size / blocks / line, std::size_t{1}) * line;
-  windows_ = (largest + window_ - 1) / window_;
-  longest_ = std::min(window_, largest);
+  window_ =
+      std::max(window_of(largest_ * blocks * size, window_bytes, p_) / size / blocks / line, std::size_t{1}) *
+      line;
+  longest_ = std::min(window_, largest_);
+  whole_ = (largest_ - 1) / window_;
+  const std::size_t rest = largest_ - whole_ * window_;
+  if (rest >= window_ / 2 && rest >= kShortWindows * line) divided_ = rest;
+  windows_ = whole_ + (divided_ ? kShortWindows : 1);
+}
+
+/// The last windows are short, because nothing fills the network while the end of the last one is on it: a
+/// half of what is left, and two quarters.
+std::size_t Program::begin_of(std::uint64_t window) const {
+  if (window >= windows_) return largest_;
+  if (window <= whole_ || !divided_) return window * window_;
+  const std::size_t line = in_a_line(size_of(c_.dtype));
+  return whole_ * window_ + divided_ * (window - whole_ + 1) / 4 / line * line;
 }
 
 std::size_t Program::count_of(int rank) const {

@@ -28,8 +28,9 @@ namespace occl::hosts {
 
 class Program {
  public:
-  /// `window_bytes`: how much of the data one rank handles in a window, roughly. `pairwise`: some rank lists
-  /// the sizes of an all_to_all. The partition and the collective must live as long as the program.
+  /// `window_bytes`: how much of the data the ranks of a node handle in a window, roughly; of little data,
+  /// down to a half of it. `pairwise`: some rank lists the sizes of an all_to_all. The partition and the
+  /// collective must live as long as the program.
   static std::unique_ptr<Program> make(const Partition& partition, int rank,
                                        const coll::Collective& collective, std::size_t window_bytes,
                                        bool pairwise = false);
@@ -37,6 +38,10 @@ class Program {
 
   std::uint64_t windows() const { return windows_; }
   int stages() const { return stages_; }
+  /// The data of all windows, in windows of the longest one's size.
+  double longest_windows() const {
+    return longest_ ? static_cast<double>(largest_) / static_cast<double>(longest_) : 0;
+  }
   /// Scratch memory that one window needs; the same for each.
   std::size_t work_bytes() const { return work_bytes_; }
   /// The steps of a stage of a window, for this rank.
@@ -60,8 +65,7 @@ class Program {
 
   /// Elements of a window, of a block of `count`.
   Range range(std::uint64_t window, std::size_t count) const {
-    return {std::min<std::size_t>(window * window_, count),
-            std::min<std::size_t>((window + 1) * window_, count)};
+    return {std::min(begin_of(window), count), std::min(begin_of(window + 1), count)};
   }
   /// Elements of the block of `rank`; where there is only one block, of that.
   std::size_t count_of(int rank) const;
@@ -92,8 +96,14 @@ class Program {
   int stages_ = 0;
 
  private:
+  std::size_t begin_of(std::uint64_t window) const;
+
   std::size_t window_ = 1;   // elements
+  std::size_t largest_ = 0;  // of the longest block
   std::size_t longest_ = 0;  // window_, or fewer if the data is shorter
+  std::uint64_t whole_ =
+      0;  // windows of that length; what is behind them is divided further, or is one window
+  std::size_t divided_ = 0;  // its elements if it is divided
   std::size_t work_bytes_ = 0;
 };
 

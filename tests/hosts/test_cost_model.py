@@ -80,9 +80,9 @@ def test_an_all_reduce_is_counted_as_its_programs_send_it(programs):
 def test_a_broadcast_is_counted_as_its_programs_send_it(programs):
     ways = set()
     for nodes, ranks, size in CASES:
-        window = 2 * sent.WINDOW // nodes
+        window = sent.window_of(nodes, ranks, size, 2 * sent.WINDOW // nodes) * sent.ITEM
         _, number, windows, stages, messages, *_ = programs("broadcast", nodes, ranks, size, sent.WINDOW)
-        rail = -(-min(size, window * ranks) // ranks // sent.ITEM) * sent.ITEM
+        rail = -(-min(size, window) // ranks // sent.ITEM) * sent.ITEM
         way = ["star", "tree", "chain"][number]
         assert sent.broadcast_way(nodes, rail, windows) == way, (nodes, ranks, size)
         in_a_row = {"chain": nodes - 1, "tree": sent.doublings(nodes), "star": 1}[way]
