@@ -38,6 +38,8 @@ class Program {
 
   std::uint64_t windows() const { return windows_; }
   int stages() const { return stages_; }
+  /// Elements of the longest window of any block.
+  std::size_t longest() const { return longest_; }
   /// The data of all windows, in windows of the longest one's size.
   double longest_windows() const {
     return longest_ ? static_cast<double>(largest_) / static_cast<double>(longest_) : 0;
@@ -69,8 +71,6 @@ class Program {
   }
   /// Elements of the block of `rank`; where there is only one block, of that.
   std::size_t count_of(int rank) const;
-  /// Elements of the longest window of any block.
-  std::size_t longest() const { return longest_; }
   bool widens() const { return wide_ != c_.dtype; }
 
   Piece data(Where where, std::uint32_t block, Range range) const;

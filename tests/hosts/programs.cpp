@@ -36,11 +36,13 @@ int main(int, char** argv) {
   std::size_t most_messages = 0, most_bytes = 0, of_node = 0, most_of_node = 0;
   std::uint64_t windows = 0;
   int stages = 0;
+  std::size_t longest = 0;
   for (int rank = 0; rank < partition.size(); ++rank) {
     if (rank % ranks == 0) of_node = 0;
     const auto program = Program::make(partition, rank, c, window);
     windows = program->windows();
     stages = program->stages();
+    longest = program->longest();
     std::size_t messages = 0, sent = 0;
     for (std::uint64_t w = 0; w < windows; ++w)
       for (int stage = 0; stage < stages; ++stage)
@@ -55,8 +57,7 @@ int main(int, char** argv) {
   for (const auto& round : exchanges(nodes))
     for (const Exchange& exchange : round) ++letters, notes += exchange.notes;
 
-  const std::size_t most = reduces ? window : 2 * window / nodes;
-  const std::size_t rail = (std::min(bytes, most * ranks) / 4 + ranks - 1) / ranks * 4;
+  const std::size_t rail = (longest + ranks - 1) / ranks * 4;
   std::printf("%d %d %llu %d %zu %zu %zu %zu %zu\n", all_reduces_by_doubling(nodes, rail, rail, windows > 1),
               static_cast<int>(way_of_broadcast(nodes, rail, windows)),
               static_cast<unsigned long long>(windows), stages, most_messages, most_bytes, most_of_node,
