@@ -1,5 +1,7 @@
 """Says a process that it trains alone although a launcher has started several?"""
 
+from pathlib import Path
+
 import pytest
 
 from tests.support.interpreter import install, run_python
@@ -45,20 +47,43 @@ def test_a_process_that_is_alone_on_purpose_says_nothing(code, environment, tmp_
     assert "trains alone" not in shown
 
 
-@pytest.mark.full
-def test_ranks_of_a_group_of_two_say_nothing():
+def in_a_group_of_two(before: str, folder: Path) -> str:
+    """What two ranks write that share a group and step, the second one after ``before``."""
     code = f"""
-import os, {IMPORT.removeprefix("import ")}
-rank = 0 if os.fork() else 1
+import os, sys, types, {IMPORT.removeprefix("import ")}
+child = os.fork()
+rank = 0 if child else 1
+os.environ["RANK"] = str(rank)
 store = dist.FileStore(os.environ["MEETING"], 2)
 dist.init_process_group("occl", store=store, rank=rank, world_size=2)
+if rank == 1:
+    {before}
 {STEP}
 dist.destroy_process_group()
-if rank == 0:
-    os.wait()
+if child:
+    assert os.waitpid(child, 0)[1] == 0
 """
-    import tempfile
+    return run_python("-c", code, MEETING=f"{folder}/store", **SEVERAL)
 
-    with tempfile.TemporaryDirectory() as folder:
-        shown = run_python("-c", code, MEETING=f"{folder}/store", **SEVERAL)
-    assert "trains alone" not in shown
+
+@pytest.mark.full
+def test_ranks_of_a_group_of_two_say_nothing(tmp_path):
+    assert "trains alone" not in in_a_group_of_two("pass", tmp_path)
+
+
+ACCELERATE = (
+    "sys.modules['accelerate.state'] = types.SimpleNamespace(AcceleratorState=types.SimpleNamespace("
+    "_shared_state={state}))"
+)
+"""Accelerate's state, as this process would have it; tests/ecosystem asks Accelerate itself."""
+
+
+def test_a_rank_whose_models_accelerate_does_not_wrap_warns(tmp_path):
+    shown = in_a_group_of_two(ACCELERATE.format(state="{'distributed_type': 'DistributedType.NO'}"), tmp_path)
+    assert shown.count(f"{WARNING}Accelerate has no kind of training for the process group") == 1, shown
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("state", ["{'distributed_type': 'DistributedType.MULTI_CPU'}", "{}"])
+def test_accelerate_that_wraps_models_or_is_not_used_is_no_reason_to_warn(state, tmp_path):
+    assert "trains alone" not in in_a_group_of_two(ACCELERATE.format(state=state), tmp_path)

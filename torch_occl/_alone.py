@@ -64,11 +64,12 @@ def _why_alone() -> str:
     if not any(group.size() > 1 for group in distributed_c10d._world.pg_map):
         size = "no process group" if not dist.is_initialized() else "no process group of more than one rank"
         return f"it has {size} at the first step of an optimizer"
-    accelerate = getattr(sys.modules.get("accelerate.state"), "PartialState", None)
-    state = getattr(accelerate, "_shared_state", {})
-    if state.get("num_processes", 1) > 1 and str(state.get("distributed_type")).endswith("NO"):
+    # Filled once an Accelerator has been made; the Trainer of transformers makes one. Without a kind of
+    # training for the group, Accelerate counts one process, or the group's if it was told the backend.
+    accelerator = getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None)
+    if str(getattr(accelerator, "_shared_state", {}).get("distributed_type")).endswith("NO"):
         return (
-            f"Accelerate has a group of {state['num_processes']} ranks, but no kind of training "
-            "that it knows (distributed_type is NO), so it does not wrap models in DistributedDataParallel"
+            "Accelerate has no kind of training for the process group (distributed_type is NO), so it does "
+            "not wrap models in DistributedDataParallel"
         )
     return ""

@@ -12,6 +12,7 @@ namespace {
 struct NeonFloat16 {
   using Floats = VectorOf<float, 16>::type;
   using Acc = Accumulators<Floats, 2>;
+  static constexpr bool kPartsFollow = true;  // part 0 has the first half of the elements
   static Acc decode(VectorOf<std::uint32_t, 16>::type raw) {
     const auto halves = (float16x8_t)raw;
     return {(Floats)vcvt_f32_f16(vget_low_f16(halves)), (Floats)vcvt_high_f32_f16(halves)};

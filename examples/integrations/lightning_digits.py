@@ -8,9 +8,7 @@ import argparse
 import lightning as L
 import torch
 from digits import load, make_network
-from lightning.fabric.strategies import DDPStrategy as FabricDDPStrategy
-from lightning.pytorch.strategies import DDPStrategy
-from torch import nn
+from lightning import fabric, pytorch
 from torch.utils.data import DataLoader, TensorDataset
 
 
@@ -20,7 +18,7 @@ class Classifier(L.LightningModule):
         self.network, self.losses = make_network(), []
 
     def training_step(self, batch: list[torch.Tensor], number: int) -> torch.Tensor:
-        loss = nn.functional.cross_entropy(self.network(batch[0]), batch[1])
+        loss = torch.nn.functional.cross_entropy(self.network(batch[0]), batch[1])
         self.losses.append(loss.item())
         return loss
 
@@ -34,8 +32,8 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--fabric", action="store_true")
     arguments = parser.parse_args()
-    strategy = FabricDDPStrategy if arguments.fabric else DDPStrategy
-    strategy = strategy(process_group_backend=arguments.backend)
+    library = fabric if arguments.fabric else pytorch
+    strategy = library.strategies.DDPStrategy(process_group_backend=arguments.backend)
     if arguments.device == "dev":
         import torch_occl.integrations.lightning  # noqa: F401  (registers "dev" and "ddp_dev")
 

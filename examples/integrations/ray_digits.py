@@ -14,7 +14,6 @@ from digits import load, make_network
 from ray.cluster_utils import Cluster
 from ray.train import RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -25,7 +24,7 @@ def train(config: dict) -> dict:
     optimizer = torch.optim.SGD(network.parameters(), lr=0.5)
     losses = []
     for some, theirs in zip(images.split(32), labels.split(32), strict=True):
-        loss = nn.functional.cross_entropy(network(some), theirs)
+        loss = torch.nn.functional.cross_entropy(network(some), theirs)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -43,9 +42,8 @@ def main() -> None:
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2 // arguments.nodes})
     if arguments.nodes == 2:
         cluster.add_node(num_cpus=1)
-    variables = {"OCCL_DEVICE": "1"} if arguments.device == "dev" else {}  # of the workers
-    ray.init(address=cluster.address, runtime_env={"env_vars": variables})
-    with tempfile.TemporaryDirectory() as folder:
+    workers = {"env_vars": {"OCCL_DEVICE": "1"} if arguments.device == "dev" else {}}
+    with ray.init(address=cluster.address, runtime_env=workers), tempfile.TemporaryDirectory() as folder:
         result = TorchTrainer(
             train,
             train_loop_config={"device": arguments.device},
@@ -55,7 +53,6 @@ def main() -> None:
         ).fit()
     print("losses", *result.return_value["losses"])  # rank 0's
     print(result.return_value["where"])
-    ray.shutdown()
     cluster.shutdown()
 
 

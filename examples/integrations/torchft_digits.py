@@ -1,11 +1,9 @@
 """torchft: a replica goes on without one that dies, and takes it in again when it comes back.
 
-python torchft_digits.py --device cpu           starts a lighthouse and two replicas, and kills one
-python torchft_digits.py --device dev
+python torchft_digits.py --device cpu      or dev: starts a lighthouse and two replicas, and kills one
 """
 
 import multiprocessing
-import os
 import signal
 import sys
 import time
@@ -14,7 +12,6 @@ from datetime import timedelta
 import torch
 import torchft
 from digits import load, make_network
-from torch import nn
 from torchft.coordination import LighthouseServer
 
 from torch_occl.integrations.torchft import ProcessGroupOCCL
@@ -24,27 +21,24 @@ STEPS, KILLED_IN, TIMEOUT = 100, 20, timedelta(seconds=10)
 
 def replica(number: int, life: int, lighthouse: str, device: str, backend: str) -> None:
     store = torch.distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-    images, labels = load(device)
-    network = make_network().to(device)
+    (images, labels), network = load(device), make_network().to(device)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.3)
     parts = {"network": network, "optimizer": optimizer}
     manager = torchft.Manager(
         pg=(torchft.ProcessGroupGloo if backend == "gloo" else ProcessGroupOCCL)(TIMEOUT),
-        min_replica_size=1,
         load_state_dict=lambda state: [part.load_state_dict(state[n]) for n, part in parts.items()],
         state_dict=lambda: {name: part.state_dict() for name, part in parts.items()},
-        replica_id=f"replica_{number}_", rank=0, world_size=1, lighthouse_addr=lighthouse,
+        replica_id=f"replica_{number}_", rank=0, world_size=1, min_replica_size=1, lighthouse_addr=lighthouse,
         store_addr="localhost", store_port=store.port, timeout=TIMEOUT,
     )  # fmt: skip
-    model = torchft.DistributedDataParallel(manager, network)
-    stepper = torchft.Optimizer(manager, optimizer)
+    model, stepper = torchft.DistributedDataParallel(manager, network), torchft.Optimizer(manager, optimizer)
     while (step := manager.current_step()) < STEPS:
         chosen = torch.arange(step * 64 + number, step * 64 + 64, 2, device=device) % len(labels)
         time.sleep(0.2)  # as long as a step of a larger network
         stepper.zero_grad()  # agrees on the replicas that take part
-        loss = nn.functional.cross_entropy(model(images[chosen]), labels[chosen])
+        loss = torch.nn.functional.cross_entropy(model(images[chosen]), labels[chosen])
         if (number, life, step) == (1, 0, KILLED_IN):
-            os.kill(os.getpid(), signal.SIGKILL)
+            signal.raise_signal(signal.SIGKILL)
         loss.backward()
         stepper.step()  # makes the step if no replica failed
         there = manager.num_participants()

@@ -1,22 +1,15 @@
-"""torchtitan on `dev`, unchanged: FSDP2 of a small Llama 3 on counted words.
+"""FSDP2 of a small Llama 3 on counted words: torchtitan takes `dev` and occl as they are.
 
-    torchrun --nproc-per-node 2 torchtitan_llama.py
-    torchrun --nproc-per-node 2 torchtitan_llama.py --parallelism.tensor_parallel_degree 2
-
-torchtitan takes the process's accelerator and the backend that is registered for it.
+OCCL_DEVICE=1 torchrun --nproc-per-node 2 torchtitan_llama.py
+OCCL_DEVICE=1 torchrun --nproc-per-node 2 torchtitan_llama.py --parallelism.tensor_parallel_degree 2
 """
 
 import logging
 import re
 import sys
 import tempfile
-from pathlib import Path
 
 import torch.distributed as dist
-
-import torch_occl  # noqa: F401  (makes the device, before torchtitan looks for one)
-
-# isort: split
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torchtitan.config import ConfigManager
@@ -39,7 +32,7 @@ def make_tokenizer(folder: str) -> None:
     vocabulary = {word: number for number, word in enumerate([*WORDS, "<unk>", "<s>", "</s>"])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.save(str(Path(folder, "tokenizer.json")))
+    tokenizer.save(f"{folder}/tokenizer.json")
 
 
 def load(path: str) -> Dataset:

@@ -118,6 +118,31 @@ TEST("every reduction has the bits of the definition, for all shapes and instruc
   }
 }
 
+TEST("a partial sum lies in memory element by element") {
+  constexpr std::size_t kCount = 67;
+  for (const DType dtype : all_dtypes()) {
+    const Sources sources(dtype);
+    for (const ReduceOp op : ops_of(dtype)) {
+      const std::size_t size = size_of(dtype), wide = kernels::partial_size(dtype, op);
+      const auto factors = sources.factors(1, op);
+      for (const Kernels* isa : kernels::available()) {
+        const kernels::Kernel part = isa->parts[static_cast<int>(dtype)][static_cast<int>(op)];
+        if (!part) continue;
+        const auto keep = [&](unsigned char* to, std::size_t at, std::size_t count) {
+          void* dst = to;
+          const void* src = static_cast<const std::byte*>(sources.first(1)[0]) + at * size;
+          part({&dst, 1, &src, 1, count * size, factors.empty() ? nullptr : factors.data(), false, 1, nullptr,
+                true});
+        };
+        std::vector<unsigned char> together(kCount * wide), one_by_one(kCount * wide);
+        keep(together.data(), 0, kCount);
+        for (std::size_t i = 0; i < kCount; ++i) keep(&one_by_one[i * wide], i, 1);
+        CHECK(together == one_by_one, isa->name, " ", name_of(dtype), " ", name_of(op));
+      }
+    }
+  }
+}
+
 TEST("a reduction in parts has the bits of the whole one, across instruction sets") {
   std::mt19937_64 random(24);
   for (const DType dtype : all_dtypes()) {

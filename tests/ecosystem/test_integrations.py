@@ -35,8 +35,11 @@ OWN_RAY = {"RAY_ADDRESS": "local"}
 """Otherwise Ray joins a cluster that another test has started on this machine."""
 
 
-def run(*command: str, **variables: str) -> str:
-    """The output of a command in the folder of the examples, which must succeed."""
+def run(*command: str, alone: bool = False, **variables: str) -> str:
+    """The output of a command in the folder of the examples, which must succeed.
+
+    ``alone``: whether its ranks may train alone.
+    """
     variables = {"OMP_NUM_THREADS": "1", "TORCH_EXTENSIONS_DIR": COMPILED} | variables
     scripts = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
@@ -49,7 +52,8 @@ def run(*command: str, **variables: str) -> str:
         timeout=TIMEOUT,
     )
     assert done.returncode == 0, done.stdout
-    assert "trains alone" not in done.stdout and "uses Gloo, and not occl" not in done.stdout, done.stdout
+    assert "uses Gloo, and not occl" not in done.stdout, done.stdout
+    assert alone or "trains alone" not in done.stdout, done.stdout
     return done.stdout
 
 
@@ -201,25 +205,47 @@ def test_torchft_goes_on_without_a_replica_and_takes_it_in_again(setting, tell):
 def test_torchtitan_trains_unchanged_on_dev(degrees, tell):
     """Not compared: it does not run on CPU tensors, and each strategy draws its own first parameters."""
     tell("torchtitan", DEV)
-    shown = run(*TORCHRUN, "torchtitan_llama.py", *degrees)
+    shown = run(*TORCHRUN, "torchtitan_llama.py", *degrees, OCCL_DEVICE="1")
     assert losses(shown)
     assert "2 ranks on dev:0, over occl" in shown
 
 
+ALONE = (
+    "RuntimeWarning: WORLD_SIZE is 2, but rank %d trains alone: Accelerate has no kind of training for the "
+    "process group (distributed_type is NO)"
+)
+
+
 def test_a_trainer_that_does_not_know_the_device_says_that_it_trains_alone(tmp_path):
-    program = tmp_path / "alone.py"
     text = (EXAMPLES / "trainer_gpt2.py").read_text()
-    program.write_text(
-        text.replace("use_cpu=True,", "").replace("torch.distributed.destroy_process_group()", "pass")
-    )
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *TORCHRUN[1:], str(program), "--steps=2"],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "OCCL_IN_PLACE_OF": "gloo"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=TIMEOUT,
-    )
-    said = re.findall(r"RuntimeWarning: WORLD_SIZE is 2, but rank (\d) trains alone", done.stdout)
-    assert sorted(said) == ["0", "1"], done.stdout
-    assert "pass use_cpu=True to TrainingArguments" in done.stdout
+    assert text.count("use_cpu=True,") == 1
+    (program := tmp_path / "alone.py").write_text(text.replace("use_cpu=True,", ""))
+    shown = run(*TORCHRUN, str(program), "--steps=2", alone=True, **IN_PLACE[CPU])
+    for rank in range(2):
+        assert shown.count(ALONE % rank) == 1, shown
+    assert "pass use_cpu=True to TrainingArguments" in shown
+
+
+ACCELERATE_ALONE = """
+import torch
+from accelerate import Accelerator
+from accelerate.utils import InitProcessGroupKwargs
+
+accelerator = Accelerator(kwargs_handlers=[InitProcessGroupKwargs(backend="occl")])
+network = torch.nn.Linear(2, 2)
+network, optimizer = accelerator.prepare(network, torch.optim.SGD(network.parameters(), lr=0.1))
+optimizer.step()
+optimizer.step()
+ranks, backend = torch.distributed.get_world_size(), torch.distributed.get_backend()
+print(type(network).__name__, "of", ranks, "over", backend)
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_accelerate_that_is_told_the_backend_but_not_the_cpu_says_that_it_trains_alone(tmp_path):
+    (program := tmp_path / "alone.py").write_text(ACCELERATE_ALONE)
+    shown = run(*TORCHRUN, str(program), alone=True)
+    assert shown.count("Linear of 2 over occl") == 2, shown
+    for rank in range(2):
+        assert shown.count(ALONE % rank) == 1, shown
+    assert "pass cpu=True to Accelerator" in shown
