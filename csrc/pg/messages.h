@@ -75,7 +75,7 @@ class InterNode {
   const std::string& describe() const { return name_; }
   c10d::Backend& backend() { return *backend_; }
   /// A number that no other group on this backend has. Only one rank of a new group calls it, and tells the
-  /// others.
+  /// others. Throws Error(closed) when there are no more.
   std::uint32_t new_channel();
 
   /// Starts a message of bytes to or from a rank of the backend.
@@ -91,6 +91,7 @@ class InterNode {
  private:
   std::mutex mutex_;
   std::vector<std::weak_ptr<Pending>> under_way_;
+  std::atomic<std::uint32_t> channels_ = 0;  // that this rank has taken; relaxed: only a number
   std::atomic<bool> broken_ = false;  // relaxed: a thread that misses it finds a connection that is broken
   const c10::intrusive_ptr<c10d::Backend> backend_;
   const c10::intrusive_ptr<c10d::Store> store_;
@@ -108,6 +109,7 @@ class BackendLink final : public hosts::Link {
   std::unique_ptr<Message> receive(int peer, std::uint32_t stream, std::byte* data, std::size_t bytes,
                                    Owner owner) override;
   const std::string& describe() const override { return inter_node_->describe(); }
+  std::uint32_t new_channel() override { return inter_node_->new_channel(); }
 
  private:
   std::unique_ptr<Message> start(bool send, int peer, std::uint32_t stream, std::byte* data,

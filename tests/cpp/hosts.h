@@ -76,6 +76,7 @@ class Wire {
   }
 
   Mutex mutex;
+  Atomic<std::uint32_t> channels = 1;  // that groups have; the first group has 0
   std::vector<coll::Engine*> engines;  // by rank
   std::vector<std::size_t> sent;       // bytes, by rank
 
@@ -86,7 +87,9 @@ class Wire {
 
 class MemoryLink final : public hosts::Link {
  public:
-  MemoryLink(Wire& wire, int rank) : wire_(wire), rank_(rank) {}
+  /// `ranks`: those of the wire, by rank of the group; empty: the same.
+  MemoryLink(Wire& wire, int rank, std::vector<int> ranks = {})
+      : wire_(wire), rank_(rank), ranks_(std::move(ranks)) {}
 
   struct InMemory final : Message {
     explicit InMemory(std::shared_ptr<Wire::Side> side) : side(std::move(side)) {}
@@ -107,19 +110,23 @@ class MemoryLink final : public hosts::Link {
 
   std::unique_ptr<Message> send(int peer, std::uint32_t stream, const std::byte* data, std::size_t bytes,
                                 Owner owner) override {
-    return std::make_unique<InMemory>(
-        wire_.start(true, {rank_, peer, stream}, const_cast<std::byte*>(data), bytes, std::move(owner)));
+    return std::make_unique<InMemory>(wire_.start(true, {rank_, on_wire(peer), stream},
+                                                  const_cast<std::byte*>(data), bytes, std::move(owner)));
   }
   std::unique_ptr<Message> receive(int peer, std::uint32_t stream, std::byte* data, std::size_t bytes,
                                    Owner owner) override {
     return std::make_unique<InMemory>(
-        wire_.start(false, {peer, rank_, stream}, data, bytes, std::move(owner)));
+        wire_.start(false, {on_wire(peer), rank_, stream}, data, bytes, std::move(owner)));
   }
+  std::uint32_t new_channel() override { return wire_.channels.fetch_add(1, std::memory_order_relaxed); }
   const std::string& describe() const override { return name_; }
 
  private:
+  int on_wire(int peer) const { return ranks_.empty() ? peer : ranks_[peer]; }
+
   Wire& wire_;
-  const int rank_;
+  const int rank_;  // of the wire
+  const std::vector<int> ranks_;
   const std::string name_ = "memory";
 };
 
@@ -132,7 +139,8 @@ class Hosts {
     for (int r = 0; r < partition.size(); ++r)
       names.push_back(concat("pid ", 100 + r, ", host ", char('a' + partition.node_of(r) % 26)));
     for (int m = 0; m < partition.nodes(); ++m)
-      nodes.push_back(std::make_unique<Cluster>(partition.node_size(m)));
+      nodes.push_back(std::make_unique<Cluster>(partition.node_size(m), Tuning{}, std::vector<std::int64_t>{},
+                                                partition.members(m)));
     for (int r = 0; r < partition.size(); ++r) {
       Rank& local = (*nodes[partition.node_of(r)])[partition.local_rank(r)];
       wire.engines[r] = local.engine.get();
