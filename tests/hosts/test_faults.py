@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 import time
+from datetime import timedelta
 
 import pytest
 import torch
@@ -58,6 +59,17 @@ def receive_until_error(rank, n, device):
     return time.monotonic_ns(), str(caught.value)
 
 
+def make_a_group_until_error(rank, n, device, *, absent):
+    """A group of all ranks, of which one does not come."""
+    dist.barrier()
+    tell("ready")
+    if rank == absent:
+        return listen()
+    with pytest.raises(RuntimeError) as caught:
+        dist.new_group(list(range(n)), timeout=timedelta(seconds=TIMEOUT))
+    return time.monotonic_ns(), str(caught.value)
+
+
 def long_all_reduce(rank, n, device):
     """Over a slow link, so that it lasts for about a second."""
     t = torch.full((ELEMENTS * 4,), rank, dtype=torch.float32, device=device)
@@ -67,9 +79,9 @@ def long_all_reduce(rank, n, device):
     assert (t == sum(range(n))).all()
 
 
-def started(team: HostTeam, body) -> HostTeam:
+def started(team: HostTeam, body, **params) -> HostTeam:
     """Once every rank is ready."""
-    team.start(body)
+    team.start(body, **params)
     for rank in range(team.size):
         assert team.hear(rank) == "ready"
     return team
@@ -165,6 +177,22 @@ def test_a_call_that_a_rank_of_another_host_does_not_make_times_out(hosts, apart
         when = time.monotonic_ns()
         outcomes = outcomes_of(team, 0, 1, 2)
     report(latency, f"{backend}, between hosts: a call is missing", when, outcomes)
+
+
+@pytest.mark.parametrize("dies", [True, False])
+@pytest.mark.parametrize("absent", first([3, 2, 0, 1], stay=2))
+def test_a_rank_that_does_not_come_to_a_new_group_is_named_on_all_hosts(hosts, apart, latency, absent, dies):
+    with hosts.fresh_on("2+2", apart).meet("occl", timeout=TIMEOUT) as team:
+        started(team, make_a_group_until_error, absent=absent)
+        when = team.kill(absent) if dies else time.monotonic_ns()
+        outcomes = outcomes_of(team, *(rank for rank in range(team.size) if rank != absent))
+        if not dies:
+            team.say(absent, "go")
+            team.finish()
+    for outcome in outcomes:
+        assert f"rank {absent} (pid {team.pids[absent]}, host {team.host_of[absent].name})" in outcome.result[1]
+    name = "is killed" if dies else "does not come"
+    report(latency, f"occl, between hosts: a group is made, and rank {absent} {name}", when, outcomes)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
