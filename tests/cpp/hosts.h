@@ -42,23 +42,22 @@ class Wire {
       return side;
     }
     if (send) sent[from] += bytes;
-    auto& mine = send ? sends[key] : receives[key];
-    auto& theirs = send ? receives[key] : sends[key];
-    while (!theirs.empty() && theirs.front()->given_up) theirs.pop_front();
-    if (theirs.empty()) {
-      mine.push_back(side);
-      return side;
-    }
-    const auto other = theirs.front();
-    theirs.pop_front();
-    if (other->bytes != bytes) {
-      side->broken = other->broken = concat("sizes ", bytes, " and ", other->bytes, " of a message differ");
-    } else {
-      send ? std::memcpy(other->data, data, bytes) : std::memcpy(data, other->data, bytes);
-    }
-    side->ended = other->ended = true;
-    if (engines[other->rank]) engines[other->rank]->ring();
+    if (send && held[{from, to}])
+      waiting.emplace_back(key, side);
+    else
+      match(send, key, side);
     return side;
+  }
+
+  /// What the rank sends to the other one from now on arrives only after `release`.
+  void hold(int from, int to) {
+    std::lock_guard lock(mutex);
+    held[{from, to}] = true;
+  }
+  void release() {
+    std::lock_guard lock(mutex);
+    held.clear();
+    for (const auto& [key, side] : std::exchange(waiting, {})) match(true, key, side);
   }
 
   /// Every message to and from the rank fails, and later ones too.
@@ -81,7 +80,27 @@ class Wire {
   std::vector<std::size_t> sent;       // bytes, by rank
 
  private:
+  void match(bool send, const Key& key, const std::shared_ptr<Side>& side) {
+    auto& mine = send ? sends[key] : receives[key];
+    auto& theirs = send ? receives[key] : sends[key];
+    while (!theirs.empty() && theirs.front()->given_up) theirs.pop_front();
+    if (theirs.empty()) return mine.push_back(side);
+    const auto other = theirs.front();
+    theirs.pop_front();
+    if (other->bytes != side->bytes)
+      side->broken = other->broken =
+          concat("sizes ", side->bytes, " and ", other->bytes, " of a message differ");
+    else
+      send ? std::memcpy(other->data, side->data, side->bytes)
+           : std::memcpy(side->data, other->data, side->bytes);
+    side->ended = other->ended = true;
+    for (const int rank : {side->rank, other->rank})
+      if (engines[rank]) engines[rank]->ring();
+  }
+
   std::map<Key, std::deque<std::shared_ptr<Side>>> sends, receives;
+  std::deque<std::pair<Key, std::shared_ptr<Side>>> waiting;  // for `release`
+  std::map<std::pair<int, int>, bool> held;                   // from, to
   std::map<int, bool> dead;
 };
 

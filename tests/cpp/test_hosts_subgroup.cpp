@@ -228,6 +228,41 @@ TEST("a rank that gave up is not taken for one that waits") {
   }
 }
 
+TEST("an answer to an earlier call does not count") {
+  Hosts hosts({0, 1});
+  const auto letters_of = [&](int rank) {
+    std::lock_guard lock(hosts.wire.mutex);
+    return hosts.wire.sent[rank] / sizeof(hosts::Letter);
+  };
+  const std::size_t before = letters_of(1);
+  std::atomic<int> looks = 0;
+  std::atomic<bool> made = false;
+  hosts.each([&](Rank& rank) {
+    Attempt again{.ranks = {0, 1}};
+    if (rank.rank == 0) {
+      Attempt odd = again;
+      odd.tuning = [&]() -> Tuning {  // the call has arrived, and nothing that follows does
+        hosts.wire.hold(0, 1);
+        hosts.wire.hold(1, 0);
+        fail(Errc::invalid_argument, "nonsense");
+      };
+      error_of([&] { make(hosts, rank, odd); });
+      while (letters_of(1) == before && !rank.wide->error()) std::this_thread::yield();
+      again.interrupted = [&] {
+        if (looks++ == 0) hosts.wire.release();  // the answer to the first call arrives, and that it is over
+      };
+    } else {
+      const Error error = error_of([&] { make(hosts, rank, again); });
+      CHECK(contains(error, "nonsense"), error.what());
+      while (looks < 5 && !made) std::this_thread::yield();
+      CHECK(!made);
+    }
+    const auto group = make(hosts, rank, again);
+    made = true;
+    use_and_close(rank, group);
+  });
+}
+
 TEST("a rank that gives up after its node has answered tells all others") {
   for (const int odd : {1, 2, 3}) {
     Hosts hosts({0, 0, 1, 1, 2});
