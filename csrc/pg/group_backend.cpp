@@ -62,7 +62,7 @@ PrepareBetween between_for(const Options& options, int rank, int size) {
         engine, prepared.name,
         [prepared, rank, size](const c10::intrusive_ptr<c10d::Store>& store, auto timeout) {
           Between between{
-              std::make_shared<InterNode>(prepared.name, prepared.connect(store, rank, size, timeout), store),
+              std::make_shared<InterNode>(prepared.name, prepared.connect(store, rank, size, timeout)),
               std::vector<int>(size)};
           std::iota(between.ranks.begin(), between.ranks.end(), 0);
           return between;

@@ -174,9 +174,8 @@ void Waiters::work() {
 
 // ---- InterNode
 
-InterNode::InterNode(std::string name, c10::intrusive_ptr<c10d::Backend> backend,
-                     c10::intrusive_ptr<c10d::Store> store)
-    : backend_(std::move(backend)), store_(std::move(store)), name_(std::move(name)) {}
+InterNode::InterNode(std::string name, c10::intrusive_ptr<c10d::Backend> backend)
+    : backend_(std::move(backend)), name_(std::move(name)) {}
 
 std::uint32_t InterNode::new_channel() {
   // Each rank has every size-th number.

@@ -25,7 +25,6 @@
 #include <vector>
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
-#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "hosts/link.h"
 
@@ -67,10 +66,8 @@ class Waiters {
 /// A backend between nodes. All groups of a process that have ranks on other nodes share one.
 class InterNode {
  public:
-  /// `store` must be one that all ranks of the backend use. It lives as long as this object.
   /// `name` is for texts: "gloo over eth0 (10.0.0.1)".
-  InterNode(std::string name, c10::intrusive_ptr<c10d::Backend> backend,
-            c10::intrusive_ptr<c10d::Store> store);
+  InterNode(std::string name, c10::intrusive_ptr<c10d::Backend> backend);
 
   const std::string& describe() const { return name_; }
   c10d::Backend& backend() { return *backend_; }
@@ -94,7 +91,6 @@ class InterNode {
   std::atomic<std::uint32_t> channels_ = 0;  // that this rank has taken; relaxed: only a number
   std::atomic<bool> broken_ = false;  // relaxed: a thread that misses it finds a connection that is broken
   const c10::intrusive_ptr<c10d::Backend> backend_;
-  const c10::intrusive_ptr<c10d::Store> store_;
   const std::string name_;
   Waiters waiters_;  // the first to be destroyed: its calls use the backend
 };
