@@ -192,7 +192,7 @@ def creation_table(runs: list[dict]) -> str:
     rows = []
     for size in sorted({*known, *(nodes * RANKS for nodes in COUNTED_NODES)}):
         nodes = known[size]["nodes"] if size in known else size // RANKS
-        calls, later = store_calls(nodes, size), store_calls(nodes, size, with_engine=False)
+        calls = store_calls(nodes, size)
         taken = duration(known[size]["first_ms"] * 1e3) if size in known else "-"
         rows.append(
             [
@@ -200,14 +200,13 @@ def creation_table(runs: list[dict]) -> str:
                 f"{nodes:,}",
                 f"{size - 1:,}",
                 f"{calls.sets} + {calls.gets:,}",
-                f"{later.sets} + {later.gets:,}",
                 f"{size * calls.gets:,}",
                 taken,
                 duration(linear * size + square * size**2) if size <= MAX_RANKS else "-",
             ]
         )
-    header = ["ranks", "nodes", "connections of a process", "keys written + read by a rank: default group"]
-    header += ["sub-group", "reads by all ranks: default group", "measured", "a N + b N^2"]
+    header = ["ranks", "nodes", "connections of a process", "keys written + read by a rank"]
+    header += ["reads by all ranks", "measured", "a N + b N^2"]
     return table(header, rows)
 
 

@@ -149,7 +149,8 @@ def note_rounds(nodes: int) -> list[int]:
 
 @dataclass(frozen=True)
 class StoreCalls:
-    """What each rank asks of the store when a group is made; ``checks`` are the least, because it polls."""
+    """What each rank asks of the store when the default group is made; ``checks`` are the least, because it
+    polls."""
 
     sets: int
     gets: int
@@ -157,11 +158,11 @@ class StoreCalls:
     waits: int
 
 
-def store_calls(nodes: int, size: int, with_engine: bool = True, rank: int = 0) -> StoreCalls:
-    """For a rank of a group of ``size`` ranks: csrc/pg/rendezvous.cpp, and Gloo's own keys if it is made as
-    well. Rank 0 calls most."""
+def store_calls(nodes: int, size: int, rank: int = 0) -> StoreCalls:
+    """For a rank of a group of ``size`` ranks: csrc/pg/rendezvous.cpp, and over nodes Gloo's own keys. Rank 0
+    calls most."""
     kinds = 1 if nodes == 1 else 4  # over nodes: rank, reach, seat and channel
-    gloo = nodes > 1 and with_engine
+    gloo = nodes > 1
     sets, gets = 1, size
     if size > SPREAD:
         gets, width = 1, 1

@@ -5,46 +5,12 @@
 #include <utility>
 
 #include "base/error.h"
+#include "coll/turn.h"
 
 namespace occl::coll {
 namespace {
 
 using Purpose = Subgroup::Purpose;
-
-// How long two ranks may want different groups of each other before that is an error. They may agree a moment
-// later: one of them may not know yet of a death that the other knows of, and will give up its attempt.
-constexpr std::chrono::seconds kDispute{1};
-
-/// "shrink group 0 to ranks 0, 2": what a rank tries to do, for texts.
-std::string goal(const Mesh& parent, const Subgroup& wanted) {
-  std::string ranks;
-  for (const int rank : wanted.ranks) enlist(ranks, rank);
-  return wanted.purpose == Purpose::shrink
-             ? concat("shrink group ", parent.name(), " to ranks ", ranks)
-             : concat("create group ", wanted.name, " of ranks ", ranks, " of group ", parent.name());
-}
-
-/// Lets the attempts of one process for one parent follow each other, because they share one board.
-class Turn {
- public:
-  Turn(Group& parent, Deadline deadline, const std::function<void()>& interrupted) : parent_(parent) {
-    // seq_cst: pairs with the destructor, and with sleepers
-    const auto free = [&] { return !parent.subgroup_state().busy.exchange(true, std::memory_order_seq_cst); };
-    if (!parent.engine().wait_until(free, deadline, interrupted))
-      fail(Errc::timeout, "occl: Timed out after ", deadline.span().count(), " ms on rank ",
-           parent.mesh().rank(), " of group ", parent.mesh().name(),
-           ": another thread is still making a group of its ranks");
-  }
-  ~Turn() {
-    parent_.subgroup_state().busy.store(false, std::memory_order_seq_cst);
-    parent_.engine().ring();
-  }
-  Turn(const Turn&) = delete;
-  Turn& operator=(const Turn&) = delete;
-
- private:
-  Group& parent_;
-};
 
 /// Shows this rank's offer while an attempt lasts, and afterwards only its last failure.
 class Showing {
@@ -134,7 +100,7 @@ class Attempt {
     }
     if (!shown || shown->offer.ranks.size == 0) {
       if (left) fail_for_the_leaver(rank, shown);
-    } else if (shown->offer.ranks.is(wanted_.ranks)) {
+    } else if (shown->offer.ranks.is(wanted_.all())) {
       found_[i] = shown;
       if (rank == disputing_) disputed_.clear(), dispute_ = Deadline::never();  // it has changed its mind
     } else {
@@ -154,8 +120,8 @@ class Attempt {
     std::string dead;
     for (const int rank : wanted_.ranks)
       if (mesh_.member(rank).peer->has_exited()) enlist(dead, mesh_.describe(rank));
-    fail(Errc::peer_exited, dead, " of group ", mesh_.name(), " exited while rank ", mesh_.rank(),
-         " tried to ", goal(mesh_, wanted_));
+    fail(Errc::peer_exited, dead, " of group ", mesh_.name(), " exited while rank ", this_rank(),
+         " tried to ", goal(mesh_.name(), wanted_));
   }
 
   /// The rank may have left because of a death that this rank does not know of, perhaps of a rank that has no
@@ -165,18 +131,19 @@ class Attempt {
       if (mesh_.member(other).peer->has_exited()) fail_for_the_dead();
     if (const Member& leaver = mesh_.member(rank); leaver.aborted()) {
       const auto& why = leaver.block.header().reason;
-      fail(Errc::aborted, mesh_.describe(rank), " ended group ", mesh_.name(), " while rank ", mesh_.rank(),
-           " tried to ", goal(mesh_, wanted_), ": ", printable(why.data(), why.size()));
+      fail(Errc::aborted, mesh_.describe(rank), " ended group ", mesh_.name(), " while rank ", this_rank(),
+           " tried to ", goal(mesh_.name(), wanted_), ": ", printable(why.data(), why.size()));
     }
-    const bool told = shown && shown->offer.failure.ranks.is(wanted_.ranks);
+    const bool told = shown && shown->offer.failure.ranks.is(wanted_.all());
     const auto& reason = shown ? shown->offer.failure.reason : Offer::Failure{}.reason;
-    fail(Errc::peer_left, mesh_.describe(rank), " left group ", mesh_.name(), " while rank ", mesh_.rank(),
-         " tried to ", goal(mesh_, wanted_), told ? ". Its own attempt failed: " : "",
+    fail(Errc::peer_left, mesh_.describe(rank), " left group ", mesh_.name(), " while rank ", this_rank(),
+         " tried to ", goal(mesh_.name(), wanted_), told ? ". Its own attempt failed: " : "",
          told ? printable(reason.data(), reason.size()) : "", mesh_.exited_ranks(rank));
   }
 
   void check(int rank, const Offer& offer) const {
-    const auto within = [&](int it) { return it < mesh_.size(); };
+    const int size = wanted_.whole.empty() ? mesh_.size() : kMaxRanks;
+    const auto within = [&](int it) { return it < size; };
     for (const RankList* list : {&offer.ranks, &offer.failure.ranks})
       if (list->size > list->ranks.size() || !std::all_of(list->begin(), list->end(), within))
         fail(Errc::protocol, mesh_.describe(rank), " shows a list of ranks that group ", mesh_.name(), " of ",
@@ -185,7 +152,7 @@ class Attempt {
 
   /// Fails once for each failure of another rank, which may have begun another attempt in the meantime.
   void fail_with_peer(int rank, const Offer::Failure& failure) {
-    if (failure.number == memory_.failures[rank] || !failure.ranks.is(wanted_.ranks)) return;
+    if (failure.number == memory_.failures[rank] || !failure.ranks.is(wanted_.all())) return;
     memory_.failures[rank] = failure.number;
     if (rank == mesh_.rank()) return;
     fail(Errc::aborted, mesh_.describe(rank), " could not take part in group ", wanted_.name, ": ",
@@ -194,16 +161,19 @@ class Attempt {
 
   /// `rank` wants another group. It may come to this one later, unless it waits for this rank there.
   void note_dispute(int rank, const RankList& ranks) {
-    const bool waits_for_this = wanted_.purpose == Purpose::shrink || ranks.has(mesh_.rank());
-    const auto exited = [&](int it) { return mesh_.member(it).peer->exited(); };
-    if (!waits_for_this || !disputed_.empty() || std::any_of(ranks.begin(), ranks.end(), exited)) return;
+    const bool waits_for_this = wanted_.purpose == Purpose::shrink || ranks.has(this_rank());
+    if (!waits_for_this || !disputed_.empty()) return;
+    for (int other = 0; other < mesh_.size(); ++other)
+      if (ranks.has(mesh_.shown(other)) && mesh_.member(other).peer->exited()) return;
     const Subgroup other{{ranks.begin(), ranks.end()}, "?", wanted_.purpose};
-    disputed_ = concat(mesh_.describe(rank), " wants to ", goal(mesh_, other), " where rank ", mesh_.rank(),
-                       " wants to ", goal(mesh_, wanted_),
-                       ": all ranks must make their common groups in the same order and with the same ranks");
+    disputed_ =
+        contradiction(mesh_.name(), mesh_.describe(rank), other, concat("rank ", this_rank()), wanted_);
     disputing_ = rank;
     dispute_ = Deadline::after(kDispute);
   }
+
+  /// As texts and offers name it.
+  int this_rank() const { return mesh_.shown(mesh_.rank()); }
 
   Group::SubgroupState& memory_;
   const Mesh& mesh_;
@@ -217,12 +187,28 @@ class Attempt {
 
 }  // namespace
 
+std::string goal(const std::string& parent, const Subgroup& wanted) {
+  std::string ranks;
+  for (const int rank : wanted.all()) enlist(ranks, rank);
+  return wanted.purpose == Purpose::shrink
+             ? concat("shrink group ", parent, " to ranks ", ranks)
+             : concat("create group ", wanted.name, " of ranks ", ranks, " of group ", parent);
+}
+
+std::string contradiction(const std::string& parent, const std::string& other, const Subgroup& theirs,
+                          const std::string& rank, const Subgroup& wanted) {
+  return concat(other, " wants to ", goal(parent, theirs), " where ", rank, " wants to ",
+                goal(parent, wanted),
+                ": all ranks must make their common groups in the same order and with the same ranks");
+}
+
 std::shared_ptr<Group> make_subgroup(Group& parent, const Subgroup& wanted,
                                      const std::function<Tuning()>& tuning, Deadline deadline,
                                      const std::function<void()>& interrupted) {
   Engine& engine = parent.engine();
   const Mesh& mesh = parent.mesh();
-  const Turn turn(parent, deadline, interrupted);
+  const int this_rank = mesh.shown(mesh.rank());
+  const Turn turn(parent, this_rank, parent.subgroup_state().busy, deadline, interrupted);
   Offer::Failure& failure = parent.subgroup_state().failure;
   const auto at = std::find(wanted.ranks.begin(), wanted.ranks.end(), mesh.rank());
   Offer offer;
@@ -233,26 +219,33 @@ std::shared_ptr<Group> make_subgroup(Group& parent, const Subgroup& wanted,
                                   static_cast<int>(wanted.ranks.size()), tuning());
   } catch (const Error& error) {
     ++failure.number;
-    failure.tell(wanted.ranks, error.what());
+    failure.tell(wanted.all(), error.what());
     offer.failure = failure;
     const Showing showing(parent, offer);  // the others need not wait
     throw;
   }
   offer.invitation = made->invitation();
-  offer.ranks = RankList(wanted.ranks);
+  offer.ranks = RankList(wanted.all());
   Showing showing(parent, offer);
   Attempt attempt(parent, wanted, showing);
   try {
     if (!engine.wait_until([&] { return attempt.look(); }, deadline, interrupted))
-      fail(Errc::timeout, "occl: Timed out after ", deadline.span().count(), " ms on rank ", mesh.rank(),
-           " of group ", mesh.name(), " waiting for ", attempt.missing(), " to ", goal(mesh, wanted));
+      fail(Errc::timeout, "occl: Timed out after ", deadline.span().count(), " ms on rank ", this_rank,
+           " of group ", mesh.name(), " waiting for ", attempt.missing(), " to ", goal(mesh.name(), wanted));
   } catch (const Error& error) {
-    failure.tell(wanted.ranks, error.what());  // for ranks that see this one leave
+    failure.tell(wanted.all(), error.what());  // for ranks that see this one leave
     throw;
   }
   std::vector<std::shared_ptr<shm::Peer>> peers;
   for (const int rank : wanted.ranks) peers.push_back(mesh.member(rank).peer);
   made->join(attempt.invitations(), std::move(peers));
+  if (!wanted.whole.empty()) {
+    std::vector<int> shown;
+    for (const int rank : wanted.ranks)
+      shown.push_back(static_cast<int>(std::find(wanted.whole.begin(), wanted.whole.end(), mesh.shown(rank)) -
+                                       wanted.whole.begin()));
+    made->show_ranks(std::move(shown));
+  }
   // When this returns, every rank has joined and none needs the offer any more.
   return Group::open(engine, std::move(made), deadline, interrupted);
 }

@@ -48,7 +48,8 @@ Group::Group(Membership membership, std::shared_ptr<coll::Group> node, std::shar
       work_(engine().endpoint()),
       exchanges_(exchanges(m_.partition.nodes())),
       messenger_(m_, *node_, *link_, activity()),
-      roll_call_(m_, *link_) {
+      roll_call_(m_, *link_),
+      mail_(m_, *link_) {
   node_->be_part_of_another();
   notes_.reserve((2 + node_->size()) * kNoteBytes);
   if (!leads()) return;

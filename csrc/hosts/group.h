@@ -19,6 +19,7 @@
 #include "coll/group.h"
 #include "hosts/council.h"
 #include "hosts/link.h"
+#include "hosts/mail.h"
 #include "hosts/membership.h"
 #include "hosts/messenger.h"
 #include "hosts/program.h"
@@ -41,7 +42,10 @@ class Group final : public coll::Communicator {
   /// One for the rank, and one for the threads of the link that work while it waits.
   bool core_for_each() const override { return node_->mesh().cores_for_each(2); }
   double seconds(const coll::Task& task, bool mapped) const override;
-  const Partition& partition() const { return m_.partition; }
+  const Membership& membership() const { return m_; }
+  /// For groups of some of its ranks (hosts/subgroup.h): the group of this node, and the letters.
+  coll::Group& node() { return *node_; }
+  Mail& mail() { return mail_; }
   void monitored_barrier(std::chrono::milliseconds timeout, bool all_ranks,
                          const std::function<void()>& interrupted) override {
     roll_call_.run(*this, timeout, all_ranks, interrupted);
@@ -119,6 +123,7 @@ class Group final : public coll::Communicator {
   std::shared_ptr<std::vector<Note>> of_leaders_;  // by distance of their nodes
   Messenger messenger_;
   RollCall roll_call_;
+  Mail mail_;
 
   // News between leaders.
   struct Letter {

@@ -39,6 +39,10 @@ class Link {
   virtual std::unique_ptr<Message> receive(int peer, std::uint32_t stream, std::byte* data, std::size_t bytes,
                                            Owner owner = nullptr) = 0;
 
+  /// A number for a new group over this link: no other group whose messages go between the same ranks has it.
+  /// One rank of the group asks, and tells the others.
+  virtual std::uint32_t new_channel() = 0;
+
   /// "gloo over eth0", for texts.
   virtual const std::string& describe() const = 0;
 };

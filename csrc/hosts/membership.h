@@ -20,6 +20,7 @@ enum class Stream : std::uint32_t {
   answers,
   payloads,
   roll_call,  // the monitored barrier (hosts/roll_call.h)
+  mail,       // new groups of some of its ranks (hosts/mail.h)
 };
 inline constexpr std::uint32_t kStreams = 8;
 

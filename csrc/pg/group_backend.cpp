@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "coll/engine.h"
+#include "hosts/subgroup.h"
 #include "kernels/kernels.h"
 #include "pg/errors.h"
 #include "pg/registrations.h"
@@ -26,19 +27,21 @@ Met meet_at(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, co
       prepare_between);
 }
 
-/// Makes a group of some ranks of another group; `rank` is this one's in the new group.
-Met meet_in(const GroupBackend::Parent& parent, coll::Subgroup::Purpose purpose, const Options& options,
-            const c10::intrusive_ptr<c10d::Store>& store, int rank) {
+/// Makes a group of some ranks of another group.
+Met meet_in(const GroupBackend::Parent& parent, coll::Subgroup::Purpose purpose, const Options& options) {
   check_not_forked(*parent.group);
-  if (!parent.node)
-    return meet_at(store, rank, static_cast<int>(parent.ranks.size()), options, [&](bool) {
-      return PreparedBetween{"", parent.between.inter_node->describe(),
-                             [&](auto&&...) { return parent.between; }};
-    });
-  auto group = coll::make_subgroup(
-      *parent.node, {parent.ranks, name_of(options), purpose}, [&] { return options.tuning(); },
-      Deadline::after(options.timeout), interrupt_check());
-  return {group, group, {}, std::nullopt};
+  const coll::Subgroup wanted{parent.ranks, name_of(options), purpose};
+  const auto tuning = [&] { return options.tuning(); };
+  const Deadline deadline = Deadline::after(options.timeout);
+  if (parent.node) {
+    auto group = coll::make_subgroup(*parent.node, wanted, tuning, deadline, interrupt_check());
+    return {group, group, {}, std::nullopt};
+  }
+  const Between& between = parent.between;
+  auto made = hosts::make_subgroup(dynamic_cast<hosts::Group&>(*parent.group), wanted, tuning,
+                                   std::make_shared<BackendLink>(between.inter_node, between.ranks), deadline,
+                                   interrupt_check());
+  return {made.group, made.node, made.node ? Between{} : between, std::nullopt};
 }
 
 /// What carries the messages of a group without a parent: what the options name, or a backend of its own.
@@ -59,7 +62,7 @@ PrepareBetween between_for(const Options& options, int rank, int size) {
         engine, prepared.name,
         [prepared, rank, size](const c10::intrusive_ptr<c10d::Store>& store, auto timeout) {
           Between between{
-              std::make_shared<InterNode>(prepared.name, prepared.connect(store, rank, size, timeout), store),
+              std::make_shared<InterNode>(prepared.name, prepared.connect(store, rank, size, timeout)),
               std::vector<int>(size)};
           std::iota(between.ranks.begin(), between.ranks.end(), 0);
           return between;
@@ -74,12 +77,11 @@ GroupBackend::GroupBackend(const c10::intrusive_ptr<c10d::Store>& store, int ran
     : CapableBackend(rank, size), options_(options.copy()) {
   register_for_groups();
   translated([&] {
-    Met met = parent.group ? meet_in(parent, coll::Subgroup::Purpose::create, options, store, rank)
+    Met met = parent.group ? meet_in(parent, coll::Subgroup::Purpose::create, options)
                            : meet_at(store, rank, size, options, between_for(options, rank, size));
     group_ = std::move(met.group);
     node_ = std::move(met.node);
     between_ = std::move(met.between);
-    if (!node_) store_ = store;
     // Only the default group waits for the server: PyTorch made the store for it, and both end together.
     if (!parent.group && options.global_ranks_in_group.empty() && met.store_host && *met.store_host != rank)
       store_server_.emplace(*store, *met.store_host);
@@ -197,11 +199,9 @@ GroupBackend::Parent GroupBackend::as_parent(std::vector<int> ranks) const {
   return {group_, node_, std::move(between), std::move(ranks)};
 }
 
-Met GroupBackend::meet(coll::Subgroup::Purpose purpose, const std::vector<int>& ranks, const Options& options,
-                       const c10::intrusive_ptr<c10d::Store>& store) const {
-  const auto own = std::find(ranks.begin(), ranks.end(), getRank()) - ranks.begin();
-  return translated(
-      [&] { return meet_in(as_parent(ranks), purpose, options, store, static_cast<int>(own)); });
+Met GroupBackend::meet(coll::Subgroup::Purpose purpose, const std::vector<int>& ranks,
+                       const Options& options) const {
+  return translated([&] { return meet_in(as_parent(ranks), purpose, options); });
 }
 
 void GroupBackend::registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) {

@@ -75,10 +75,9 @@ class GroupBackend : public CapableBackend {
                const Parent& parent);
   GroupBackend(Met met, const Options& options);
 
-  /// Makes a group of some ranks of this one, which meet through this one, or through the store if some of
-  /// this group's ranks share no memory. Raises what as_parent raises, and DistBackendError.
-  Met meet(coll::Subgroup::Purpose purpose, const std::vector<int>& ranks, const Options& options,
-           const c10::intrusive_ptr<c10d::Store>& store) const;
+  /// Makes a group of some ranks of this one, which meet through this one. Raises what as_parent raises, and
+  /// DistBackendError.
+  Met meet(coll::Subgroup::Purpose purpose, const std::vector<int>& ranks, const Options& options) const;
   /// Options for a new group: those given, or if null this group's without its name.
   Options options_for(const c10::intrusive_ptr<c10d::Backend::Options>& given) const;
   std::chrono::milliseconds or_default(std::chrono::milliseconds timeout) const;
@@ -96,10 +95,9 @@ class GroupBackend : public CapableBackend {
 
   const c10::intrusive_ptr<Options> options_;
   std::shared_ptr<coll::Communicator> group_;
-  std::shared_ptr<coll::Group> node_;      // the same if all ranks share memory, otherwise null
-  Between between_;                        // otherwise
-  c10::intrusive_ptr<c10d::Store> store_;  // otherwise: ranks of a smaller group meet there
-  std::shared_ptr<CompletionHook> hook_;   // null if there is none
+  std::shared_ptr<coll::Group> node_;     // the same if all ranks share memory, otherwise null
+  Between between_;                       // otherwise
+  std::shared_ptr<CompletionHook> hook_;  // null if there is none
 
  private:
   void made();

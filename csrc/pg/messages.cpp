@@ -4,11 +4,13 @@
 #include <ATen/record_function.h>
 
 #include <atomic>
+#include <climits>
 #include <utility>
 
 #include "base/error.h"
 #include "base/thread.h"
 #include "coll/engine.h"
+#include "hosts/membership.h"
 #include "pg/runtime.h"
 
 namespace occl::pg {
@@ -172,11 +174,18 @@ void Waiters::work() {
 
 // ---- InterNode
 
-InterNode::InterNode(std::string name, c10::intrusive_ptr<c10d::Backend> backend,
-                     c10::intrusive_ptr<c10d::Store> store)
-    : backend_(std::move(backend)), store_(std::move(store)), name_(std::move(name)) {}
+InterNode::InterNode(std::string name, c10::intrusive_ptr<c10d::Backend> backend)
+    : backend_(std::move(backend)), name_(std::move(name)) {}
 
-std::uint32_t InterNode::new_channel() { return static_cast<std::uint32_t>(store_->add("occl/channels", 1)); }
+std::uint32_t InterNode::new_channel() {
+  // Each rank has every size-th number.
+  const std::uint64_t count = channels_.fetch_add(1, std::memory_order_relaxed);
+  const std::uint64_t channel = count * backend_->getSize() + backend_->getRank();
+  if (channel > INT_MAX / hosts::kStreams - 1)  // a tag is an int
+    fail(Errc::closed, "rank ", backend_->getRank(), " has made all groups that there are tags for in ",
+         name_);
+  return static_cast<std::uint32_t>(channel);
+}
 
 std::shared_ptr<Pending> InterNode::start(bool send, int rank, int tag, std::byte* data, std::size_t bytes,
                                           hosts::Link::Owner owner) {

@@ -25,7 +25,6 @@
 #include <vector>
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
-#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "hosts/link.h"
 
@@ -67,15 +66,13 @@ class Waiters {
 /// A backend between nodes. All groups of a process that have ranks on other nodes share one.
 class InterNode {
  public:
-  /// `store` must be one that all ranks of the backend use. It lives as long as this object.
   /// `name` is for texts: "gloo over eth0 (10.0.0.1)".
-  InterNode(std::string name, c10::intrusive_ptr<c10d::Backend> backend,
-            c10::intrusive_ptr<c10d::Store> store);
+  InterNode(std::string name, c10::intrusive_ptr<c10d::Backend> backend);
 
   const std::string& describe() const { return name_; }
   c10d::Backend& backend() { return *backend_; }
   /// A number that no other group on this backend has. Only one rank of a new group calls it, and tells the
-  /// others.
+  /// others. Throws Error(closed) when there are no more.
   std::uint32_t new_channel();
 
   /// Starts a message of bytes to or from a rank of the backend.
@@ -91,9 +88,9 @@ class InterNode {
  private:
   std::mutex mutex_;
   std::vector<std::weak_ptr<Pending>> under_way_;
+  std::atomic<std::uint32_t> channels_ = 0;  // that this rank has taken; relaxed: only a number
   std::atomic<bool> broken_ = false;  // relaxed: a thread that misses it finds a connection that is broken
   const c10::intrusive_ptr<c10d::Backend> backend_;
-  const c10::intrusive_ptr<c10d::Store> store_;
   const std::string name_;
   Waiters waiters_;  // the first to be destroyed: its calls use the backend
 };
@@ -108,6 +105,7 @@ class BackendLink final : public hosts::Link {
   std::unique_ptr<Message> receive(int peer, std::uint32_t stream, std::byte* data, std::size_t bytes,
                                    Owner owner) override;
   const std::string& describe() const override { return inter_node_->describe(); }
+  std::uint32_t new_channel() override { return inter_node_->new_channel(); }
 
  private:
   std::unique_ptr<Message> start(bool send, int peer, std::uint32_t stream, std::byte* data,

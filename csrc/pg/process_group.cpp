@@ -6,8 +6,6 @@
 #include <optional>
 #include <utility>
 
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-
 #include "pg/checks.h"
 #include "pg/errors.h"
 #include "pg/normalize.h"
@@ -296,12 +294,12 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupOCCL::backend_of(Met met, const Op
 }
 
 c10::intrusive_ptr<c10d::Backend> ProcessGroupOCCL::split(
-    const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+    const c10::intrusive_ptr<c10d::Store>&, const std::vector<int>& ranks,
     const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
   check_not_forked(*group_);
   if (std::find(ranks.begin(), ranks.end(), getRank()) == ranks.end()) return nullptr;
   const Options options = options_for(opts);
-  return backend_of(meet(coll::Subgroup::Purpose::create, ranks, options, store), options);
+  return backend_of(meet(coll::Subgroup::Purpose::create, ranks, options), options);
 }
 
 c10::intrusive_ptr<c10d::Backend> ProcessGroupOCCL::merge(
@@ -328,13 +326,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupOCCL::shrink(
   if (shrink_flags & kAbort) group_->abort("shrink() with SHRINK_ABORT was called");
   Options options = options_for(opts);
   if (options.group_name.empty()) options.group_name = group_->name() + "/shrunk";
-  c10::intrusive_ptr<c10d::Store> store;
-  if (!node_) {
-    std::string prefix = "shrunk";
-    for (const int rank : survivors) prefix += concat("/", rank);
-    store = c10::make_intrusive<c10d::PrefixStore>(prefix, store_);
-  }
-  return backend_of(meet(coll::Subgroup::Purpose::shrink, survivors, options, store), options);
+  return backend_of(meet(coll::Subgroup::Purpose::shrink, survivors, options), options);
 }
 
 }  // namespace occl::pg

@@ -66,8 +66,9 @@ struct Rank {
 
 class Cluster {
  public:
-  /// `domains`: by rank, as OCCL_TOPOLOGY would say; none: as the machine says.
-  explicit Cluster(int size, Tuning tuning = {}, const std::vector<std::int64_t>& domains = {})
+  /// `domains`: by rank, as OCCL_TOPOLOGY would say; none: as the machine says. `shown`: Mesh::show_ranks.
+  explicit Cluster(int size, Tuning tuning = {}, const std::vector<std::int64_t>& domains = {},
+                   const std::vector<int>& shown = {})
       : ranks_(size) {
     std::vector<std::unique_ptr<coll::Mesh>> meshes;
     std::vector<coll::Invitation> invitations;
@@ -80,6 +81,7 @@ class Cluster {
           std::make_shared<shm::Endpoint>(r.regions, shm::Endpoint::Config{std::size_t{256} << 20, 0});
       r.engine = std::make_unique<coll::Engine>(r.endpoint);
       meshes.push_back(std::make_unique<coll::Mesh>(r.endpoint, "test", i, size, tuning));
+      meshes.back()->show_ranks(shown);
       invitations.push_back(meshes.back()->invitation());
       if (!domains.empty()) invitations.back().domain = domains[i];
     }

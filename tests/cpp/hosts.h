@@ -42,23 +42,22 @@ class Wire {
       return side;
     }
     if (send) sent[from] += bytes;
-    auto& mine = send ? sends[key] : receives[key];
-    auto& theirs = send ? receives[key] : sends[key];
-    while (!theirs.empty() && theirs.front()->given_up) theirs.pop_front();
-    if (theirs.empty()) {
-      mine.push_back(side);
-      return side;
-    }
-    const auto other = theirs.front();
-    theirs.pop_front();
-    if (other->bytes != bytes) {
-      side->broken = other->broken = concat("sizes ", bytes, " and ", other->bytes, " of a message differ");
-    } else {
-      send ? std::memcpy(other->data, data, bytes) : std::memcpy(data, other->data, bytes);
-    }
-    side->ended = other->ended = true;
-    if (engines[other->rank]) engines[other->rank]->ring();
+    if (send && held[{from, to}])
+      waiting.emplace_back(key, side);
+    else
+      match(send, key, side);
     return side;
+  }
+
+  /// What the rank sends to the other one from now on arrives only after `release`.
+  void hold(int from, int to) {
+    std::lock_guard lock(mutex);
+    held[{from, to}] = true;
+  }
+  void release() {
+    std::lock_guard lock(mutex);
+    held.clear();
+    for (const auto& [key, side] : std::exchange(waiting, {})) match(true, key, side);
   }
 
   /// Every message to and from the rank fails, and later ones too.
@@ -76,17 +75,40 @@ class Wire {
   }
 
   Mutex mutex;
+  Atomic<std::uint32_t> channels = 1;  // that groups have; the first group has 0
   std::vector<coll::Engine*> engines;  // by rank
   std::vector<std::size_t> sent;       // bytes, by rank
 
  private:
+  void match(bool send, const Key& key, const std::shared_ptr<Side>& side) {
+    auto& mine = send ? sends[key] : receives[key];
+    auto& theirs = send ? receives[key] : sends[key];
+    while (!theirs.empty() && theirs.front()->given_up) theirs.pop_front();
+    if (theirs.empty()) return mine.push_back(side);
+    const auto other = theirs.front();
+    theirs.pop_front();
+    if (other->bytes != side->bytes)
+      side->broken = other->broken =
+          concat("sizes ", side->bytes, " and ", other->bytes, " of a message differ");
+    else
+      send ? std::memcpy(other->data, side->data, side->bytes)
+           : std::memcpy(side->data, other->data, side->bytes);
+    side->ended = other->ended = true;
+    for (const int rank : {side->rank, other->rank})
+      if (engines[rank]) engines[rank]->ring();
+  }
+
   std::map<Key, std::deque<std::shared_ptr<Side>>> sends, receives;
+  std::deque<std::pair<Key, std::shared_ptr<Side>>> waiting;  // for `release`
+  std::map<std::pair<int, int>, bool> held;                   // from, to
   std::map<int, bool> dead;
 };
 
 class MemoryLink final : public hosts::Link {
  public:
-  MemoryLink(Wire& wire, int rank) : wire_(wire), rank_(rank) {}
+  /// `ranks`: those of the wire, by rank of the group; empty: the same.
+  MemoryLink(Wire& wire, int rank, std::vector<int> ranks = {})
+      : wire_(wire), rank_(rank), ranks_(std::move(ranks)) {}
 
   struct InMemory final : Message {
     explicit InMemory(std::shared_ptr<Wire::Side> side) : side(std::move(side)) {}
@@ -107,19 +129,23 @@ class MemoryLink final : public hosts::Link {
 
   std::unique_ptr<Message> send(int peer, std::uint32_t stream, const std::byte* data, std::size_t bytes,
                                 Owner owner) override {
-    return std::make_unique<InMemory>(
-        wire_.start(true, {rank_, peer, stream}, const_cast<std::byte*>(data), bytes, std::move(owner)));
+    return std::make_unique<InMemory>(wire_.start(true, {rank_, on_wire(peer), stream},
+                                                  const_cast<std::byte*>(data), bytes, std::move(owner)));
   }
   std::unique_ptr<Message> receive(int peer, std::uint32_t stream, std::byte* data, std::size_t bytes,
                                    Owner owner) override {
     return std::make_unique<InMemory>(
-        wire_.start(false, {peer, rank_, stream}, data, bytes, std::move(owner)));
+        wire_.start(false, {on_wire(peer), rank_, stream}, data, bytes, std::move(owner)));
   }
+  std::uint32_t new_channel() override { return wire_.channels.fetch_add(1, std::memory_order_relaxed); }
   const std::string& describe() const override { return name_; }
 
  private:
+  int on_wire(int peer) const { return ranks_.empty() ? peer : ranks_[peer]; }
+
   Wire& wire_;
-  const int rank_;
+  const int rank_;  // of the wire
+  const std::vector<int> ranks_;
   const std::string name_ = "memory";
 };
 
@@ -132,7 +158,8 @@ class Hosts {
     for (int r = 0; r < partition.size(); ++r)
       names.push_back(concat("pid ", 100 + r, ", host ", char('a' + partition.node_of(r) % 26)));
     for (int m = 0; m < partition.nodes(); ++m)
-      nodes.push_back(std::make_unique<Cluster>(partition.node_size(m)));
+      nodes.push_back(std::make_unique<Cluster>(partition.node_size(m), Tuning{}, std::vector<std::int64_t>{},
+                                                partition.members(m)));
     for (int r = 0; r < partition.size(); ++r) {
       Rank& local = (*nodes[partition.node_of(r)])[partition.local_rank(r)];
       wire.engines[r] = local.engine.get();

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import signal
 import time
+from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
 
+import torch_occl
 from tests.hosts.launch import BACKENDS, HostTeam
 from tests.support.thinning import first
 from tests.support.worker import listen, tell
@@ -58,6 +60,29 @@ def receive_until_error(rank, n, device):
     return time.monotonic_ns(), str(caught.value)
 
 
+def make_a_group_until_error(rank, n, device, *, absent):
+    """A group of all ranks, of which one does not come."""
+    dist.barrier()
+    tell("ready")
+    if rank == absent:
+        return listen()
+    with pytest.raises(RuntimeError) as caught:
+        dist.new_group(list(range(n)), timeout=timedelta(seconds=TIMEOUT))
+    return time.monotonic_ns(), str(caught.value)
+
+
+def go_on_without(rank, n, device, *, victim):
+    """The other ranks make a smaller group when the victim has died, and compute with it."""
+    dist.barrier()
+    tell("ready")
+    listen()
+    group = torch_occl.shrink_group([victim])
+    for count in (1, ELEMENTS):
+        t = torch.ones(count)
+        dist.all_reduce(t, group=group)
+        assert (t == n - 1).all()
+
+
 def long_all_reduce(rank, n, device):
     """Over a slow link, so that it lasts for about a second."""
     t = torch.full((ELEMENTS * 4,), rank, dtype=torch.float32, device=device)
@@ -67,9 +92,9 @@ def long_all_reduce(rank, n, device):
     assert (t == sum(range(n))).all()
 
 
-def started(team: HostTeam, body) -> HostTeam:
+def started(team: HostTeam, body, **params) -> HostTeam:
     """Once every rank is ready."""
-    team.start(body)
+    team.start(body, **params)
     for rank in range(team.size):
         assert team.hear(rank) == "ready"
     return team
@@ -165,6 +190,37 @@ def test_a_call_that_a_rank_of_another_host_does_not_make_times_out(hosts, apart
         when = time.monotonic_ns()
         outcomes = outcomes_of(team, 0, 1, 2)
     report(latency, f"{backend}, between hosts: a call is missing", when, outcomes)
+
+
+@pytest.mark.parametrize("dies", [True, False])
+@pytest.mark.parametrize("absent", first([3, 2, 0, 1], stay=2))
+def test_a_rank_that_does_not_come_to_a_new_group_is_named_on_all_hosts(hosts, apart, latency, absent, dies):
+    with hosts.fresh_on("2+2", apart).meet("occl", timeout=TIMEOUT) as team:
+        started(team, make_a_group_until_error, absent=absent)
+        when = team.kill(absent) if dies else time.monotonic_ns()
+        outcomes = outcomes_of(team, *(rank for rank in range(team.size) if rank != absent))
+        if not dies:
+            team.say(absent, "go")
+            team.finish()
+    culprit = f"rank {absent} (pid {team.pids[absent]}, host {team.host_of[absent].name})"
+    for outcome in outcomes:
+        assert culprit in outcome.result[1]
+    name = "is killed" if dies else "does not come"
+    report(latency, f"occl, between hosts: a group is made, and rank {absent} {name}", when, outcomes)
+
+
+@pytest.mark.parametrize("victim", first([2, 3, 1]))
+def test_ranks_of_several_hosts_go_on_without_one_that_died(hosts, apart, victim):
+    """Not without rank 0, which serves the store: PyTorch's shrink_group connects to it again."""
+    with hosts.fresh_on("2+2", apart).meet("occl", timeout=60) as team:
+        started(team, go_on_without, victim=victim)
+        team.kill(victim)
+        team.wait_for(victim)
+        alive = [rank for rank in range(team.size) if rank != victim]
+        for rank in alive:
+            team.say(rank, "go on")
+        for outcome in outcomes_of(team, *alive):
+            assert not outcome.failed, f"rank {outcome.rank}: {outcome.died}{outcome.traceback}"
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

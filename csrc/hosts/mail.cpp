@@ -1,0 +1,29 @@
+#include "hosts/mail.h"
+
+#include "base/error.h"
+
+namespace occl::hosts {
+
+void Mail::post(int to, const Letter& letter) {
+  const auto copy = std::make_shared<Letter>(letter);
+  // If it does not arrive, neither does the letter that this rank waits for.
+  link_.send(to, m_.stream(Stream::mail), reinterpret_cast<std::byte*>(copy.get()), sizeof(Letter), copy);
+}
+
+std::optional<Letter> Mail::take(int from) {
+  Box& box = boxes_[from];
+  if (!box.message) {
+    box.letter = std::make_shared<Letter>();
+    box.message = link_.receive(from, m_.stream(Stream::mail), reinterpret_cast<std::byte*>(box.letter.get()),
+                                sizeof(Letter), box.letter);
+  }
+  if (!box.message->ended()) return {};
+  const auto error = box.message->error();
+  box.message.reset();
+  if (error) throw m_.lost(from, link_, *error);
+  if (box.letter->kind > Letter::Kind::over || box.letter->ranks.size > kMaxRanks)
+    fail(Errc::protocol, m_.describe(from), " sends no letter about a new group of ranks of group ", m_.name);
+  return *box.letter;
+}
+
+}  // namespace occl::hosts

@@ -1,0 +1,34 @@
+// Makes a new group of some ranks of a group over several nodes, without a store and without a connection.
+// The ranks of each node make their part as ranks of one node do (coll/subgroup.h). Then the nodes' first
+// ranks write letters to the first rank of the new group, which decides:
+//
+//     first rank of the group                first rank of another node           the others
+//     call ───────────────────────────────▶
+//     makes its part of the group            makes its part of the group          make it too
+//                 ◀──────────────────────── answer: everybody is here
+//     made, when all have answered ────────▶
+//     spreads that in its node               spreads that in its node ──────────▶
+//
+// An answer names the call, so a rank that gave up and began again is not taken for one that waits. Whoever
+// fails writes why. What a rank that knows more may still write, a rank waits for a little longer than for
+// its deadline, and so every rank hears of the first cause.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "coll/subgroup.h"
+#include "hosts/group.h"
+
+namespace occl::hosts {
+
+struct Made {
+  std::shared_ptr<coll::Communicator> group;
+  std::shared_ptr<coll::Group> node;  // the same, if all its ranks are on one node; otherwise null
+};
+
+/// As coll::make_subgroup; `link` is that of the new group. It may take 1.5 seconds longer than the deadline.
+Made make_subgroup(Group& parent, const coll::Subgroup& wanted, const std::function<Tuning()>& tuning,
+                   std::shared_ptr<Link> link, Deadline deadline, const std::function<void()>& interrupted);
+
+}  // namespace occl::hosts
