@@ -5,8 +5,8 @@
 //                                        └───(end with an error)─▶ started, retired
 //
 // PyTorch's own recorder is a template whose instance libtorch hides and whose definition needs a JSON
-// library that the wheel lacks. So this class keeps the entries, and shares PyTorch's keys, version, pickler,
-// tracebacks, and the writer of the file.
+// library that the wheel lacks. So this class keeps the entries (pg/recorded_calls.h), pg/flight_dump.h
+// pickles them with PyTorch's keys, and PyTorch's writer writes the file.
 #pragma once
 
 #include <condition_variable>
@@ -20,7 +20,9 @@
 
 #include "coll/communicator.h"
 #include "pg/dump_pipe.h"
+#include "pg/flight_settings.h"
 #include "pg/group_facts.h"
+#include "pg/recorded_calls.h"
 #include "pg/request.h"
 
 namespace occl::pg {
@@ -35,14 +37,15 @@ class FlightRecorder {
   /// What `dump` returns, with no entries if there is no recorder.
   static std::string dump_process(bool collectives, bool stacks, bool only_active);
 
-  struct Group;
   /// Notes a new group; `rank` is this process's rank in it, and `global_rank` among all.
-  std::shared_ptr<Group> add(const std::shared_ptr<coll::Communicator>& communicator, int global_rank);
+  std::shared_ptr<RecordedGroup> add(const std::shared_ptr<coll::Communicator>& communicator,
+                                     int global_rank);
 
   /// The entries of one Work.
   class Entries {
    public:
-    Entries(FlightRecorder& recorder, std::shared_ptr<Group> group, std::uint64_t first, std::size_t count)
+    Entries(FlightRecorder& recorder, std::shared_ptr<RecordedGroup> group, std::uint64_t first,
+            std::size_t count)
         : recorder_(recorder), group_(std::move(group)), first_(first), count_(count) {}
     void begin() noexcept;
     /// The Work has ended: with this error, or null. `source`: the rank that a message came from. After an
@@ -51,14 +54,14 @@ class FlightRecorder {
 
    private:
     FlightRecorder& recorder_;
-    const std::shared_ptr<Group> group_;
+    const std::shared_ptr<RecordedGroup> group_;
     const std::uint64_t first_;
     const std::size_t count_;
   };
 
   /// Records a call that is about to be submitted. `manager`: its requests were called one by one between
   /// startCoalescing and endCoalescing.
-  std::unique_ptr<Entries> record(const std::shared_ptr<Group>& group, const GroupFacts& facts,
+  std::unique_ptr<Entries> record(const std::shared_ptr<RecordedGroup>& group, const GroupFacts& facts,
                                   std::span<const Request> requests, bool manager);
 
   /// A pickled dictionary.
@@ -67,25 +70,22 @@ class FlightRecorder {
   void write() noexcept;
 
  private:
-  struct Entry;
-  struct Settings;
-  explicit FlightRecorder(const Settings& settings);
+  explicit FlightRecorder(FlightSettings settings);
   ~FlightRecorder() = delete;  // never destroyed: threads may record until the process ends
 
-  static Settings settings();
   static FlightRecorder*& instance();
-  Entry* find(std::uint64_t id);
-  void push(Entry&& entry);
+  RecordedCall* find(std::uint64_t id);
+  void push(RecordedCall&& entry);
   void watch();
   void look_at_groups();
-  bool ended_badly(Group& group);
+  bool ended_badly(RecordedGroup& group);
 
-  const std::unique_ptr<const Settings> settings_;
-  std::mutex write_mutex_;      // held while the file is written
-  std::mutex mutex_;            // guards the rest; never held while the GIL or a group is waited for
-  std::vector<Entry> entries_;  // a ring: entry `id` is at id % settings_->entries
+  const FlightSettings settings_;
+  std::mutex write_mutex_;             // held while the file is written
+  std::mutex mutex_;                   // guards the rest; never held while the GIL or a group is waited for
+  std::vector<RecordedCall> entries_;  // a ring: entry `id` is at id % settings_.entries
   std::uint64_t recorded_ = 0;
-  std::vector<std::shared_ptr<Group>> groups_;
+  std::vector<std::shared_ptr<RecordedGroup>> groups_;
   std::size_t groups_added_ = 0;
   int global_rank_ = 0;  // of the first group
   DumpPipe pipe_;

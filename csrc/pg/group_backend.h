@@ -105,7 +105,7 @@ class GroupBackend : public CapableBackend {
                                                      std::span<const Request> requests, bool manager);
   void close();
 
-  std::shared_ptr<FlightRecorder::Group> recorded_;  // null without a flight recorder
+  std::shared_ptr<RecordedGroup> recorded_;  // null without a flight recorder
 
   std::optional<StoreServer> store_server_;  // if another rank runs it
 };

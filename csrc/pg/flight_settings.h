@@ -1,0 +1,17 @@
+// What the environment says about the flight recorder (docs/profiling.md).
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+namespace occl::pg {
+
+struct FlightSettings {
+  std::size_t entries = 0;  // 0: no recorder
+  bool stacks = true, cpp_stacks = false, only_active = false, on_error = true;
+  std::string pipe;  // up to the rank
+
+  static FlightSettings of_environment();
+};
+
+}  // namespace occl::pg
