@@ -147,7 +147,13 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--ops", nargs="+", choices=names, default=["all_reduce"], metavar="OP")
     parser.add_argument("--sizes", nargs="+", type=parse_size, default=SIZES, metavar="SIZE")
-    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=["occl-dev", "occl-cpu", "gloo"], metavar="NAME")
+    parser.add_argument(
+        "--contenders",
+        nargs="+",
+        choices=CONTENDERS,
+        default=["occl-dev", "occl-cpu", "gloo"],
+        metavar="NAME",
+    )
     parser.add_argument("--shapes", nargs="+", default=["2+2", "4+4"], metavar="SHAPE")
     parser.add_argument("--rates", nargs="+", default=[NO_LIMIT, "10gbit", "1gbit"], metavar="RATE")
     parser.add_argument("--seconds", type=float, default=30.0, help="for each shape and rate (30)")
