@@ -56,5 +56,7 @@ void set(Tuning& tuning, std::string_view name, std::uint64_t number);
 
 /// A cache line, in bytes: two writers never share one.
 inline constexpr std::size_t kLine = 64;
+/// The bytes of the cache lines that so many bytes need.
+constexpr std::size_t whole_lines(std::size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
 
 }  // namespace occl

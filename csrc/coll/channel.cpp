@@ -16,7 +16,7 @@ namespace {
 /// record. Smaller records cost more transfers between the cores than they save waiting.
 std::uint32_t piece_of(std::size_t bytes) {
   constexpr std::size_t kLeast = 8 << 10, kMost = kRingBytes / 8;
-  return static_cast<std::uint32_t>(std::clamp((bytes / 2 + kLine - 1) / kLine * kLine, kLeast, kMost));
+  return static_cast<std::uint32_t>(std::clamp(whole_lines(bytes / 2), kLeast, kMost));
 }
 
 /// How long a sender waits until it can map the receiver's memory. Then it leaves the message to the
@@ -144,8 +144,8 @@ bool Channel::receive_arrived(Operation& op, OperationList& done) {
   return true;
 }
 
-/// Gives a message, of which so many bytes have arrived, to a receive; or fails the receive if the two do not
-/// fit.
+/// Gives a message to a receive, or fails the receive if the two do not fit. `received`: bytes of the message
+/// that have arrived.
 template <class CopyPayload>
 void Channel::match(Operation& op, const Envelope& e, std::size_t received, CopyPayload&& copy_payload,
                     OperationList& done) {

@@ -161,9 +161,7 @@ class SharedBlock {
   static constexpr std::size_t kOffers = kRefusal + 3 * sizeof(Refusal);
   static constexpr std::size_t kPost = kOffers + sizeof(OfferBoard);
   static constexpr std::size_t kListed = kPost + 2 * sizeof(Post);
-  static constexpr std::size_t listed_bytes(int size) {
-    return (size * sizeof(ListedBlock) + kLine - 1) / kLine * kLine;
-  }
+  static constexpr std::size_t listed_bytes(int size) { return whole_lines(size * sizeof(ListedBlock)); }
   static constexpr std::size_t offset_send(int size) { return kListed + 2 * listed_bytes(size); }
   static constexpr std::size_t offset_recv(int size) { return offset_send(size) + size * sizeof(SendLine); }
   static constexpr std::size_t offset_payload(int size) {

@@ -4,18 +4,18 @@
 //
 //     small                       large, mapped                  large, not mapped
 //     eager + payload ──▶         direct + address ──▶           stream + beginning ──▶
-//                                 (the receiver copies from      ◀── grant
-//                                  the sender's memory)          data + payload ──▶ ...
-//                                 ◀── ack
+//     (data + payload ──▶)        (the receiver copies from      data + payload ──▶ ... (unasked_bytes)
+//                                  the sender's memory)          ◀── grant
+//                                 ◀── ack                        data + payload ──▶ ...
 //
 // Where the receiver's memory is mapped too, and the message is long, both sides copy (shm/two_ends.h):
 //
 //     direct + address ──▶   ◀── grant + address   (both copy, until they meet)   rest ──▶   ◀── ack
 //
-// A send ends when its bytes have left the buffer: for eager ones at once. If a message does not fit its
-// receive, the sender gets a nack; if its send has ended already, the group ends, because no operation is
-// left that could fail. A receiver always empties its rings: a message that arrives before its receive is
-// moved to the heap. So no message waits for another one.
+// A send ends when its bytes have left the buffer, and a stream has been granted: eager ones at once. If a
+// message does not fit its receive, the sender gets a nack; if its send has ended already, the group ends,
+// because no operation is left that could fail. A receiver always empties its rings: a message that arrives
+// before its receive is moved to the heap. So no message waits for another one.
 #pragma once
 
 #include <memory>

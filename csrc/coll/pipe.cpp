@@ -10,9 +10,7 @@ namespace {
 
 bool lies_inside(const Envelope& e) { return e.bytes <= kInsideBytes; }
 
-std::size_t record_bytes(const Envelope& e) {
-  return kLine + (lies_inside(e) ? 0 : (std::size_t{e.bytes} + kLine - 1) / kLine * kLine);
-}
+std::size_t record_bytes(const Envelope& e) { return kLine + (lies_inside(e) ? 0 : whole_lines(e.bytes)); }
 
 }  // namespace
 
@@ -29,8 +27,10 @@ bool Pipe::write(Envelope e, const std::byte* payload) {
   const std::size_t bytes = record_bytes(e);
   if (!writer_.has_room(bytes)) return false;
   OCCL_FAULT_POINT("message.write");
-  if (e.bytes && lies_inside(e)) std::memcpy(e.inside.data(), payload, e.bytes);
-  if (!lies_inside(e)) writer_.put({payload, e.bytes});
+  if (!lies_inside(e))
+    writer_.put({payload, e.bytes});
+  else if (e.bytes)
+    std::memcpy(e.inside.data(), payload, e.bytes);
   writer_.put_first(e);
   OCCL_FAULT_POINT("message.publish");
   writer_.publish(bytes);

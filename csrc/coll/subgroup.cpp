@@ -195,6 +195,12 @@ std::string goal(const std::string& parent, const Subgroup& wanted) {
              : concat("create group ", wanted.name, " of ranks ", ranks, " of group ", parent);
 }
 
+void fail_waiting(const std::string& parent, int rank, const std::string& missing, const Subgroup& wanted,
+                  Deadline deadline) {
+  fail(Errc::timeout, "occl: Timed out after ", deadline.span().count(), " ms on rank ", rank, " of group ",
+       parent, " waiting for ", missing, " to ", goal(parent, wanted));
+}
+
 std::string contradiction(const std::string& parent, const std::string& other, const Subgroup& theirs,
                           const std::string& rank, const Subgroup& wanted) {
   return concat(other, " wants to ", goal(parent, theirs), " where ", rank, " wants to ",
@@ -230,8 +236,7 @@ std::shared_ptr<Group> make_subgroup(Group& parent, const Subgroup& wanted,
   Attempt attempt(parent, wanted, showing);
   try {
     if (!engine.wait_until([&] { return attempt.look(); }, deadline, interrupted))
-      fail(Errc::timeout, "occl: Timed out after ", deadline.span().count(), " ms on rank ", this_rank,
-           " of group ", mesh.name(), " waiting for ", attempt.missing(), " to ", goal(mesh.name(), wanted));
+      fail_waiting(mesh.name(), this_rank, attempt.missing(), wanted, deadline);
   } catch (const Error& error) {
     failure.tell(wanted.all(), error.what());  // for ranks that see this one leave
     throw;

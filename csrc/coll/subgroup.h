@@ -31,6 +31,10 @@ struct Subgroup {
 /// "shrink group 0 to ranks 0, 2": what a rank tries to do with this parent, for texts.
 std::string goal(const std::string& parent, const Subgroup& wanted);
 
+/// Throws Error(timeout): `rank` of `parent` has waited for `missing` in vain, all as texts name them.
+[[noreturn]] void fail_waiting(const std::string& parent, int rank, const std::string& missing,
+                               const Subgroup& wanted, Deadline deadline);
+
 /// The error for two ranks, as texts name them, that want different groups of each other.
 std::string contradiction(const std::string& parent, const std::string& other, const Subgroup& theirs,
                           const std::string& rank, const Subgroup& wanted);

@@ -1,6 +1,6 @@
 // Letters between the ranks of a group over several nodes while some of them make another group
-// (hosts/subgroup.h). Each rank of the group has one mail, which stays with the group: a letter that somebody
-// waited for in vain may come later.
+// (hosts/subgroup.h). Each rank of the group has one mail, which stays with the group: a letter may come
+// after the call that waited for it has failed.
 #pragma once
 
 #include <array>

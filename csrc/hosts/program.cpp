@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/tuning.h"
 #include "hosts/over_blocks.h"
 #include "hosts/over_rails.h"
 
@@ -13,12 +14,12 @@ namespace {
 
 constexpr std::uint64_t kShortWindows = 3;
 constexpr std::size_t kWindows = 16;  // aimed at, if they are long enough then
-/// With so many messages in a window, each is a good size for the network. More nodes and rails get larger
-/// windows, up to what would be one window for each rank.
+/// Messages of a window, one for each rail and node, up to which windows stay as they are. More nodes and
+/// rails get larger windows, so that messages do not become short: up to one such window for each rail.
 constexpr std::size_t kMessages = 64;
 
 /// The bytes of a node's data in a window, of `bytes` in all.
-std::size_t window_of(std::size_t bytes, std::size_t window_bytes, const Partition& p) {
+std::size_t bytes_of_window(std::size_t bytes, std::size_t window_bytes, const Partition& p) {
   window_bytes = std::clamp(bytes / kWindows, window_bytes / 2, window_bytes);
   const auto rails = static_cast<std::size_t>(p.rails());
   return window_bytes * std::clamp<std::size_t>(rails * p.nodes() / kMessages, 1, rails);
@@ -57,9 +58,9 @@ Program::Program(const Partition& partition, int rank, const coll::Collective& c
   }
   const coll::Traits& t = coll::traits(c_.kind);
   const std::size_t blocks = t.in_per_rank || t.out_per_rank ? p_.size() : 1;
-  window_ =
-      std::max(window_of(largest_ * blocks * size, window_bytes, p_) / size / blocks / line, std::size_t{1}) *
-      line;
+  window_ = std::max(bytes_of_window(largest_ * blocks * size, window_bytes, p_) / size / blocks / line,
+                     std::size_t{1}) *
+            line;
   longest_ = std::min(window_, largest_);
   whole_ = (largest_ - 1) / window_;
   const std::size_t rest = largest_ - whole_ * window_;
@@ -89,7 +90,7 @@ Piece Program::data(Where where, std::uint32_t block, Range range) const {
 
 std::size_t Program::lay_out(std::size_t elements, DType dtype) {
   const std::size_t at = work_bytes_;
-  work_bytes_ += (elements * size_of(dtype) + 63) / 64 * 64;
+  work_bytes_ += whole_lines(elements * size_of(dtype));
   return at;
 }
 

@@ -101,9 +101,8 @@ class Program {
   std::size_t window_ = 1;   // elements
   std::size_t largest_ = 0;  // of the longest block
   std::size_t longest_ = 0;  // window_, or fewer if the data is shorter
-  std::uint64_t whole_ =
-      0;  // windows of that length; what is behind them is divided further, or is one window
-  std::size_t divided_ = 0;  // its elements if it is divided
+  std::uint64_t whole_ = 0;  // windows of that length, before the last one
+  std::size_t divided_ = 0;  // elements of the last one if it is divided further, otherwise 0
   std::size_t work_bytes_ = 0;
 };
 

@@ -124,8 +124,7 @@ Made make_subgroup(Group& parent, const Subgroup& wanted, const std::function<Tu
       std::string missing;
       for (const int local : part->missing())
         enlist(missing, m.describe(wanted.ranks[partition.members(node)[local]]));
-      fail(Errc::timeout, "occl: Timed out after ", deadline.span().count(), " ms on rank ", m.rank,
-           " of group ", m.name, " waiting for ", missing, " to ", coll::goal(m.name, wanted));
+      coll::fail_waiting(m.name, m.rank, missing, wanted, deadline);
     }
     if (!talks) make();
   } catch (const std::exception& error) {

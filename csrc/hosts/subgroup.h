@@ -5,13 +5,13 @@
 //     first rank of the group                first rank of another node           the others
 //     call ───────────────────────────────▶
 //     makes its part of the group            makes its part of the group          make it too
-//                 ◀──────────────────────── answer: everybody is here
+//                 ◀──────────────────────── answer: all ranks are here
 //     made, when all have answered ────────▶
 //     spreads that in its node               spreads that in its node ──────────▶
 //
-// An answer names the call, so a rank that gave up and began again is not taken for one that waits. Whoever
-// fails writes why. What a rank that knows more may still write, a rank waits for a little longer than for
-// its deadline, and so every rank hears of the first cause.
+// An answer names the call, so a rank that gave up and began again is not taken for one that waits. A rank
+// that fails writes why. Each rank waits a little beyond its deadline for the ranks that may know more
+// (kGrace in hosts/talks.h), and so every rank hears of the first cause.
 #pragma once
 
 #include <functional>

@@ -141,8 +141,7 @@ void Talks::take(Other& other, const Letter& letter) {
 
 void Talks::wait_no_longer_than(std::chrono::milliseconds grace, const std::string& missing) const {
   if (!missing.empty() && deadline_.passed_by(grace))
-    fail(Errc::timeout, "occl: Timed out after ", deadline_.span().count(), " ms on rank ", m_.rank,
-         " of group ", m_.name, " waiting for ", missing, " to ", coll::goal(m_.name, wanted_));
+    coll::fail_waiting(m_.name, m_.rank, missing, wanted_, deadline_);
 }
 
 }  // namespace occl::hosts

@@ -50,7 +50,7 @@ std::uint64_t Arena::keep(std::size_t bytes) {
     free_bytes_ -= bytes;
     return offset;
   }
-  bytes = (bytes + kLine - 1) / kLine * kLine;
+  bytes = whole_lines(bytes);
   if (kept_.bytes < bytes) kept_ = allocate_locked(round_up_to_pages(bytes));
   kept_.bytes -= bytes;
   return std::exchange(kept_.offset, kept_.offset + bytes);

@@ -63,7 +63,7 @@ class Region {
   bool contains(const void* p, std::size_t bytes) const;
 
   /// Memory for [offset, offset + bytes), in whole pages. Idempotent; new pages read as zero. Throws
-  /// Error(out_of_memory), also for pages that are taken later, if the system has not so many now.
+  /// Error(out_of_memory), also for pages that are taken later, if fewer are free now.
   void commit(std::size_t offset, std::size_t bytes, Pages pages = Pages::reserved);
 
   /// Gives the whole pages inside [offset, offset + bytes) back to the system; they read as zero afterwards,

@@ -39,16 +39,16 @@ class RingEnd {
   RingEnd() = default;
   RingEnd(std::byte* data, std::size_t capacity) : data_(data), capacity_(capacity) {}
 
-  std::byte* first() const { return data_ + (position_ & (capacity_ - 1)); }
+  std::byte* at(std::uint64_t position) const { return data_ + (position & (capacity_ - 1)); }
   Atomic<std::uint64_t>& stamp(std::uint64_t position) const {
-    return *reinterpret_cast<Atomic<std::uint64_t>*>(data_ + (position & (capacity_ - 1)));
+    return *reinterpret_cast<Atomic<std::uint64_t>*>(at(position));
   }
   /// Calls `copy(place, offset, n)` for the one or two pieces in which `bytes` bytes from `position` on lie.
   template <class F>
   void each_piece(std::uint64_t position, std::size_t bytes, F&& copy) const {
-    const std::size_t at = position & (capacity_ - 1);
-    const std::size_t first = std::min(bytes, capacity_ - at);
-    copy(data_ + at, std::size_t{0}, first);
+    std::byte* const begin = at(position);
+    const std::size_t first = std::min(bytes, static_cast<std::size_t>(data_ + capacity_ - begin));
+    copy(begin, std::size_t{0}, first);
     if (first < bytes) copy(data_, first, bytes - first);
   }
 
@@ -83,7 +83,7 @@ class RingWriter : public RingEnd {
   template <class Head>
   void put_first(const Head& head) {
     static_assert(kStampBytes + sizeof(Head) == kLine && std::is_trivially_copyable_v<Head>);
-    std::memcpy(first() + kStampBytes, &head, sizeof(Head));
+    std::memcpy(at(position_) + kStampBytes, &head, sizeof(Head));
   }
 
   /// Shows the reader the record, of `bytes` bytes. relaxed: the second store shows the first one too.
@@ -121,7 +121,7 @@ class RingReader : public RingEnd {
   template <class Head>
   void peek_first(Head& head) const {
     static_assert(kStampBytes + sizeof(Head) == kLine && std::is_trivially_copyable_v<Head>);
-    std::memcpy(&head, first() + kStampBytes, sizeof(Head));
+    std::memcpy(&head, at(position_) + kStampBytes, sizeof(Head));
   }
 
   /// Consumes the record, of `bytes` bytes: the writer may overwrite it.

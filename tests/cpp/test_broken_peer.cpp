@@ -175,7 +175,7 @@ TEST("message rings and records that make no sense are an error") {
 }
 
 TEST("what arrives of a message is not more than the whole") {
-  // A first record with so many bytes, and one more.
+  // The first record carries `first` bytes, and a second one `more`.
   const auto received = [](Record record, std::uint32_t first, std::uint32_t more) -> std::string {
     Game game;
     constexpr std::size_t kBytes = 80;

@@ -18,7 +18,7 @@ struct Head {
   std::array<std::byte, kLine - kStampBytes - sizeof(bytes)> filling{};
 };
 
-std::size_t record_bytes(const Head& head) { return kLine + (head.bytes + kLine - 1) / kLine * kLine; }
+std::size_t record_bytes(const Head& head) { return kLine + whole_lines(head.bytes); }
 
 }  // namespace
 

@@ -4,6 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from tests.support.threads import number_restored
+
 DRAWS = {
     "rand": lambda g=None: torch.rand(1000, device="dev", generator=g),
     "randn": lambda g=None: torch.randn(1000, device="dev", generator=g),
@@ -37,16 +39,13 @@ def test_same_seed_same_numbers(name):
 
 @pytest.mark.parametrize("name", DRAWS)
 def test_numbers_do_not_depend_on_threads_or_on_the_cpu_generator(name):
-    before = torch.get_num_threads()
     results = []
-    try:
+    with number_restored():
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
             torch.rand(threads)
             torch.dev.manual_seed(7)
             results.append(DRAWS[name]())
-    finally:
-        torch.set_num_threads(before)
     assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
 
 

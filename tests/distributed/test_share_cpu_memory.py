@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 import torch_occl
 from tests.support.checks import assert_works, backend
 from tests.support.interpreter import install, run_python
+from tests.support.maps import Maps
 from tests.support.processes import in_forked_child
 from tests.support.thinning import first
 from torch_occl import _C
@@ -29,14 +30,7 @@ def shared_bytes() -> int:
 
 
 def lies_shared(t: torch.Tensor) -> bool:
-    """What the kernel says about the address."""
-    address = t.data_ptr()
-    with open("/proc/self/maps") as maps:
-        for line in maps:
-            low, high = (int(end, 16) for end in line.split()[0].split("-"))
-            if low <= address < high:
-                return "memfd:occl" in line
-    raise AssertionError(f"{address:#x} is mapped nowhere")
+    return Maps().lies_shared(t.data_ptr())
 
 
 def in_one_process(fresh, body, **params):

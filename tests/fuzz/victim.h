@@ -76,8 +76,7 @@ struct Hostile {
     std::memcpy(line + shm::kStampBytes, &e, sizeof(e));
     const std::uint64_t stamp = position + 1;
     std::memcpy(line, &stamp, sizeof(stamp));
-    const std::uint64_t behind =
-        e.bytes <= kInsideBytes ? 0 : (std::uint64_t{e.bytes} + kLine - 1) / kLine * kLine;
+    const std::uint64_t behind = e.bytes <= kInsideBytes ? 0 : std::uint64_t{whole_lines(e.bytes)};
     position += kLine + std::min<std::uint64_t>(behind, kRingBytes);
     block.send(to).ring.store(extra());
   }

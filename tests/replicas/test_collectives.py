@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from tests.support.references import REDUCIBLE, assert_same_bits, contribution, ops_for, reduced
+from tests.support.threads import number_restored
 from torch_occl import _C, replicas
 
 FORMS = [replicas.all_reduce, replicas.all_reduce_p2p]
@@ -61,14 +62,11 @@ def test_replicas_in_one_process_have_the_bits_of_ranks(pool, dtype):
 
 def test_the_number_of_threads_does_not_matter():
     inputs = [contribution("float16", i, 500_003) for i in range(3)]
-    before = torch.get_num_threads()
     results = []
-    try:
+    with number_restored():
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
             results.append(replicas.all_reduce_p2p(spread(inputs))[0].cpu())
-    finally:
-        torch.set_num_threads(before)
     for result in results[1:]:
         assert_same_bits(result, results[0])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,13 +10,11 @@ import torch.utils._pytree as pytree
 from torch.testing._internal.common_utils import set_rng_seed
 
 import torch_occl
+from tests.support.maps import Maps
+from tests.support.nested import tensors
 
 VALUES = (bool, int, float, complex, str, torch.dtype, torch.Size)
 """What is compared beside tensors."""
-
-
-def tensors(value: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -36,20 +33,6 @@ def with_memory(value: Any) -> list[torch.Tensor]:
     """The dense tensors that a value consists of and that have memory."""
     dense = [part for tensor in tensors(value) for part in parts(tensor)]
     return [part for part in dense if part.untyped_storage().nbytes() > 0]
-
-
-class SharedMemory:
-    """The addresses that lie in shared memory now, as the kernel says."""
-
-    def __init__(self) -> None:
-        with open("/proc/self/maps") as maps:
-            ends = [line.split()[0].split("-") for line in maps if "memfd:occl" in line]
-        self._ranges = sorted((int(low, 16), int(high, 16)) for low, high in ends)
-
-    def has(self, tensor: torch.Tensor) -> bool:
-        address = tensor.untyped_storage().data_ptr()
-        at = bisect_right(self._ranges, (address, 1 << 64)) - 1
-        return at >= 0 and address < self._ranges[at][1]
 
 
 def aliases(value: Any) -> list[int]:
@@ -106,8 +89,11 @@ def same_in_shared_memory(
     set_rng_seed(0)
     with torch_occl.share_cpu_memory(1):
         got = run()
-    memory = SharedMemory()
-    assert not any(memory.has(tensor) for tensor in with_memory(expected))
-    shared = with_memory(got)
-    assert shared and all(memory.has(tensor) for tensor in shared), "a tensor does not lie in shared memory"
+    maps = Maps()
+    ordinary, shared = (
+        [maps.lies_shared(tensor.untyped_storage().data_ptr()) for tensor in with_memory(value)]
+        for value in (expected, got)
+    )
+    assert not any(ordinary)
+    assert shared and all(shared), "a tensor does not lie in shared memory"
     compare(expected, got, compare_values)

@@ -11,7 +11,8 @@ import torch
 from torch.testing._internal.common_modules import ModuleInfo, module_db, modules
 from torch.testing._internal.common_utils import freeze_rng_state
 
-from tests.shared_cpu.bits import same_in_shared_memory, tensors
+from tests.shared_cpu.bits import same_in_shared_memory
+from tests.support.nested import differentiable, gradients
 
 CASES = [
     (info, training, dtype)
@@ -48,14 +49,11 @@ def run(info: ModuleInfo, training: bool, dtype: torch.dtype) -> list[Any]:
             forward(module, given.forward_input)
         before = copy.deepcopy(module)
         result = forward(module, given.forward_input)
-        outputs = [t for t in tensors(result) if t.requires_grad]
-        wanted = [t for t in [*tensors(inputs), *module.parameters()] if t.requires_grad]
-        gradients = ()
-        if outputs and wanted:
-            ones = [torch.ones_like(output) for output in outputs]
-            gradients = torch.autograd.grad(outputs, wanted, ones, allow_unused=True)
+        found_gradients = gradients(
+            differentiable(result), differentiable([inputs, list(module.parameters())])
+        )
         again = forward(saved_and_loaded(before), given.forward_input)
-        found.append((inputs, result, gradients, again, module.state_dict()))
+        found.append((inputs, result, found_gradients, again, module.state_dict()))
     return found
 
 

@@ -14,7 +14,9 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.custom_op_db import custom_op_db
 
 import torch_occl
-from tests.shared_cpu.bits import compare_bits, compare_shapes, same_in_shared_memory, tensors, with_memory
+from tests.shared_cpu.bits import compare_bits, compare_shapes, same_in_shared_memory, with_memory
+from tests.support import opinfo
+from tests.support.nested import differentiable, gradients, tensors
 
 DTYPES = (
     *(torch.float32, torch.float64, torch.bfloat16, torch.float8_e4m3fn, torch.complex64),
@@ -34,7 +36,7 @@ NOT_RUN = {
     "broadcast_shapes": "takes and returns no tensor",
 }  # fmt: skip
 
-UNINITIALIZED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
+UNINITIALIZED = {name for name, why in opinfo.VALUES_DIFFER.items() if why == opinfo.UNINITIALIZED}
 """Return memory as it is, so only forms can be equal."""
 
 PIVOTS_FROM_NOWHERE = {"linalg.lstsq"}
@@ -75,14 +77,11 @@ def identifier(op: Any, dtype: torch.dtype) -> str:
     return f"{op.formatted_name}-{str(dtype)[6:]}"
 
 
-def gradients(sample: Any, result: Any) -> tuple[torch.Tensor | None, ...]:
+def gradients_of(sample: Any, result: Any) -> tuple[torch.Tensor | None, ...]:
     """Of everything that has one, for dense outputs that PyTorch's own tests would take gradients of."""
-    outputs = [t for t in tensors(sample.output_process_fn_grad(result)) if t.requires_grad]
+    outputs = differentiable(sample.output_process_fn_grad(result))
     outputs = [t for t in outputs if t.layout == torch.strided]
-    inputs = [t for t in tensors((sample.input, sample.args, sample.kwargs)) if t.requires_grad]
-    if not outputs or not inputs:
-        return ()
-    return torch.autograd.grad(outputs, inputs, [torch.ones_like(o) for o in outputs], allow_unused=True)
+    return gradients(outputs, differentiable((sample.input, sample.args, sample.kwargs)))
 
 
 def written_to(op: Any, sample: Any, result: Any) -> list[Any]:
@@ -136,15 +135,15 @@ def run(op: Any, dtype: torch.dtype, made: Samples, most_samples: int | None) ->
 
     Ends after `most_samples` whose result has memory.
     """
-    differentiable = dtype.is_floating_point or dtype.is_complex
-    backward = differentiable and op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")
+    has_gradients = dtype.is_floating_point or dtype.is_complex
+    backward = has_gradients and op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")
     found: list[Any] = []
     ran = 0
     for sample in made(op, dtype, backward):
         result = op(sample.input, *sample.args, **sample.kwargs)
         found.append((sample.input, sample.args, sample.kwargs, result))
         if backward:
-            found.append(gradients(sample, result))
+            found.append(gradients_of(sample, result))
         with torch.no_grad():
             if op.supports_out:
                 found += written_to(op, sample, result)

@@ -14,6 +14,8 @@ import torch
 import torch.utils._pytree as pytree
 from torch.testing._internal.common_methods_invocations import op_db
 
+from tests.support.nested import differentiable, gradients
+
 DTYPES = (torch.float32, torch.int64)
 
 RANDOM = "draws from the device's generator, not from the CPU's: shapes and dtypes are compared"
@@ -81,10 +83,6 @@ def moved(op: Any, sample: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     return move(sample.input), args, kwargs
 
 
-def tensors(value: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
-
-
 def compare(expected: Any, got: Any, values: bool) -> None:
     expected_leaves, got_leaves = pytree.tree_leaves(expected), pytree.tree_leaves(got)
     assert len(expected_leaves) == len(got_leaves), "another number of results"
@@ -137,22 +135,16 @@ def check(op: Any, dtype: torch.dtype, most_samples: int | None) -> tuple[int, i
         forward_count += 1
         if not backward:
             continue
-        outputs = [t for t in tensors(expected) if t.requires_grad]
-        our_outputs = [t for t in tensors(got) if t.requires_grad]
+        outputs, our_outputs = differentiable(expected), differentiable(got)
         assert len(outputs) == len(our_outputs), "other results require a gradient"
-        leaves = [t for t in tensors((sample.input, sample.args, sample.kwargs)) if t.requires_grad]
-        our_leaves = [t for t in tensors((input, args, kwargs)) if t.requires_grad]
+        leaves = differentiable((sample.input, sample.args, sample.kwargs))
+        our_leaves = differentiable((input, args, kwargs))
         if not outputs or not leaves:
             continue
         try:
-            grads = torch.autograd.grad(
-                outputs, leaves, [torch.ones_like(o) for o in outputs], allow_unused=True
-            )
+            grads = gradients(outputs, leaves)
         except Exception:  # noqa: BLE001
             continue
-        ours = torch.autograd.grad(
-            our_outputs, our_leaves, [torch.ones_like(o) for o in our_outputs], allow_unused=True
-        )
-        compare(grads, ours, values)
+        compare(grads, gradients(our_outputs, our_leaves), values)
         backward_count += 1
     return forward_count, backward_count
