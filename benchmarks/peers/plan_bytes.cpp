@@ -48,6 +48,7 @@ void report(Kind kind, int ranks, int sockets, int levels, std::size_t bytes, bo
   shape.partial_size = item;
   if (levels > 1) shape.domains = domains_of(ranks, sockets);
   Tuning tuning;
+  tuning.slot_bytes = slot_bytes_by_cores(ranks, true);
   // A core for each rank. The results that the model is fitted to, on one socket, are older than that limit.
   if (sockets > 1) tuning.direct_bytes = kDirectBytes;
   const Plan plan = make_plan(shape, tuning, mapped);

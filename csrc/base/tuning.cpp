@@ -34,6 +34,13 @@ constexpr Name kNames[] = {
 
 }  // namespace
 
+std::uint32_t slot_bytes_by_cores(int ranks, bool core_for_each) {
+  constexpr std::uint32_t kSmall = 256 << 10, kLarge = 1 << 20;
+  constexpr std::uint32_t kOneOfEachRank = 16 << 20;  // at most, if they are larger than kSmall
+  if (core_for_each) return kSmall;
+  return std::clamp(kOneOfEachRank / static_cast<std::uint32_t>(ranks), kSmall, kLarge);
+}
+
 void set(Tuning& tuning, std::string_view name, std::uint64_t number) {
   for (const Name& it : kNames)
     if (it.name == name) return it.set(tuning, std::min(number, it.most));

@@ -10,10 +10,12 @@
 
 namespace occl {
 
-/// kDirectBytes if there is a core for each rank, otherwise one_shot_bytes, because synchronising is dearer
-/// when cores are shared.
+/// A number that depends on whether there is a core for each rank. Where cores are shared, synchronising is
+/// dearer, so direct_bytes is one_shot_bytes in place of kDirectBytes, and slots are larger.
 inline constexpr std::uint32_t kByCores = ~std::uint32_t{0};
 inline constexpr std::uint32_t kDirectBytes = 4 << 10;
+/// What slot_bytes is then: 256 KiB with a core for each rank, otherwise up to 1 MiB.
+std::uint32_t slot_bytes_by_cores(int ranks, bool core_for_each);
 
 struct Tuning {
   /// Largest contribution per rank for the one-step path: every rank posts its contribution beside the
@@ -27,7 +29,7 @@ struct Tuning {
   /// this size.
   std::uint64_t two_level_bytes = 32 << 10;
   /// Bytes of one staging slot. A rank stages through four of them (two filling, two with results).
-  std::uint32_t slot_bytes = 256 << 10;
+  std::uint32_t slot_bytes = kByCores;
   /// From this many bytes in the tensors of all ranks together, results are stored past the caches.
   std::uint64_t streaming_bytes = std::uint64_t{48} << 20;
   /// Up to this size a message travels in the ring, and its send completes immediately.

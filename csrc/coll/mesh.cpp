@@ -150,6 +150,9 @@ void Mesh::join(const std::vector<Invitation>& invitations, std::vector<std::sha
   for (const Invitation& it : invitations) domains.push_back(it.domain);
   domains_ = domains_of(domains);
   tuning_.one_shot_bytes = std::min(tuning_.one_shot_bytes, kMaxOneShotBytes);
+  cores_ = count_cores(invitations);
+  if (tuning_.direct_bytes == kByCores && cores_for_each(1)) tuning_.direct_bytes = kDirectBytes;
+  if (tuning_.slot_bytes == kByCores) tuning_.slot_bytes = slot_bytes_by_cores(size_, cores_for_each(1));
   // More slots, but no more memory.
   if (domains_.count > 1)
     tuning_.slot_bytes = tuning_.slot_bytes / (kStagingSlots + kPartialSlots) * kStagingSlots;
@@ -158,8 +161,6 @@ void Mesh::join(const std::vector<Invitation>& invitations, std::vector<std::sha
   tuning_.slot_bytes = std::clamp<std::uint32_t>(tuning_.slot_bytes / kLine * kLine, least, kMaxSlotBytes);
   tuning_.eager_bytes = std::min(tuning_.eager_bytes, kMaxEagerBytes);
   tuning_.unasked_bytes = std::min(tuning_.unasked_bytes, kMaxUnaskedBytes);
-  cores_ = count_cores(invitations);
-  if (tuning_.direct_bytes == kByCores && cores_for_each(1)) tuning_.direct_bytes = kDirectBytes;
   own_.header().joined.store(1, std::memory_order_seq_cst);  // pairs with Member::joined, and with sleepers
   ring_all();
 }

@@ -346,14 +346,25 @@ TEST("ranks that are bound to different cores have a core for each") {
     zero->join(invitations, {cluster[0].endpoint->as_local_peer(), cluster[1].endpoint->as_local_peer()});
     return zero;
   };
-  CHECK(joined(1, 1)->cores_for_each(1) && joined(1, 1)->tuning().direct_bytes == kDirectBytes);
-  CHECK(!joined(1, 0)->cores_for_each(1) && joined(1, 0)->tuning().direct_bytes == kByCores);
+  const auto own = joined(1, 1), shared = joined(1, 0);
+  CHECK(own->cores_for_each(1) && own->tuning().direct_bytes == kDirectBytes);
+  CHECK(!shared->cores_for_each(1) && shared->tuning().direct_bytes == kByCores);
+  CHECK(own->tuning().slot_bytes == 256 << 10 && shared->tuning().slot_bytes == 1 << 20);
   CHECK(!joined(0, 0)->cores_for_each(1));  // nothing is known
   CHECK(joined(3, 3)->cores_for_each(2) && !joined(3, 1)->cores_for_each(2));
   Tuning tuning;
-  tuning.direct_bytes = 128;
-  CHECK(joined(1, 1, tuning)->tuning().direct_bytes == 128 &&
-        joined(1, 0, tuning)->tuning().direct_bytes == 128);
+  tuning.direct_bytes = 128, tuning.slot_bytes = 128 << 10;
+  for (const std::uint64_t second : {0, 1}) {
+    const Tuning chosen = joined(1, second, tuning)->tuning();
+    CHECK(chosen.direct_bytes == 128 && chosen.slot_bytes == 128 << 10, second);
+  }
+}
+
+TEST("where ranks share cores slots are larger, but those of many ranks take no more memory than of 16") {
+  for (const int ranks : {2, 16}) CHECK(slot_bytes_by_cores(ranks, false) == 1 << 20);
+  CHECK(slot_bytes_by_cores(32, false) == 512 << 10);
+  for (const int ranks : {64, 256}) CHECK(slot_bytes_by_cores(ranks, false) == 256 << 10);
+  CHECK(slot_bytes_by_cores(8, true) == 256 << 10);
 }
 
 TEST("a group is open when all ranks have joined: then any of them may leave") {

@@ -8,6 +8,8 @@ from typing import Any
 
 TIMEOUT = 120.0
 """Seconds after which a rank stops waiting for the others."""
+NAP = 2e-4
+"""Seconds between the looks of a rank that waits asleep."""
 
 
 def make_counters(ranks: int) -> Any:
@@ -27,14 +29,19 @@ class Gate:
         self._round = 0
         self._yield = len(counters) > len(os.sched_getaffinity(0))
 
-    def wait(self) -> None:
-        """Returns when all ranks have called it as often as this one. Raises TimeoutError after TIMEOUT s."""
+    def wait(self, *, asleep: bool = False) -> None:
+        """Returns when all ranks have called it as often as this one. Raises TimeoutError after TIMEOUT s.
+
+        With ``asleep`` it sleeps between looks, so that it takes no core from ranks that are still timed.
+        """
         self._round += 1
         self._counters[self._rank] = self._round
         deadline = time.monotonic() + TIMEOUT
         for counter in range(len(self._counters)):
             while self._counters[counter] < self._round:
-                if self._yield:
+                if asleep:
+                    time.sleep(NAP)
+                elif self._yield:
                     os.sched_yield()
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"rank {counter} did not come within {TIMEOUT:.0f} s")
