@@ -1,13 +1,13 @@
 #include "pg/store_server.h"
 
+#include <arpa/inet.h>
 #include <dirent.h>
-#include <sys/stat.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <fstream>
 #include <memory>
-#include <set>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -61,16 +61,16 @@ std::vector<std::uint64_t> listeners(int port) {
   return inodes;
 }
 
-/// Inodes of this process's sockets.
-std::set<std::uint64_t> own_sockets() {
-  std::set<std::uint64_t> inodes;
-  const std::unique_ptr<DIR, int (*)(DIR*)> directory(opendir("/proc/self/fd"), closedir);
-  while (const dirent* entry = directory ? readdir(directory.get()) : nullptr) {
-    struct stat about {};
-    if (fstatat(dirfd(directory.get()), entry->d_name, &about, 0) == 0 && S_ISSOCK(about.st_mode))
-      inodes.insert(about.st_ino);
-  }
-  return inodes;
+/// Whether this descriptor is a socket that listens on a port.
+bool listens_on(int descriptor, int port) {
+  int listening = 0;
+  socklen_t bytes = sizeof(listening);
+  if (getsockopt(descriptor, SOL_SOCKET, SO_ACCEPTCONN, &listening, &bytes) != 0 || !listening) return false;
+  sockaddr_storage address{};
+  bytes = sizeof(address);
+  if (getsockname(descriptor, reinterpret_cast<sockaddr*>(&address), &bytes) != 0) return false;
+  if (address.ss_family == AF_INET) return ntohs(reinterpret_cast<sockaddr_in&>(address).sin_port) == port;
+  return address.ss_family == AF_INET6 && ntohs(reinterpret_cast<sockaddr_in6&>(address).sin6_port) == port;
 }
 
 std::vector<std::uint64_t> listeners_of(c10d::Store& store) {
@@ -81,10 +81,12 @@ std::vector<std::uint64_t> listeners_of(c10d::Store& store) {
 }  // namespace
 
 bool hosts_server(c10d::Store& store) {
-  const auto inodes = listeners_of(store);
-  if (inodes.empty()) return false;
-  const auto own = own_sockets();
-  return std::any_of(inodes.begin(), inodes.end(), [&](std::uint64_t it) { return own.count(it) > 0; });
+  const int port = port_of(*without_prefixes(store));
+  const std::unique_ptr<DIR, int (*)(DIR*)> directory(port ? opendir("/proc/self/fd") : nullptr, closedir);
+  while (const dirent* entry = directory ? readdir(directory.get()) : nullptr)
+    if (listens_on(std::atoi(entry->d_name), port))
+      return true;  // "." counts as 0, which is looked at anyway
+  return false;
 }
 
 StoreServer::StoreServer(c10d::Store& store, int host)
