@@ -170,19 +170,19 @@ inline int shared_memory(const std::string& path, int rank, std::size_t bytes) {
 class Gate {
  public:
   Gate(const std::string& path, int rank, int size)
-      : rank_(rank), size_(size), yield_(size > static_cast<int>(std::thread::hardware_concurrency())) {
+      : rank_(rank), size_(size), crowded_(size > static_cast<int>(std::thread::hardware_concurrency())) {
     const std::size_t bytes = sizeof(Counter) * size;
     counters_ = reinterpret_cast<Counter*>(Library::map(bytes, shared_memory(path, rank, bytes)));
   }
-  /// `asleep`: sleeps between looks, and so takes no core from ranks that are still being timed.
+  /// `asleep`: where ranks share cores it sleeps between looks, and takes no core from those still timed.
   void wait(bool asleep = false) {
     counters_[rank_].round.store(++round_, std::memory_order_release);  // pairs with the load below
     const auto end = Clock::now() + kPatience;
     for (int i = 0; i < size_; ++i)
       for (int turn = 1; counters_[i].round.load(std::memory_order_acquire) < round_; ++turn) {
-        if (asleep)
+        if (crowded_ && asleep)
           std::this_thread::sleep_for(std::chrono::microseconds(200));
-        else if (yield_)
+        else if (crowded_)
           sched_yield();
         if (turn % 1024 == 0 && Clock::now() > end) throw std::runtime_error("another rank does not come");
       }
@@ -194,7 +194,7 @@ class Gate {
   };
   Counter* counters_;
   int rank_, size_;
-  bool yield_;
+  bool crowded_;
   std::uint64_t round_ = 0;
 };
 

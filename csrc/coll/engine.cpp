@@ -155,6 +155,11 @@ bool Engine::wait(Communicator& group, const Operation& op, Deadline deadline,
   if (op.finished()) return true;
   Waiting waiting(*this);
   const bool core_for_each = group.core_for_each();
+  static thread_local unsigned rung_before = 0;  // when the last wait of this thread ended
+  const auto woke_a_peer = [&] { return core_for_each && shm::Bell::rung() != rung_before; };
+  struct AtTheEnd {
+    ~AtTheEnd() { rung_before = shm::Bell::rung(); }
+  } at_the_end;
   const auto turns_now = [&] { return core_for_each ? spin_.turns() : kShortSpin; };
   int turns = turns_now(), yields = core_for_each ? 0 : kYields, looked = 0;
   for (;;) {
@@ -167,7 +172,9 @@ bool Engine::wait(Communicator& group, const Operation& op, Deadline deadline,
       looked = 0;
       continue;
     }
-    if (looked < turns) {
+    // A peer that slept comes within the long spin. To sleep before it comes would make it wake this thread,
+    // and then sleep for the same reason, and so on.
+    if (looked < turns || (looked < kLongSpin && woke_a_peer())) {
       ++looked;
       relax();
       continue;
@@ -185,7 +192,7 @@ bool Engine::wait(Communicator& group, const Operation& op, Deadline deadline,
       if (!moved && !op.finished()) {
         const auto begin = std::chrono::steady_clock::now();
         sleep.wait(deadline.left(kSlice));
-        if (core_for_each) spin_.failed(std::chrono::steady_clock::now() - begin);
+        if (core_for_each && !woke_a_peer()) spin_.failed(std::chrono::steady_clock::now() - begin);
       }
     }
     if (op.finished()) return true;

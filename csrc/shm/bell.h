@@ -30,7 +30,11 @@ class Bell {
     if (sleepers_->load(std::memory_order_seq_cst) == 0) return;
     word_->fetch_add(1, std::memory_order_seq_cst);
     futex_wake_all(*word_);
+    ++rung_;
   }
+
+  /// How often this thread has rung for sleepers: these take a while to come.
+  static unsigned rung() { return rung_; }
 
   /// The owner's side. Construct it, check once more everything that is waited for, then call `wait` if
   /// nothing has happened: after a ring in between, `wait` returns immediately.
@@ -52,6 +56,8 @@ class Bell {
   };
 
  private:
+  static inline thread_local unsigned rung_ = 0;
+
   FutexWord* word_ = nullptr;                  // in the bell page: peers write it
   Atomic<std::uint32_t>* sleepers_ = nullptr;  // in the control region: only the owner writes it
 };

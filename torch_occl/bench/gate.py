@@ -27,21 +27,19 @@ class Gate:
         self._counters = counters
         self._rank = rank
         self._round = 0
-        self._yield = len(counters) > len(os.sched_getaffinity(0))
+        self._crowded = len(counters) > len(os.sched_getaffinity(0))
 
     def wait(self, *, asleep: bool = False) -> None:
         """Returns when all ranks have called it as often as this one. Raises TimeoutError after TIMEOUT s.
 
-        With ``asleep`` it sleeps between looks, so that it takes no core from ranks that are still timed.
+        With ``asleep``, ranks that share cores sleep between looks, and take no core from those still timed.
         """
         self._round += 1
         self._counters[self._rank] = self._round
         deadline = time.monotonic() + TIMEOUT
         for counter in range(len(self._counters)):
             while self._counters[counter] < self._round:
-                if asleep:
-                    time.sleep(NAP)
-                elif self._yield:
-                    os.sched_yield()
+                if self._crowded:
+                    time.sleep(NAP) if asleep else os.sched_yield()
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"rank {counter} did not come within {TIMEOUT:.0f} s")
