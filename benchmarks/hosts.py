@@ -7,7 +7,8 @@
 A shape says how many ranks each host has. A rate is the most that each host sends; with "none", the processor
 is the limit, because all hosts share its cores. All contenders live in the same processes and take turns, and
 all results are checked, as `python -m torch_occl.bench` does. The last columns are what a host sends in a
-call, as its interface counts it, of the host that sends most: in bytes, or over the size from 1 KiB on.
+call, as its interface counts it, of the host that sends most: in bytes, or over the size from 1 KiB on. Open
+MPI (`openmpi`) is called from C, with processes of its own in the same hosts.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import dataclasses
 import gc
 import json
 import os
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -23,18 +25,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from benchmarks.peers import programs
 from tests.hosts.launch import enter, meet, placement
-from tests.hosts.namespaces import Host, Network, why_not
+from tests.hosts.namespaces import INTERFACE, Host, Network, why_not
 from torch_occl.bench.command import parse_size
 from torch_occl.bench.contenders import CONTENDERS, check_available, make_groups
 from torch_occl.bench.gate import Gate
 from torch_occl.bench.launch import run_ranks
-from torch_occl.bench.measure import Data, Round, make_arena, measure
+from torch_occl.bench.measure import Contestant, Data, Round, make_arena, measure
 from torch_occl.bench.noise import judge, verdict
 from torch_occl.bench.operations import OPERATIONS, Operation
 from torch_occl.bench.report import Table, summarize
 
 NO_LIMIT = "none"
+OPENMPI = "openmpi"
 SIZES = [parse_size(size) for size in ("4", "64K", "1M", "16M", "64M")]
 COUNTED_BYTES, MOST_COUNTED = 16 << 20, 50
 """Calls whose bytes are counted: as many as move COUNTED_BYTES, but at least 1 and at most MOST_COUNTED."""
@@ -42,27 +46,27 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def bytes_sent(
-    operation: Operation, size: int, contestants: dict[str, dist.ProcessGroup], gate: Gate, host: Host
+    operation: Operation, size: int, contestants: dict[str, Contestant], gate: Gate, host: Host
 ) -> dict[str, list[float]]:
-    """For each contender, how many bytes each rank's host sends in a call."""
+    """For each contender, how many bytes each rank's host sends in a call. A call of one element comes before
+    the counted ones, and its bytes are among theirs."""
     ranks, item = dist.get_world_size(), operation.dtype.itemsize
     whole = -(-max(size // item, 1) // ranks) * ranks
-    data = Data(whole // ranks if operation.input_is_part else whole, 1, operation.dtype, ranks)
     calls = min(max(COUNTED_BYTES // size, 1), MOST_COUNTED)
+    data = Data(whole // ranks if operation.input_is_part else whole, calls, operation.dtype, ranks)
     sent: dict[str, list[float]] = {}
-    for name, group in contestants.items():
-        arena = make_arena(operation, name, group, whole, 1)
-        arena.refill(Round(operation, data, 0).fresh)
-        arena.calls[0]()
-        gate.wait()
+    for name, contestant in contestants.items():
+        arena = make_arena(operation, name, contestant, whole, calls)
+        if arena is None:
+            continue
+        gate.wait(asleep=True)
         before = host.bytes_sent()
-        gate.wait()
-        for _ in range(calls):
-            arena.calls[0]()
-        gate.wait()
+        gate.wait(asleep=True)
+        arena.run(gate, Round(operation, data, 0), calls)
+        gate.wait(asleep=True)
         mine = torch.tensor([(host.bytes_sent() - before) / calls])
         everyone = torch.empty(ranks)
-        gate.wait()  # all have looked
+        gate.wait(asleep=True)  # all have looked
         dist.all_gather_single(everyone, mine)
         sent[name] = everyone.tolist()
     return sent
@@ -83,7 +87,7 @@ class Report:
 
 
 def measure_table(
-    report: Report, rank: int, options: argparse.Namespace, groups: dict[str, dist.ProcessGroup], gate: Gate
+    report: Report, rank: int, options: argparse.Namespace, contestants: dict[str, Contestant], gate: Gate
 ) -> None:
     """Every operation at every size, as far as the time goes."""
     cells = [
@@ -92,25 +96,53 @@ def measure_table(
         if operation.name in options.ops
         for size in (sorted(options.sizes) if operation.has_data else [4])
     ]
-    table = Table(list(groups))
+    table = Table(list(contestants))
     title, rule = table.header().splitlines()
-    columns = [f"{name} sends" for name in groups]
+    columns = [f"{name} sends" for name in contestants]
     report.say("  ".join([title, *columns]) + "\n" + rule + "-" * sum(len(column) + 2 for column in columns))
     end = time.monotonic() + options.seconds
     for index, (operation, size) in enumerate(cells):
         # Time that small sizes leave goes to larger ones. All ranks must use the same value.
         left = torch.tensor([(end - time.monotonic()) / (len(cells) - index)])
         dist.broadcast(left, 0)
-        results = [summarize(samples) for samples in measure(operation, size, groups, gate, left.item())]
-        sent = bytes_sent(operation, size, groups, gate, options.hosts[rank])
+        results = [summarize(samples) for samples in measure(operation, size, contestants, gate, left.item())]
+        sent = bytes_sent(operation, size, contestants, gate, options.hosts[rank])
         most = {name: max(values) for name, values in sent.items()}
-        shown = [f"{most[name]:.0f} B" if size < 1024 else f"{most[name] / size:.2f}" for name in groups]
+        form = "{:.0f} B" if size < 1024 else "{:.2f}"
+        counts = {name: form.format(value if size < 1024 else value / size) for name, value in most.items()}
+        shown = [counts.get(name, "-") for name in contestants]
         shown = [cell.rjust(len(column)) for cell, column in zip(shown, columns, strict=True)]
         report.say("  ".join([table.line(results), *shown]))
         report.rows += [
             dataclasses.asdict(result) | {"noisy": result.noisy, "sent": sent[result.contender]}
             for result in results
         ]
+
+
+def openmpi_across(hosts: list[Host], folder: Path) -> programs.Program:
+    """Open MPI's program on these hosts, one for each rank. Rank 0's host runs the launcher, which starts a
+    daemon in each other one through a script that it takes for ssh."""
+    agent = folder / "agent"
+    cases = "".join(
+        f'{host.address4}) shift; exec {shlex.join(host.command("sh", "-c"))} "$*" ;;\n'
+        for host in dict.fromkeys(hosts)
+    )
+    # Every rank writes the same.
+    agent.write_text(f'#!/bin/sh\n# HOST COMMAND...\ncase "$1" in\n{cases}esac\n')
+    agent.chmod(0o755)
+    slots = ",".join(f"{host.address4}:{hosts.count(host)}" for host in dict.fromkeys(hosts))
+    settings = {
+        "plm_rsh_agent": str(agent),
+        "orte_leave_session_attached": "1",  # the script's processes end with it
+        "oob_tcp_if_include": INTERFACE,
+        "btl_tcp_if_include": INTERFACE,
+        "mpi_yield_when_idle": "1",  # all hosts share the cores, which no daemon can know
+    }
+    given = [word for name, value in settings.items() for word in ("--mca", name, value)]
+    launcher = ["mpirun.openmpi", "--host", slots, "--bind-to", "none", *given]
+    return dataclasses.replace(
+        programs.PROGRAMS[OPENMPI], launcher=lambda ranks: [*launcher, "-n", str(ranks)]
+    )
 
 
 def work(rank: int, options: argparse.Namespace, folder: str, counters: Any) -> None:
@@ -122,17 +154,21 @@ def work(rank: int, options: argparse.Namespace, folder: str, counters: Any) -> 
     address = {"address": options.hosts[0].address, "port": options.port}
     meet(rank, options.ranks, "cpu", backend="gloo", timeout=600.0, **address)
     gate = Gate(counters, rank)
-    groups = make_groups(options.contenders)
+    groups = make_groups(name for name in options.contenders if name != OPENMPI)
     report = Report(rank)
     tables = {}
-    for rate in options.rates:
-        if rank == 0 and rate != NO_LIMIT:
-            for host in set(options.hosts):
-                host.limit(rate)
-        gate.wait()
-        report.say(f"\n{options.shape} ranks, {'no limit' if rate == NO_LIMIT else rate}\n")
-        measure_table(report, rank, options, groups, gate)
-        tables[rate], report.rows = report.rows, []
+    across = {}
+    if OPENMPI in options.contenders:
+        across[OPENMPI] = openmpi_across(options.hosts, Path(folder))
+    with programs.started(across, Path(folder), rank, options.ranks, across) as connections:
+        for rate in options.rates:
+            if rank == 0 and rate != NO_LIMIT:
+                for host in set(options.hosts):
+                    host.limit(rate)
+            gate.wait()
+            report.say(f"\n{options.shape} ranks, {'no limit' if rate == NO_LIMIT else rate}\n")
+            measure_table(report, rank, options, groups | connections, gate)
+            tables[rate], report.rows = report.rows, []
     if rank == 0:
         Path(folder, "results").write_text(json.dumps({"lines": report.lines, "tables": tables}))
     dist.destroy_process_group()
@@ -150,8 +186,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--contenders",
         nargs="+",
-        choices=CONTENDERS,
-        default=["occl-dev", "occl-cpu", "gloo"],
+        choices=[*CONTENDERS, OPENMPI],
+        default=["occl-dev", "occl-cpu", "gloo", OPENMPI],
         metavar="NAME",
     )
     parser.add_argument("--shapes", nargs="+", default=["2+2", "4+4"], metavar="SHAPE")
@@ -179,7 +215,11 @@ def write(content: dict[str, Any]) -> None:
 
 def main() -> None:
     options = parse_arguments()
-    check_available(options.contenders)
+    check_available([name for name in options.contenders if name != OPENMPI])
+    if OPENMPI in options.contenders:
+        for name, lacking in programs.prepare([OPENMPI])[1].items():
+            print(f"left out: {name} lacks {lacking}")
+            options.contenders.remove(name)
     if reason := why_not():
         sys.exit(f"error: {reason}")
     for library in ("OMP", "MKL", "OPENBLAS"):  # ranks must have a single thread when they enter their hosts

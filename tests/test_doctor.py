@@ -268,7 +268,7 @@ def test_a_process_that_does_not_end_is_killed_at_the_deadline_and_what_it_said_
     (tmp_path / "script.py").write_text(f"open({str(fifo)!r})")  # waits for a writer
     ended = children.run([["script.py"]], 0.0, tmp_path)[0]
     assert ended.status is None and ended.reason() == "it did not end in time, and was killed"
-    with pytest.raises(OSError, match=os.strerror(errno.ENXIO)):  # nobody has it open
+    with pytest.raises(OSError, match=os.strerror(errno.ENXIO)):  # no process has it open
         os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
 
 

@@ -19,7 +19,7 @@ def accuracy(output: str, ranks: int) -> float:
 @pytest.mark.full
 def test_three_of_four_ranks_shrink_and_reach_the_accuracy_without_a_checkpoint():
     shown = run([EXAMPLE, "--ranks", "4", "--kill", "2:60", "--steps", "200"])
-    # Who has the sum of the gradients of a step when rank 2 dies has made that step.
+    # A rank that has the sum of the gradients of a step when rank 2 dies has made that step.
     assert re.search(r"^lost rank \[2\]; 3 ranks go on with step 6[01]$", shown, re.MULTILINE), shown
     assert accuracy(shown, 3) >= 95
 

@@ -7,7 +7,7 @@
 #include "peer.h"
 
 // The static library refers to Intel's tracing interface. All of these are pointers to functions, and null
-// means that nobody traces.
+// means that no tool traces.
 extern "C" {
 void *__itt_domain_create_ptr__3_0, *__itt_event_create_ptr__3_0, *__itt_event_end_ptr__3_0,
     *__itt_event_start_ptr__3_0, *__itt_metadata_add_ptr__3_0, *__itt_string_handle_create_ptr__3_0,

@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -241,8 +241,10 @@ class Connection:
 
 
 @contextlib.contextmanager
-def started(names: Iterable[str], folder: Path, rank: int, ranks: int) -> Iterator[dict[str, Connection]]:
-    """Runs the programs, and gives the connections of this rank.
+def started(
+    names: Iterable[str], folder: Path, rank: int, ranks: int, programs: Mapping[str, Program] = PROGRAMS
+) -> Iterator[dict[str, Connection]]:
+    """Runs the programs with these names, and gives the connections of this rank.
 
     A collective call: the first rank starts them. What does not start everywhere is left out, and the first
     rank says so.
@@ -254,7 +256,7 @@ def started(names: Iterable[str], folder: Path, rank: int, ranks: int) -> Iterat
             address = str(folder / name)
             connection = Connection(name, address, rank)
             dist.barrier()  # all are listening
-            new = PROGRAMS[name].start(address, ranks) if rank == 0 else []
+            new = programs[name].start(address, ranks) if rank == 0 else []
             processes += new
             came = torch.tensor([float(connection.accept(new))])
             dist.all_reduce(came, dist.ReduceOp.MIN)

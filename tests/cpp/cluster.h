@@ -15,7 +15,7 @@
 
 namespace occl::test {
 
-/// An operation that somebody waits for.
+/// An operation that a thread waits for.
 class Call : public coll::Listener {
  public:
   Call(const coll::Task& task, Deadline deadline) : task(task), operation(*this, this->task, deadline) {}

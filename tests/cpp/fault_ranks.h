@@ -272,7 +272,7 @@ class RankProcess {
     for (;;) collective(main_, coll::Kind::all_reduce, 1, false, 7);  // until the error
   }
 
-  /// Those who are members of the first group still make a smaller one of it, without the store's part.
+  /// The ranks that are members of the first group still make a smaller one of it, without the store's part.
   void shrink(const Ranks& members) {
     const auto at = std::find(members.begin(), members.end(), me_) - members.begin();
     Rank smaller;
@@ -386,7 +386,7 @@ class RankProcess {
     return static_cast<int>(std::distance(fds, end));
   }
 
-  /// Of the dead nothing is left; of those who live only that they are known: a descriptor, and their memory.
+  /// Of the dead nothing is left; of the living only that they are known: a descriptor, and their memory.
   void check_leftovers(int own_descriptors, const Ranks& survivors) {
     const int live = static_cast<int>(survivors.size()) - 1;
     const auto deadline =

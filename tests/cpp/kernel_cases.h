@@ -37,7 +37,7 @@ inline kernels::Kernel kernel_of(const Kernels& isa, DType dtype, ReduceOp op) {
   return isa.reduce[static_cast<int>(dtype)][static_cast<int>(op)];
 }
 
-/// Memory at any offset from a multiple of 64 bytes, with a margin around it that nobody may write to.
+/// Memory at any offset from a multiple of 64 bytes, with a margin around it that no kernel may write to.
 class Buffer {
  public:
   explicit Buffer(std::size_t bytes) : memory_(bytes + 4 * kMargin) {}

@@ -1,5 +1,5 @@
 // modes: plain asan
-// One honest rank, and others that break the protocol: the group ends with an error that names who and what.
+// One honest rank, and others that break the protocol: the group ends with an error that names it.
 #include <optional>
 
 #include "check.h"
@@ -30,7 +30,7 @@ struct Game {
   SendLine& line() { return block().send(0); }
   void send(const Envelope& e) { peer().write(0, e); }
 
-  /// Drives until the group has ended. Fails if that takes long: nobody but this thread does anything.
+  /// Drives until the group has ended. Fails if that takes long: only this thread does anything.
   std::string error(Errc expected) {
     for (int i = 0; i < 1000; ++i) {
       victim.group->drive(true);
@@ -133,7 +133,7 @@ TEST("slots and tensors outside of the peer's memory are an error") {
   }
 }
 
-TEST("a signature that nobody can have made is told as that") {
+TEST("a signature that no rank can have made is told as that") {
   Game game;
   game.victim.submit(all_reduce(game.victim, 8, false));
   game.post().signature = ~std::uint64_t{0};
@@ -260,7 +260,7 @@ struct DirectGame : Game {
 };
 constexpr std::uint64_t kJob = std::uint64_t{7} << 32, kPieces = 16;
 
-TEST("who copies the other end of a message says how much, and not more than there is") {
+TEST("a rank that copies the other end of a message says how much, and not more than there is") {
   const auto received = [](std::uint64_t claimed, std::optional<std::uint64_t> said) -> std::string {
     DirectGame game(claimed);
     if (said) {
@@ -288,7 +288,7 @@ TEST("what was copied from a rank that has given up meanwhile is not its message
   CHECK(game.receive().error());
 }
 
-TEST("who gives up a receive lets nobody begin to write into its buffer") {
+TEST("a rank that gives up a receive lets no peer begin to write into its buffer") {
   DirectGame game(kJob + 2);  // the honest rank takes the others, and waits
   CHECK(!game.receive().finished());
   game.victim.group->abort("enough");
@@ -311,7 +311,7 @@ TEST("the other end of a message is nowhere but in the receiver's memory") {
   }
 }
 
-TEST("positions of a reader that are nonsense harm nobody but it") {
+TEST("positions of a reader that are nonsense harm only the reader") {
   for (const std::uint64_t tail : {std::uint64_t{1} << 40, ~std::uint64_t{0}}) {
     Game game;
     game.block().recv(0).tail.store(tail);

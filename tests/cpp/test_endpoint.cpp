@@ -1,5 +1,5 @@
 // modes: plain asan
-// Processes that meet: who may connect, what they get, and how a death is noticed.
+// Processes that meet: which may connect, what they get, and how a death is noticed.
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -134,7 +134,7 @@ TEST("a process that is gone is an error that says so") {
   CHECK(code_of([&] { endpoint.peer(child.address, Deadline::after(kPatience)); }) == Errc::peer_exited);
 }
 
-TEST("who does not know the secret gets nothing") {
+TEST("a process that does not know the secret gets nothing") {
   Child child;
   Endpoint endpoint(std::make_shared<RegionTable>(), kConfig);
   Address guess = child.address;
@@ -226,7 +226,7 @@ TEST("memory that cannot be had is an error, not a signal") {
     CHECK(code_of([&] { region.commit(0, std::size_t{1} << 44, pages); }) == Errc::out_of_memory);
 }
 
-TEST("blocks are used again only when nobody reads them any more") {
+TEST("blocks are used again only when no peer reads them any more") {
   Arena arena("test", 16 << 20, 64, Access::read);
   const auto first = arena.allocate(5000);
   CHECK(first.bytes == round_up_to_pages(5000) && first.offset % page_size() == 0);
@@ -241,14 +241,14 @@ TEST("blocks are used again only when nobody reads them any more") {
   CHECK(code_of([&] { arena.allocate(64 << 20); }) == Errc::out_of_memory);
 }
 
-TEST("who connects to a dead process is told, although a child of it keeps its socket open") {
+TEST("a process that connects to a dead one is told, although a child of it keeps its socket open") {
   auto* orphan = static_cast<pid_t*>(
       mmap(nullptr, sizeof(pid_t), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
   CHECK(orphan != MAP_FAILED);
   Child child([&](Endpoint&) {
     const pid_t pid = fork();
     if (pid == 0)
-      for (;;) pause();  // it has the listening socket, and answers nobody
+      for (;;) pause();  // it has the listening socket, and answers no call
     *orphan = pid;
   });
   const Address address = child.address;

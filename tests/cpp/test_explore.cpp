@@ -53,7 +53,7 @@ TEST("data behind a flag is safe with release and acquire, and only then") {
   CHECK(message_passing(std::memory_order_release, std::memory_order_relaxed).starts_with("data race"));
 }
 
-TEST("nobody sees an older value after a newer one") {
+TEST("no thread sees an older value after a newer one") {
   const auto result = exhaust([] {
     Atomic<int> x = 0;
     Thread writer([&] { x.store(1, std::memory_order_relaxed), x.store(2, std::memory_order_relaxed); });

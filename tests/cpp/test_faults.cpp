@@ -188,15 +188,15 @@ class Trial {
           wrong(" has not the reason");
         break;
       case Strike::fail:
-        // Where the victim's own code had no memory it just leaves, and so does who waits for it.
+        // Where the victim's own code had no memory it just leaves, and so does a rank that waits for it.
         if (!has("no memory, says the test") && !has("left the group") && !names_victim(error) &&
             !has("did not come"))
           wrong(" has not the reason");
         break;
       case Strike::stop: {
-        // Who gave the victim up in one group leaves the other, and that is what its members see there. Who
-        // waits for its memory cannot come to the next operation. And a message, or the making of a group,
-        // knows only the rank that it waits for, which may itself wait for the victim.
+        // A rank that gave the victim up in one group leaves the other, and that is what its members see
+        // there. One that waits for its memory cannot come to the next operation. And a message, or the
+        // making of a group, knows only the rank that it waits for, which may itself wait for the victim.
         const bool next_in_line = has("it waits for rank") || has("did not come");
         const bool indirectly = has("left the group") || has("has not arrived");
         if (!names_victim(error) && !next_in_line && !(indirectly && anybody_names_victim()))
@@ -204,7 +204,7 @@ class Trial {
         break;
       }
       default:
-        // Who waits for the others to come to a new group sees only that somebody does not.
+        // A rank that waits for the others to come to a new group sees only that one does not.
         if (!names_victim(error) && !(has("did not come") && anybody_names_victim()))
           wrong(" does not name the victim");
     }

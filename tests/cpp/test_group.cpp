@@ -184,7 +184,7 @@ TEST("ranks that do not list their parts must mean the same") {
   });
 }
 
-TEST("what past groups leave in the control region is used again, whoever looks last") {
+TEST("what past groups leave in the control region is used again, whichever rank looks last") {
   Cluster cluster(2);
   std::size_t before[2];
   for (int round = 0; round < 100; ++round) {
@@ -309,7 +309,7 @@ TEST("an operation on hold keeps its place, and begins when it is released") {
   CHECK(values[0][0] == 11 && values[1][0] == 11 && values[0][1] == 2 && values[1][1] == 2);
 }
 
-TEST("a rank that cannot join tells those who could why") {
+TEST("a rank that cannot join tells the others why") {
   Cluster cluster(2);
   std::vector<std::unique_ptr<coll::Mesh>> meshes;
   std::vector<coll::Invitation> invitations;
@@ -473,7 +473,7 @@ TEST("a callback may wait for an operation that ended together with its own") {
   });
 }
 
-TEST("callbacks may wait for operations that somebody else must drive, to any depth") {
+TEST("callbacks may wait for operations that another thread must drive, to any depth") {
   Cluster cluster(2);
   for (bool wait_outside : {false, true})
     cluster.each([&](Rank& rank) {

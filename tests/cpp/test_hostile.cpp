@@ -381,7 +381,7 @@ TEST("no name appears that could be guessed: no file, no segment, one socket of 
   for (const auto* endpoint : {a.get(), b.get()}) {
     const std::string name = socket_name(endpoint->address().socket);
     CHECK(now.contains(name) && !sockets.contains(name), name);
-    // What everybody may read there helps nobody: the secret is another number.
+    // What all processes may read there helps none of them: the secret is another number.
     CHECK(endpoint->address().socket != endpoint->address().secret);
   }
   CHECK(a->address().socket != b->address().socket && a->address().secret != b->address().secret);

@@ -1,6 +1,6 @@
 // modes: explore
 // The core's lock-free structures, and the whole of it with ranks as threads, under a scheduler that chooses
-// who runs and who sees what. A wake-up that is missed shows here, where no sleep ends by itself.
+// which thread runs and what it sees. A wake-up that is missed shows here, where no sleep ends by itself.
 #include <random>
 
 #include "check.h"
@@ -89,7 +89,7 @@ Tuning small() {
 
 }  // namespace
 
-TEST("bell: whoever sleeps sees what was published before, or is woken") {
+TEST("bell: a thread that sleeps sees what was published before, or is woken") {
   CHECK(run_bell(std::memory_order_seq_cst, std::memory_order_seq_cst).empty());
 }
 
@@ -217,7 +217,7 @@ TEST("collectives in two levels, one after the other, 4 ranks") {
             40);
 }
 
-TEST("collectives in flight, with and without somebody who waits, 3 ranks") {
+TEST("collectives in flight, with and without a thread that waits, 3 ranks") {
   check_all(sample(
                 [] {
                   Cluster cluster(3, small());
@@ -300,7 +300,7 @@ TEST("threads that wait for what another one of their rank ends") {
       1500);
 }
 
-TEST("two ends: each piece is taken once, and who waits no more has the buffer for itself") {
+TEST("two ends: each piece is taken once, and a rank that waits no more has the buffer for itself") {
   using shm::Taker;
   for (const std::uint32_t n : {1u, 2u, 3u})
     check_all(exhaust(

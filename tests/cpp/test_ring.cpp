@@ -1,7 +1,9 @@
 // The byte ring and the doorbell, two threads against each other.
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <random>
+#include <thread>
 
 #include "check.h"
 #include "shm/bell.h"
@@ -123,4 +125,18 @@ TEST("no ring of a bell is lost: a sleeper sees what was published before it") {
     }
   });
   CHECK(sleepers == 0);
+}
+
+TEST("a thread counts the rings with which it woke sleepers") {
+  FutexWord word = 0;
+  std::atomic<std::uint32_t> sleepers = 0;
+  const Bell bell(&word, &sleepers);
+  const unsigned before = Bell::rung();
+  bell.ring();
+  CHECK(Bell::rung() == before);
+  const Bell::Sleep sleep(bell);
+  bell.ring();
+  CHECK(Bell::rung() == before + 1);
+  std::thread([&] { bell.ring(); }).join();
+  CHECK(Bell::rung() == before + 1);
 }

@@ -220,7 +220,7 @@ TEST("survivors shrink the group and go on, also after it has ended") {
       if (rank.rank == 2) return;
       if (ended && rank.rank == 0) rank.group->abort("for the test");
       use_and_close(rank, shrink_to(rank, {0, 1, 3}), 3);
-      // Local peers: nobody takes its memory away while others are at it.
+      // Local peers: no process takes its memory away while others are at it.
       for (++done; done < 3;) std::this_thread::yield();
     });
   }
@@ -267,7 +267,7 @@ TEST("a survivor that dies meanwhile is named, and the others may try again with
   other.join();
 }
 
-TEST("who does not come to shrink is named") {
+TEST("a rank that does not come to shrink is named") {
   Cluster cluster(3);
   const Error error = error_of([&] { shrink_to(cluster[0], {0, 2}, kShort); });
   CHECK(error.code() == Errc::timeout && contains(error, "rank 2 (pid") && !contains(error, "rank 1"),

@@ -201,7 +201,7 @@ TEST("a monitored barrier without rank 0 times out") {
   CHECK(contains(error, "Rank 1 timed out in monitoredBarrier after 200 ms"), error.what());
 }
 
-TEST("who comes late to a monitored barrier hears what the others heard") {
+TEST("a rank that comes late to a monitored barrier hears what the others heard") {
   Cluster cluster(3);
   for (const int rank : {0, 1, 2}) {
     const Error error =
@@ -210,7 +210,7 @@ TEST("who comes late to a monitored barrier hears what the others heard") {
   }
 }
 
-TEST("a monitored barrier does not wait for who is gone") {
+TEST("a monitored barrier does not wait for a rank that is gone") {
   Cluster cluster(3);
   cluster[0].group->mesh().member(2).peer->set_exited();
   const Error error = error_of([&] { monitored_barrier(*cluster[0].group, kPatience, false, {}); });

@@ -169,7 +169,7 @@ def test_a_blocking_copy_on_a_side_stream_comes_after_what_is_queued(gate, sourc
 
 
 def test_non_blocking_copy_of_ordinary_memory_is_done_at_the_return(gate):
-    """Who does not pin may write into the source again, as with CUDA."""
+    """A program that does not pin may write into the source again, as with CUDA."""
     stream = torch.dev.Stream()
     x, y = torch.zeros(4, device="dev"), torch.ones(4)
     hold(stream, gate)

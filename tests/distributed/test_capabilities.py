@@ -468,7 +468,7 @@ def test_ddp_trains_sparse_embeddings(pool, device):
 
 
 def works_are_alive_without_python(rank, n, device):
-    """Nobody keeps the tensors or the works; memory that were freed would be overwritten."""
+    """The test keeps neither the tensors nor the works; memory that were freed would be overwritten."""
     kept, events = [], []
     for _ in range(50):
         t = torch.full((50_000,), float(rank), device=device)

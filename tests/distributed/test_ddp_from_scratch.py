@@ -135,7 +135,7 @@ def unused_alike(rank, n, device, *, schedule):
 
 SCHEDULES = {
     "a layer that only some use": [(((0, 1), (0, 2)), True)] * 3,
-    "a layer that nobody uses": [(((0,), (0, 1)), True), (((2,), (2,)), True)],
+    "a layer that is not used": [(((0,), (0, 1)), True), (((2,), (2,)), True)],
     "one that was used only where nothing was averaged": [
         (((0, 1), (0,)), False),
         (((0,), (0,)), True),

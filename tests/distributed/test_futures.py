@@ -35,7 +35,7 @@ def many_in_flight(rank, n, device):
 
 
 def completes_in_the_background(rank, n, device):
-    """Nobody waits: the work ends all the same."""
+    """No thread waits: the work ends all the same."""
     tensors = [torch.ones(100_000, device=device) for _ in range(5)]
     events = []
     for t in tensors:

@@ -22,7 +22,7 @@ def backend(device):
 
 
 def around_the_ring(rank, n, device, *, dtype, sizes):
-    """Everybody sends to the next rank (itself, if alone) and receives from the one before."""
+    """Each rank sends to the next rank (itself, if alone) and receives from the one before."""
     to, source = (rank + 1) % n, (rank - 1) % n
     for i, size in enumerate(sizes):
         count = size // getattr(torch, dtype).itemsize

@@ -147,7 +147,7 @@ class Trial:
         others = {rank: text for rank, text in texts.items() if rank != fault.victim}
         assert all(others.values()), texts
         if fault.kind == "abort":
-            # Who learns it in one group leaves the other, and does not come to a third.
+            # A rank that learns it in one group leaves the other, and does not come to a third.
             words = ("aborted group", "left the group", "left group", "waiting for rank")
             assert all(any(word in text for word in words) for text in others.values()), texts
             assert any("aborted group" in text for text in texts.values()), texts

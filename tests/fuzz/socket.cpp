@@ -69,7 +69,7 @@ void one(Input& in) {
     Request sent;
     std::memcpy(&sent, packet, sizeof(sent));
     require(bytes == sizeof(sent) && sent.magic == kMagic && sent.secret == endpoint->address().secret,
-            "only who knows the secret is answered");
+            "only a process that knows the secret is answered");
     const bool hello = sent.version == kProtocolVersion && sent.kind == RequestKind::hello;
     require(
         received.size() == (hello ? 3 : reply.status == ReplyStatus::ok && sent.version == kProtocolVersion),

@@ -97,7 +97,7 @@ struct Hostile {
   std::shared_ptr<shm::Peer> peer;
 };
 
-/// An operation that nobody waits for.
+/// An operation that no thread waits for.
 class Call : public Listener {
  public:
   explicit Call(const Task& task)

@@ -136,7 +136,7 @@ class Host:
         _execute("tc", "-n", self.name, "qdisc", "del", "dev", INTERFACE, "root")
 
     def cut(self) -> None:
-        """Pulls the cable at the switch: whatever is sent is lost, and nobody is told."""
+        """Pulls the cable at the switch: whatever is sent is lost, and no end is told."""
         _execute("ip", "-n", self.switch, "link", "set", self.port, "down")
 
     def restore(self) -> None:

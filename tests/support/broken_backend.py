@@ -44,7 +44,7 @@ class Broken(dist.ProcessGroup):
         return self.gloo.gather(outputs, inputs, opts)
 
     def scatter(self, outputs, inputs, opts):
-        """It is refused, and nobody can tell why."""
+        """It is refused, and the error does not say why."""
         raise KeyError("scatter")
 
     def reduce(self, tensors, opts):

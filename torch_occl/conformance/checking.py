@@ -20,7 +20,7 @@ from torch_occl.testing.outcomes import WrongUse
 from torch_occl.testing.rank import Described
 
 UNCLEAR = ("INTERNAL ASSERT FAILED", "please report a bug", "Unable to cast", "object has no attribute")
-"""What the text of an error contains that nobody wrote for the user."""
+"""What the text of an error contains that was not written for the user."""
 
 
 def why_unclear(error: BaseException) -> str:

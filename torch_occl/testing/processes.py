@@ -142,7 +142,7 @@ class Clone(Warm):
 
     def kill(self) -> None:
         """Ends it without waiting for what it is doing."""
-        os.kill(self.pid, signal.SIGKILL)  # nobody has reaped it, so the number is still its own
+        os.kill(self.pid, signal.SIGKILL)  # it has not been reaped, so the number is still its own
         self.close()
 
 

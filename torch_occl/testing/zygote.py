@@ -146,7 +146,7 @@ def _serve(fd: int) -> NoReturn:
     try:
         Zygote(socket.socket(fileno=fd)).serve()
         status = 0
-    except Exception:  # noqa: BLE001 nobody else is left to show it
+    except Exception:  # noqa: BLE001 no other process is left to show it
         traceback.print_exc()
     finally:
         os._exit(status)

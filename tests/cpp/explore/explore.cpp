@@ -34,7 +34,7 @@ bool releases(std::memory_order o) {
 
 struct Value {
   std::uint64_t word = 0;
-  View handed;  // the view that whoever acquires this value takes over
+  View handed;  // the view that a thread that acquires this value takes over
 };
 struct History {
   std::deque<Value> values;
@@ -201,7 +201,7 @@ void append(std::uint32_t id, std::uint64_t word, std::memory_order order, const
   raise(me().view, id, h.newest());
   if (releases(order)) join(h.values.back().handed, me().view);
   if (order == std::memory_order_seq_cst) h.seq_cst = h.newest();
-  if (h.values.size() > 6) h.values.pop_front(), ++h.first;  // nobody is so far behind
+  if (h.values.size() > 6) h.values.pop_front(), ++h.first;  // no thread is so far behind
 }
 
 /// The task is given beside its number because the list of tasks may grow before it runs.
@@ -252,7 +252,7 @@ void yield_point() {
   std::vector<int> order{self};
   for (const int i : all)
     if (i != self) order.push_back(i);
-  // Who goes on and on may be waiting for another thread without sleeping.
+  // A thread that goes on and on may be waiting for another thread without sleeping.
   const bool spins = ++run->in_a_row > 1000 && order.size() > 1;
   const int next =
       spins ? order[1 + run->steps % (order.size() - 1)] : order[run->choices.thread(order.size())];

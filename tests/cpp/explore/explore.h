@@ -178,7 +178,7 @@ class Thread {
 /// As futex_wait without a limit on the time: returns when the value differs, or after a wake-up.
 template <class T>
 void sleep_while_equal(const Atomic<T>& word, T expected) {
-  // The kernel looks at the newest value, and nobody gets between its look and the sleep.
+  // The kernel looks at the newest value, and no thread gets between its look and the sleep.
   detail::yield_point();
   T newest = expected;
   std::memcpy(&newest, &word, sizeof(newest));

@@ -168,7 +168,7 @@ def shutdown(rank: Rank) -> None:
 
 
 @rule(
-    "ends", "pending", "destroy_process_group with works that nobody waits for neither hangs nor crashes.",
+    "ends", "pending", "destroy_process_group with works that no thread waits for neither hangs nor crashes.",
     Source(GROUP, "The ProcessGroup assumes a fixed set of processes."), own=True,
 )  # fmt: skip
 def pending(rank: Rank) -> None:
