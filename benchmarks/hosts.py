@@ -16,7 +16,6 @@ import dataclasses
 import gc
 import json
 import os
-import shlex
 import sys
 import time
 from pathlib import Path
@@ -123,8 +122,11 @@ def openmpi_across(hosts: list[Host], folder: Path) -> programs.Program:
     """Open MPI's program on these hosts, one for each rank. Rank 0's host runs the launcher, which starts a
     daemon in each other one through a script that it takes for ssh."""
     agent = folder / "agent"
+    # The daemon keeps the numbers of processes, with which its ranks open memory of rank 0 for the start.
+    script = "echo {0} >/proc/sys/kernel/hostname && exec sh -c "
     cases = "".join(
-        f'{host.address4}) shift; exec {shlex.join(host.command("sh", "-c"))} "$*" ;;\n'
+        f"{host.address4}) shift; "
+        f'exec ip netns exec {host.name} unshare --uts sh -c \'{script.format(host.name)}"$0"\' "$*" ;;\n'
         for host in dict.fromkeys(hosts)
     )
     # Every rank writes the same.
