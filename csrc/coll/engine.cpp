@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "base/thread.h"
@@ -22,9 +23,11 @@ inline void relax() {
 }
 
 // How long to spin before sleeping, in turns of a loop. With a core for every rank: about as long as ranks
-// usually lag behind each other. With fewer cores it is better to leave the core to the rank that is late.
-constexpr int kLongSpin = 2000, kShortSpin = 32, kYields = 2;
-constexpr std::chrono::microseconds kLongSpinTime{60};
+// usually lag behind each other. With fewer cores it is better to leave the core to the rank that is late:
+// the thread yields for a while, and sleeps if that takes longer, for instance because another thread
+// computes.
+constexpr int kLongSpin = 2000, kShortSpin = 32;
+constexpr std::chrono::microseconds kLongSpinTime{60}, kYieldTime{1000};
 
 // A thread that submits often waits at once, so waking the background thread for it is a waste. Instead, the
 // background thread looks for work by itself for a while: every kDoze, and less often up to kLongestDoze
@@ -161,7 +164,8 @@ bool Engine::wait(Communicator& group, const Operation& op, Deadline deadline,
     ~AtTheEnd() { rung_before = shm::Bell::rung(); }
   } at_the_end;
   const auto turns_now = [&] { return core_for_each ? spin_.turns() : kShortSpin; };
-  int turns = turns_now(), yields = core_for_each ? 0 : kYields, looked = 0;
+  int turns = turns_now(), looked = 0;
+  std::optional<Deadline> yields_until;  // since this wait began, or something moved
   for (;;) {
     bool moved = group.drive(false);
     if (!op.finished() && pending_.load(std::memory_order_relaxed) > group.pending())
@@ -170,6 +174,7 @@ bool Engine::wait(Communicator& group, const Operation& op, Deadline deadline,
       if (looked > kShortSpin) spin_.succeeded();
       if (op.finished()) return true;
       looked = 0;
+      yields_until.reset();
       continue;
     }
     // A peer that slept comes within the long spin. To sleep before it comes would make it wake this thread,
@@ -179,10 +184,12 @@ bool Engine::wait(Communicator& group, const Operation& op, Deadline deadline,
       relax();
       continue;
     }
-    if (yields > 0) {
-      --yields;
-      sched_yield();
-      continue;
+    if (!core_for_each) {
+      if (!yields_until) yields_until = Deadline::after(kYieldTime);
+      if (!yields_until->passed()) {
+        sched_yield();
+        continue;
+      }
     }
     if (interrupted) interrupted();
     if (deadline.passed()) return false;
