@@ -140,6 +140,8 @@ MUTATIONS = [
     Mutation("every block is at the first one's place", "coll/meeting.cpp", "if (!plan_.two_level || !per_rank) return 0;", "return 0;", DOMAINS),
     Mutation("ranks of a domain need not follow each other", "coll/domains.cpp", "if (other == by_rank[rank]) return {};", ";", DOMAINS),
     Mutation("a partial sum is multiplied like a contribution", "kernels/kernels.cpp", "with_factor[0] = 1;", "with_factor[0] = factors.empty() ? 1 : factors[0];", ("plain/test_kernels:in parts",)),
+    Mutation("slots do not grow where ranks share cores", "coll/mesh.cpp", "slot_bytes_by_cores(size_, cores_for_each(1))", "slot_bytes_by_cores(size_, true)", ("plain/test_group:different cores",)),
+    Mutation("slots of many ranks are as large as those of few", "base/tuning.cpp", "return std::clamp(kOneOfEachRank / static_cast<std::uint32_t>(ranks), kSmall, kLarge);", "return kLarge;", ("plain/test_group:share cores",)),
     Mutation("a post rings no bell", "coll/mesh.h", "if (i != rank_) members_[i].peer->bell().ring();", ";", WHOLE),
     Mutation("signatures are not compared", "coll/meeting.cpp", "if (differs(signature) && odd_rank_ < 0)", "if (false)", ("plain/test_group:different operations",)),
     Mutation("pairs are not compared", "coll/meeting.cpp", "if (pairwise_) compare_pairs();", "", ("plain/test_group:pairs",)),

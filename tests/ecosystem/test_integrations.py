@@ -35,10 +35,15 @@ OWN_RAY = {"RAY_ADDRESS": "local"}
 """Otherwise Ray joins a cluster that another test has started on this machine."""
 
 
-def run(*command: str, alone: bool = False, **variables: str) -> str:
+GLOO_ABORTS = "terminate called without an active exception"
+"""What a process with Gloo's groups says that aborts at its end, when its results are out (PyTorch 2.13). It
+does so in one of ten runs, without torch_occl too: https://github.com/pytorch/pytorch/issues/190489"""
+
+
+def run(*command: str, alone: bool = False, reference: bool = False, **variables: str) -> str:
     """The output of a command in the folder of the examples, which must succeed.
 
-    ``alone``: whether its ranks may train alone.
+    ``alone``: whether its ranks may train alone. ``reference``: it runs over Gloo, which may abort at its end.
     """
     variables = {"OMP_NUM_THREADS": "1", "TORCH_EXTENSIONS_DIR": COMPILED} | variables
     scripts = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -51,7 +56,7 @@ def run(*command: str, alone: bool = False, **variables: str) -> str:
         text=True,
         timeout=TIMEOUT,
     )
-    assert done.returncode == 0, done.stdout
+    assert done.returncode == 0 or (reference and GLOO_ABORTS in done.stdout), done.stdout
     assert "uses Gloo, and not occl" not in done.stdout, done.stdout
     assert alone or "trains alone" not in done.stdout, done.stdout
     return done.stdout
@@ -72,7 +77,7 @@ def assert_same_losses(shown: str, reference: str) -> None:
 
 @functools.cache
 def with_gloo(*command: str, **variables: str) -> str:
-    return run(*command, **variables)
+    return run(*command, reference=True, **variables)
 
 
 @pytest.fixture
