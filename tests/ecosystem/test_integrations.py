@@ -43,7 +43,7 @@ does so in one of ten runs, without torch_occl too: https://github.com/pytorch/p
 def run(*command: str, alone: bool = False, reference: bool = False, **variables: str) -> str:
     """The output of a command in the folder of the examples, which must succeed.
 
-    ``alone``: whether its ranks may train alone. ``reference``: it runs over Gloo, which may abort at its end.
+    ``alone``: whether its ranks may train alone. ``reference``: over Gloo, which may abort at its end.
     """
     variables = {"OMP_NUM_THREADS": "1", "TORCH_EXTENSIONS_DIR": COMPILED} | variables
     scripts = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
