@@ -156,7 +156,7 @@ def work(rank: int, options: argparse.Namespace, folder: str, counters: Any) -> 
     address = {"address": options.hosts[0].address, "port": options.port}
     meet(rank, options.ranks, "cpu", backend="gloo", timeout=600.0, **address)
     gate = Gate(counters, rank)
-    groups = make_groups(name for name in options.contenders if name != OPENMPI)
+    groups = make_groups(name for name in options.contenders if name in CONTENDERS)
     report = Report(rank)
     tables = {}
     across = {}
@@ -217,7 +217,7 @@ def write(content: dict[str, Any]) -> None:
 
 def main() -> None:
     options = parse_arguments()
-    check_available([name for name in options.contenders if name != OPENMPI])
+    check_available([name for name in options.contenders if name in CONTENDERS])
     if OPENMPI in options.contenders:
         for name, lacking in programs.prepare([OPENMPI])[1].items():
             print(f"left out: {name} lacks {lacking}")
