@@ -183,17 +183,20 @@ def count_table() -> str:
 
 
 def creation_table(runs: list[dict]) -> str:
-    """The time to make the first group, measured and extrapolated as a N + b N^2."""
+    """The time to make the first group over nodes, measured and extrapolated as a N + b N^2."""
+    runs = sorted((run for run in runs if run["nodes"] > 1), key=lambda run: run["nodes"])
     counts = np.array([run["ranks"] for run in runs], dtype=float)
-    us = np.array([run["first_ms"] * 1e3 for run in runs])
+    us = np.array([run["first_ms"]["occl"] * 1e3 for run in runs])
     a = np.stack([counts, counts**2], axis=1) / us[:, None]
     linear, square = not_negative(a, np.ones(len(us)))
-    known = {run["ranks"]: run for run in runs}
+    known = {run["ranks"]: run for run in runs}  # on the most nodes
     rows = []
     for size in sorted({*known, *(nodes * RANKS for nodes in COUNTED_NODES)}):
         nodes = known[size]["nodes"] if size in known else size // RANKS
         calls = store_calls(nodes, size)
-        taken = duration(known[size]["first_ms"] * 1e3) if size in known else "-"
+        taken, of_gloo = "-", "-"
+        if size in known:
+            taken, of_gloo = (duration(known[size]["first_ms"][name] * 1e3) for name in ("occl", "gloo"))
         rows.append(
             [
                 f"{size:,}" if size <= MAX_RANKS else f"{size:,} (refused)",
@@ -202,11 +205,12 @@ def creation_table(runs: list[dict]) -> str:
                 f"{calls.sets} + {calls.gets:,}",
                 f"{size * calls.gets:,}",
                 taken,
+                of_gloo,
                 duration(linear * size + square * size**2) if size <= MAX_RANKS else "-",
             ]
         )
     header = ["ranks", "nodes", "connections of a process", "keys written + read by a rank"]
-    header += ["reads by all ranks", "measured", "a N + b N^2"]
+    header += ["reads by all ranks", "measured", "Gloo", "a N + b N^2"]
     return table(header, rows)
 
 

@@ -149,8 +149,8 @@ def note_rounds(nodes: int) -> list[int]:
 
 @dataclass(frozen=True)
 class StoreCalls:
-    """What each rank asks of the store when the default group is made; ``checks`` are the least, because it
-    polls."""
+    """What each rank asks of the store when the default group is made, by keys; ``checks``, of several keys
+    each, are the least, because it polls."""
 
     sets: int
     gets: int
@@ -160,13 +160,14 @@ class StoreCalls:
 
 def store_calls(nodes: int, size: int, rank: int = 0) -> StoreCalls:
     """For a rank of a group of ``size`` ranks: csrc/pg/rendezvous.cpp, and over nodes Gloo's own keys. Rank 0
-    calls most."""
-    kinds = 1 if nodes == 1 else 4  # over nodes: rank, reach, seat and channel
+    calls most. The ranks of different nodes are under different kernels."""
+    kinds = 1 if nodes == 1 else 3  # over nodes: rank, seat and connected
     gloo = nodes > 1
-    sets, gets = 1, size
+    sets, gets, checks = 1, size, 1
     if size > SPREAD:
         gets, width = 1, 1
         while width < size and rank % (width * SPREAD) == 0:
             sets, gets = sets + 1, gets + len(range(rank, min(rank + width * SPREAD, size), width))
+            checks += 1
             width *= SPREAD
-    return StoreCalls(kinds * sets + gloo, kinds * gets + gloo * size, kinds * gets, gloo * size)
+    return StoreCalls(kinds * sets + gloo, kinds * gets + gloo * size, kinds * checks, gloo * size)

@@ -36,13 +36,21 @@ std::string first_line(const std::exception& error) {
 
 Board::Board(const c10::intrusive_ptr<c10d::Store>& store, std::string name, int rank, int size,
              Deadline deadline)
-    : store_(store), name_(std::move(name)), rank_(rank), size_(size), deadline_(deadline), processes_(size) {
+    : store_(store),
+      name_(std::move(name)),
+      rank_(rank),
+      size_(size),
+      deadline_(deadline),
+      processes_(size),
+      ended_(std::make_shared<Atomic<bool>>(false)) {
   processes_[rank] = this_process();
   // One store can serve one name several times (init, destroy, init; or fewer ranks after a shrink, when
   // PyTorch counts names from the start again), so each round of `size` ranks has keys of its own.
   const auto join = [key = concat("occl/", size, "/joined")](c10d::Store& s) { return s.add(key, 1); };
   round_ = (in_store(join) - 1) / size;
 }
+
+Board::~Board() { ended_->store(true, std::memory_order_relaxed); }
 
 void Board::introduce(std::vector<std::string> processes, std::optional<int> store_host) {
   processes_ = std::move(processes);
@@ -79,23 +87,47 @@ std::vector<Board::Bytes> Board::read(const std::string& kind, std::chrono::mill
   return read_each(kind, grace);  // and if the tree is not complete in time, this finds out which ranks miss
 }
 
-std::optional<Board::Bytes> Board::take(const std::string& key, std::chrono::milliseconds grace) {
-  if (!wait_for(key, grace)) return {};
-  Bytes bytes = in_store([key](c10d::Store& s) { return s.get(key); });
-  if (const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-      text.starts_with(kFailed))
-    fail(Errc::aborted, text.substr(kFailed.size()));
-  return bytes;
+std::vector<std::optional<Board::Bytes>> Board::take(const std::vector<std::string>& keys,
+                                                     std::chrono::milliseconds grace) {
+  using Found = std::vector<std::optional<Bytes>>;
+  // Polls. Store::wait is of no use: it notices no interrupt, and two clients of a TCPStore whose waits time
+  // out at the same moment can both hang for seconds.
+  const auto poll = [keys, grace, failure = prefix("failure"), deadline = deadline_,
+                     ended = ended_](c10d::Store& s) -> Found {
+    constexpr std::chrono::microseconds kFirstNap{100}, kLongestNap{50'000}, kLookForFailure{1'000};
+    std::chrono::nanoseconds nap = kFirstNap;
+    while (!s.check(keys)) {
+      if (nap > kLookForFailure && s.check({failure})) return {s.get(failure)};
+      if (deadline.passed_by(grace) || ended->load(std::memory_order_relaxed)) {
+        Found found;
+        for (const std::string& key : keys)
+          found.push_back(s.check({key}) ? std::optional(s.get(key)) : std::nullopt);
+        return found;
+      }
+      std::this_thread::sleep_for(nap);
+      nap = std::min<std::chrono::nanoseconds>(nap * 3 / 2, kLongestNap);
+    }
+    const std::vector<Bytes> all = s.multiGet(keys);
+    return {all.begin(), all.end()};
+  };
+  Found found = in_store(poll, grace + kStoreGrace);
+  for (const auto& bytes : found) {
+    if (!bytes) continue;
+    const std::string_view text(reinterpret_cast<const char*>(bytes->data()), bytes->size());
+    if (text.starts_with(kFailed)) fail(Errc::aborted, text.substr(kFailed.size()));
+  }
+  return found;
 }
 
 std::vector<Board::Bytes> Board::read_each(const std::string& kind, std::chrono::milliseconds grace) {
+  std::vector<std::string> keys;
+  for (int rank = 0; rank < size_; ++rank) keys.push_back(key(kind, rank));
   std::vector<Bytes> all;
   std::string missing;
-  for (int rank = 0; rank < size_; ++rank) {
-    if (auto bytes = take(key(kind, rank), grace))
-      all.push_back(*std::move(bytes));
-    else
-      enlist(missing, describe(rank));
+  for (auto& bytes : take(keys, grace)) {
+    const auto rank = static_cast<int>(all.size());
+    if (!bytes) enlist(missing, describe(rank));
+    all.push_back(std::move(bytes).value_or(Bytes()));
   }
   if (!missing.empty())
     fail(Errc::timeout, "occl: Timed out after ", deadline_.span().count(), " ms on ", describe(rank_),
@@ -114,11 +146,12 @@ int Board::width_of(int rank) const {
 std::optional<std::vector<Board::Bytes>> Board::read_tree(const std::string& kind,
                                                           std::chrono::milliseconds grace) {
   for (int width = 1; width < width_of(rank_); width *= kSpread) {
-    const std::string above = key(kind, rank_, width * kSpread);
+    std::vector<std::string> below;
+    for (int rank = rank_; rank < std::min(rank_ + width * kSpread, size_); rank += width)
+      below.push_back(key(kind, rank, width));
     Bytes bundle;
     try {
-      for (int rank = rank_; rank < std::min(rank_ + width * kSpread, size_); rank += width) {
-        const auto bytes = take(key(kind, rank, width), grace);
+      for (const auto& bytes : take(below, grace)) {
         if (!bytes) return {};
         if (width == 1) append_length(bundle, bytes->size());
         bundle.insert(bundle.end(), bytes->begin(), bytes->end());
@@ -127,11 +160,11 @@ std::optional<std::vector<Board::Bytes>> Board::read_tree(const std::string& kin
       if (error.code() == Errc::aborted) set_failed(kind, error.what());
       throw;
     }
-    set(above, bundle);
+    set(key(kind, rank_, width * kSpread), bundle);
   }
-  const auto everything = take(key(kind, 0, width_of(0)), grace);
-  if (!everything) return {};
-  return unpack(*everything);
+  const auto everything = take({key(kind, 0, width_of(0))}, grace);
+  if (!everything.front()) return {};
+  return unpack(*everything.front());
 }
 
 void Board::check_failure() {
@@ -146,20 +179,6 @@ void Board::compare(const std::vector<std::string>& texts, const char* what, con
     if (texts[i] != texts[0])
       fail(Errc::protocol, "group ", name_, ": ", describe(0), " ", what, " ", texts[0], ", and ",
            describe(i), " ", what, " ", texts[i], ": ", remedy);
-}
-
-/// Polls. Store::wait is of no use: it notices no interrupt, and two clients of a TCPStore whose waits time
-/// out at the same moment can both hang for seconds. Returns false if the key is still missing.
-bool Board::wait_for(const std::string& key, std::chrono::milliseconds grace) {
-  constexpr std::chrono::microseconds kFirstNap{100}, kLongestNap{50'000};
-  std::chrono::nanoseconds nap = kFirstNap;
-  while (!in_store([key](c10d::Store& s) { return s.check({key}); })) {
-    if (deadline_.passed_by(grace)) return false;
-    interrupt_check()();
-    std::this_thread::sleep_for(nap);
-    nap = std::min<std::chrono::nanoseconds>(nap * 3 / 2, kLongestNap);
-  }
-  return true;
 }
 
 void Board::lost_store(const std::string& why) const {

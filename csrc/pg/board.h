@@ -12,6 +12,7 @@
 #include <chrono>
 #include <cstdint>
 #include <exception>
+#include <memory>
 #include <optional>
 #include <string>
 #include <system_error>
@@ -23,6 +24,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "base/error.h"
+#include "base/sync.h"
 #include "pg/runtime.h"
 #include "pg/store_thread.h"
 
@@ -39,6 +41,9 @@ class Board {
  public:
   Board(const c10::intrusive_ptr<c10d::Store>& store, std::string name, int rank, int size,
         Deadline deadline);
+  ~Board();
+  Board(const Board&) = delete;
+  Board& operator=(const Board&) = delete;
 
   /// From now on errors name these processes ("pid 4711, host a"), and the rank that runs the store's server.
   void introduce(std::vector<std::string> processes, std::optional<int> store_host);
@@ -71,17 +76,19 @@ class Board {
   int width_of(int rank) const;
   void set(const std::string& key, const Bytes& bytes);
   void set_failed(const std::string& kind, const std::string& why);
-  bool wait_for(const std::string& key, std::chrono::milliseconds grace);
-  /// What a key has; empty if it does not come. Throws Error(aborted) if that is the reason of a failure.
-  std::optional<Bytes> take(const std::string& key, std::chrono::milliseconds grace);
+  /// What each key has; nothing where a key does not come in time. Throws Error(aborted) with the reason of a
+  /// rank that failed.
+  std::vector<std::optional<Bytes>> take(const std::vector<std::string>& keys,
+                                         std::chrono::milliseconds grace);
   std::vector<Bytes> read_each(const std::string& kind, std::chrono::milliseconds grace);
   std::optional<std::vector<Bytes>> read_tree(const std::string& kind, std::chrono::milliseconds grace);
 
-  /// Calls the store, whose errors name no rank.
+  /// Calls the store, whose errors name no rank. `patience`: how long the call itself may wait beyond the
+  /// deadline.
   template <class F>
-  std::invoke_result_t<F, c10d::Store&> in_store(F call) try {
+  std::invoke_result_t<F, c10d::Store&> in_store(F call, std::chrono::milliseconds patience = {}) try {
     const auto left = std::max<std::chrono::nanoseconds>(deadline_.left(deadline_.span()), kStoreGrace);
-    return store_.run(std::move(call), Deadline::after(left), interrupt_check());
+    return store_.run(std::move(call), Deadline::after(left + patience), interrupt_check());
   } catch (const Error& error) {
     lost_store(error.what());
   } catch (const c10::Error& error) {
@@ -98,6 +105,7 @@ class Board {
   std::vector<std::string> processes_;  // by rank; empty where it is not known
   std::optional<int> store_host_;
   std::int64_t round_ = 0;
+  const std::shared_ptr<Atomic<bool>> ended_;  // no call waits for a key any more; relaxed: it may end late
 };
 
 }  // namespace occl::pg

@@ -71,6 +71,8 @@ class InterNode {
 
   const std::string& describe() const { return name_; }
   c10d::Backend& backend() { return *backend_; }
+  /// The channel of the group for which the backend was made.
+  static constexpr std::uint32_t kFirstChannel = 0;
   /// A number that no other group on this backend has. Only one rank of a new group calls it, and tells the
   /// others. Throws Error(closed) when there are no more.
   std::uint32_t new_channel();
@@ -88,7 +90,7 @@ class InterNode {
  private:
   std::mutex mutex_;
   std::vector<std::weak_ptr<Pending>> under_way_;
-  std::atomic<std::uint32_t> channels_ = 0;  // that this rank has taken; relaxed: only a number
+  std::atomic<std::uint32_t> channels_ = 1;  // that this rank may not take any more; relaxed: only a number
   std::atomic<bool> broken_ = false;  // relaxed: a thread that misses it finds a connection that is broken
   const c10::intrusive_ptr<c10d::Backend> backend_;
   const std::string name_;

@@ -80,9 +80,22 @@ Card card_of(const coll::Invitation& invitation) {
   return card;
 }
 
-bool one_place(const std::vector<Card>& cards) {
-  return std::all_of(cards.begin(), cards.end(),
-                     [&](const Card& it) { return it.place.known() && it.place == cards.front().place; });
+std::optional<std::vector<int>> nodes_by_place(const std::vector<Card>& cards) {
+  std::vector<const Place*> places;
+  std::vector<int> node_of;
+  for (const Card& it : cards) {
+    if (!it.place.known()) return {};
+    const auto same =
+        std::find_if(places.begin(), places.end(), [&](const Place* place) { return *place == it.place; });
+    const auto apart = [&](const Place* place) {
+      return place->kernel != it.place.kernel || place->node != it.place.node;
+    };
+    node_of.push_back(static_cast<int>(same - places.begin()));
+    if (same != places.end()) continue;
+    if (!std::all_of(places.begin(), places.end(), apart)) return {};
+    places.push_back(&it.place);
+  }
+  return node_of;
 }
 
 std::vector<std::string> obstacles_to(const std::vector<Card>& cards, int rank, Deadline deadline) {

@@ -1,9 +1,10 @@
 // What a rank tells of itself when a group is made, and which ranks share memory. That is proved by mapping,
-// never concluded from names.
+// never concluded from names. Two kernels share none.
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -43,8 +44,9 @@ Card card_of(const coll::Invitation& invitation);
 /// "pid 4711, host a", of this process.
 std::string this_process();
 
-/// Whether all ranks are at one place.
-bool one_place(const std::vector<Card>& cards);
+/// For each rank the number of its node, if the places of all ranks leave no doubt: ranks of two places are
+/// under two kernels, or kept apart by OCCL_NODE. Nothing if mapping has to be tried.
+std::optional<std::vector<int>> nodes_by_place(const std::vector<Card>& cards);
 
 /// For each rank why this process, which is `rank`, cannot map its memory; empty if it has mapped some.
 std::vector<std::string> obstacles_to(const std::vector<Card>& cards, int rank, Deadline deadline);

@@ -36,10 +36,10 @@ T from_bytes(const std::vector<uint8_t>& bytes) {
   return plain;
 }
 
-constexpr const char* kCard = "rank";        // what the rank is, and its place in a group of one node
-constexpr const char* kReach = "reach";      // which ranks it shares memory with
-constexpr const char* kSeat = "seat";        // its engine, and its place in the group of its node
-constexpr const char* kChannel = "channel";  // rank 0: the number of the group's messages between nodes
+constexpr const char* kCard = "rank";            // what the rank is, and its place in a group of one node
+constexpr const char* kReach = "reach";          // which ranks it shares memory with
+constexpr const char* kSeat = "seat";            // its engine, and its place in the group of its node
+constexpr const char* kConnected = "connected";  // nothing: only that it is connected with the other nodes
 
 struct Seat {
   std::array<char, 64> engine{};
@@ -72,6 +72,8 @@ struct Division {
 };
 
 Division divide(Board& board, const std::vector<Card>& cards, int rank, Deadline deadline) {
+  if (auto nodes = nodes_by_place(cards))
+    return {hosts::Partition(*std::move(nodes)), std::vector<std::string>(cards.size())};
   auto obstacles = obstacles_to(cards, rank, deadline);
   std::vector<std::uint8_t> reach;
   for (const auto& obstacle : obstacles) reach.push_back(obstacle.empty());
@@ -158,16 +160,13 @@ Met meet_over_nodes(const c10::intrusive_ptr<c10d::Store>& store, Board& board, 
     mesh->join(invitations, deadline);
     met.between = connect(prepared, c10::make_intrusive<c10d::PrefixStore>(board.prefix("between"), store),
                           board, name, rank, partition, deadline);
-    std::vector<uint8_t> channel;
-    if (rank == 0) channel = to_bytes(met.between.inter_node->new_channel());
-    board.put(kChannel, channel);
+    board.put(kConnected, {});
   } catch (const std::exception& error) {
-    board.put_failure(kChannel, error);
+    board.put_failure(kConnected, error);
     throw;
   }
-  const auto channels = board.read(kChannel, kStoreGrace);
-  hosts::Membership membership{name, rank, partition, board.processes(),
-                               from_bytes<std::uint32_t>(channels.front())};
+  board.read(kConnected, kStoreGrace);
+  hosts::Membership membership{name, rank, partition, board.processes(), InterNode::kFirstChannel};
   membership.group = group_number;
   if (rank == 0)
     LOG(INFO) << "occl: group " << name << " of " << size << " ranks spans " << partition.nodes()
@@ -210,12 +209,10 @@ Met rendezvous(const c10::intrusive_ptr<c10d::Store>& store, const std::string& 
     invitation.hosts_store = hosts_server(*store);
     board.put(kCard, to_bytes(card_of(invitation)));
     const auto cards = read_cards(board);
-    if (!one_place(cards)) {
-      const Division division = divide(board, cards, rank, deadline);
-      if (division.partition.nodes() > 1) {
-        mesh.reset();
-        return meet_over_nodes(store, board, name, rank, cards, division, tuning, deadline, prepare_between);
-      }
+    const Division division = divide(board, cards, rank, deadline);
+    if (division.partition.nodes() > 1) {
+      mesh.reset();
+      return meet_over_nodes(store, board, name, rank, cards, division, tuning, deadline, prepare_between);
     }
     std::vector<coll::Invitation> invitations;
     for (const Card& it : cards) invitations.push_back(it.invitation);

@@ -67,7 +67,9 @@ def over_a_file(rank, n, device, *, file):
     dist.destroy_process_group()
 
 
-def cannot_begin(rank, n, device, *, store, victim):
+def cannot_begin(rank, n, device, *, store, victim, absent):
+    if rank == absent:
+        return
     if rank == victim:
         os.environ["OCCL_TUNING"] = "nonsense"
     words = "nonsense"
@@ -75,13 +77,19 @@ def cannot_begin(rank, n, device, *, store, victim):
         words = rf"rank {victim} \(pid .*could not take part in group .*nonsense"
     store = dist.FileStore(store, n)
     with pytest.raises((ValueError, dist.DistBackendError), match=words):
-        dist.init_process_group("occl", store=store, rank=rank, world_size=n)
+        dist.init_process_group("occl", store=store, rank=rank, world_size=n, timeout=timedelta(seconds=60))
 
 
 @pytest.mark.parametrize(("size", "victim"), [(2, 1), (11, 0), (11, 3), (11, 8), (11, 9)])
 def test_a_rank_that_cannot_begin_tells_the_others_why(fresh, size, victim):
     with fresh(size) as team:
-        team.run(cannot_begin, store=team.zygote.new_file(), victim=victim)
+        team.run(cannot_begin, store=team.zygote.new_file(), victim=victim, absent=None)
+
+
+@pytest.mark.parametrize(("size", "victim", "absent"), [(3, 1, 2), (3, 2, 1), (11, 9, 2)])
+def test_the_others_learn_why_although_a_rank_has_not_started(fresh, size, victim, absent):
+    with fresh(size) as team:
+        team.run(cannot_begin, store=team.zygote.new_file(), victim=victim, absent=absent)
 
 
 def alone(rank, n, device):
