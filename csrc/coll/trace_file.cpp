@@ -219,7 +219,7 @@ std::uint16_t TraceFile::add_group(const TraceGroup& group) {
   return write_line(line) ? groups_++ : TraceRecord::kNoGroup;
 }
 
-/// Makes record i writable; false if it cannot be.
+/// Makes record i writable; false if it cannot be. A record that was begun before the file was closed is.
 bool TraceFile::grow(std::uint64_t i) {
   std::lock_guard lock(mutex_);
   while (!closed_ && i >= grown_) {
@@ -235,7 +235,7 @@ bool TraceFile::grow(std::uint64_t i) {
     }
     ready_.store(grown_, std::memory_order_release);  // pairs with begin
   }
-  return !closed_;
+  return i < grown_;
 }
 
 void TraceFile::take_reading() noexcept {
@@ -254,7 +254,7 @@ void TraceFile::stop(const std::string& trouble) noexcept {
   if (!trouble.empty())
     std::fprintf(stderr, "torch_occl: pid %d records no more: %s\n", getpid(), trouble.c_str());
   trouble_ = trouble;
-  grown_ = 0;
+  grown_ = begun;
   const std::uint64_t used = std::min(begun, capacity_);
   const std::size_t bytes = kRecordsAt + used * sizeof(TraceRecord);
   if (ftruncate(file_, static_cast<off_t>(bytes)) != 0) return;  // the file only stays longer
