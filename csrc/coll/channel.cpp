@@ -56,15 +56,15 @@ std::string Channel::unexpected() const {
 // ---- receiving
 
 bool Channel::take_records(OperationList& done) {
-  bool moved = false;
+  bool moved = false, room = false;
   Envelope e;
   while (pipe_.next(e)) {
     take(e, done);
     OCCL_FAULT_POINT("message.taken");
-    pipe_.release(e);
+    room |= pipe_.release(e);
     moved = true;
   }
-  if (moved) pipe_.tell_of_room();
+  if (room) pipe_.tell_of_room();
   return moved;
 }
 

@@ -8,6 +8,7 @@ namespace occl {
 template <class T>
 using Atomic = explore::Atomic<T>;
 using Mutex = explore::Mutex;
+using SpinLock = explore::Mutex;
 using Condition = explore::Condition;
 using Thread = explore::Thread;
 
