@@ -4,7 +4,6 @@
 #pragma once
 
 #include <atomic>
-#include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
@@ -16,30 +15,5 @@ using Atomic = std::atomic<T>;
 using Mutex = std::mutex;
 using Condition = std::condition_variable;
 using Thread = std::thread;
-
-/// A mutex that costs one locked instruction, where std::mutex costs two: unlocking is a plain store. It is
-/// for sections of a moment, and for locks that are mostly tried: a thread that waits for one spins, yields,
-/// and then naps.
-class SpinLock {
- public:
-  bool try_lock() {
-    return !locked_.load(std::memory_order_relaxed) &&
-           !locked_.exchange(true, std::memory_order_acquire);  // pairs with unlock
-  }
-  void lock() {
-    for (unsigned turns = 0; !try_lock(); ++turns) {
-      if (turns < kYields)
-        std::this_thread::yield();
-      else
-        std::this_thread::sleep_for(kNap);
-    }
-  }
-  void unlock() { locked_.store(false, std::memory_order_release); }  // pairs with try_lock
-
- private:
-  static constexpr unsigned kYields = 1000;
-  static constexpr std::chrono::microseconds kNap{50};
-  Atomic<bool> locked_ = false;
-};
 
 }  // namespace occl

@@ -56,15 +56,15 @@ std::string Channel::unexpected() const {
 // ---- receiving
 
 bool Channel::take_records(OperationList& done) {
-  bool moved = false, room = false;
+  bool moved = false;
   Envelope e;
   while (pipe_.next(e)) {
     take(e, done);
     OCCL_FAULT_POINT("message.taken");
-    room |= pipe_.release(e);
+    pipe_.release(e);
     moved = true;
   }
-  if (room) pipe_.tell_of_room();
+  if (moved) pipe_.tell_of_room();
   return moved;
 }
 

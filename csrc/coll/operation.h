@@ -78,13 +78,6 @@ class Operation {
   const Transfer& transfer() const { return *std::get_if<Transfer>(&task_); }
   Deadline deadline() const { return deadline_; }
 
-  /// Whether it moves so little that it takes about a microsecond of this rank's time.
-  bool brief() const {
-    constexpr std::size_t kMost = 4096;
-    return is_transfer() ? transfer().bytes() <= kMost
-                         : collective_->largest * size_of(collective_->dtype) <= kMost;
-  }
-
   /// Call it before submitting: the operation takes its place in the order, but begins only after
   /// Engine::release.
   void hold() { ready_.store(false, std::memory_order_relaxed); }  // no other thread knows of it yet
@@ -114,10 +107,6 @@ class Operation {
   /// Whether peers may know the addresses of its buffers.
   bool exposed() const { return exposed_; }
   void set_exposed(bool exposed) { exposed_ = exposed; }
-
-  /// Whether it is in the engine's count of reasons to drive.
-  bool counted() const { return counted_; }
-  void set_counted() { counted_ = true; }
 
   /// When its collective, or the message, came how far; 0: not yet. For Activity.
   struct Times {
@@ -153,7 +142,6 @@ class Operation {
   int source_ = -1;
   Atomic<bool> ready_ = true;
   bool exposed_ = false;
-  bool counted_ = false;
   std::unique_ptr<Error> error_;
   Atomic<bool> finished_ = false;
 };
@@ -165,11 +153,6 @@ class OperationList {
   Operation& front() const { return *first_; }
   Operation* begin() const { return first_; }
   static Operation* next(const Operation& op) { return op.next_; }
-  bool has(const Operation& op) const {
-    const Operation* at = first_;
-    while (at && at != &op) at = at->next_;
-    return at != nullptr;
-  }
 
   void push(Operation& op) {
     op.next_ = nullptr;

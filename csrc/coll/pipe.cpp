@@ -67,6 +67,6 @@ void Pipe::read_payload(const Envelope& e, std::byte* to) const {
     std::memcpy(to, e.inside.data(), e.bytes);
 }
 
-bool Pipe::release(const Envelope& e) { return reader_.release(record_bytes(e)); }
+void Pipe::release(const Envelope& e) { reader_.release(record_bytes(e)); }
 
 }  // namespace occl::coll

@@ -58,8 +58,8 @@ class Pipe {
   bool next(Envelope& envelope);
   /// Of the record that `next` found: copies its payload.
   void read_payload(const Envelope& envelope, std::byte* to) const;
-  /// Lets the peer overwrite the record that `next` found; true if the peer can see that already.
-  bool release(const Envelope& envelope);
+  /// Lets the peer overwrite the record that `next` found.
+  void release(const Envelope& envelope);
   /// Wakes the peer, which may wait for the room that was released.
   void tell_of_room() const { mesh_.member(peer_).peer->bell().ring(); }
 

@@ -124,19 +124,14 @@ class RingReader : public RingEnd {
     std::memcpy(&head, at(position_) + kStampBytes, sizeof(Head));
   }
 
-  /// Consumes the record, of `bytes` bytes: the writer may overwrite it. The writer learns of that when a
-  /// quarter of the ring has been consumed, so a record may have up to three quarters. True if it did.
-  bool release(std::size_t bytes) {
+  /// Consumes the record, of `bytes` bytes: the writer may overwrite it.
+  void release(std::size_t bytes) {
     position_ += bytes;
-    if (position_ - shown_ < capacity_ / 4) return false;
-    shown_ = position_;
     tail_->store(position_, std::memory_order_seq_cst);  // pairs with RingWriter::has_room
-    return true;
   }
 
  private:
   Atomic<std::uint64_t>* tail_ = nullptr;
-  std::uint64_t shown_ = 0;
 };
 
 }  // namespace occl::shm

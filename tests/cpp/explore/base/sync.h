@@ -8,7 +8,6 @@ namespace occl {
 template <class T>
 using Atomic = explore::Atomic<T>;
 using Mutex = explore::Mutex;
-using SpinLock = explore::Mutex;
 using Condition = explore::Condition;
 using Thread = explore::Thread;
 
