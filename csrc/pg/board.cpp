@@ -27,6 +27,17 @@ std::vector<std::vector<uint8_t>> unpack(const std::vector<uint8_t>& bundle) {
   return all;
 }
 
+std::optional<Board::Bytes> look_up(c10d::Store& store, const std::string& key) {
+  return store.check({key}) ? std::optional(store.get(key)) : std::nullopt;
+}
+
+/// Throws Error(aborted) if these bytes are the reason of a rank that failed.
+void check_bytes(const std::optional<Board::Bytes>& bytes) {
+  if (!bytes) return;
+  const std::string_view text(reinterpret_cast<const char*>(bytes->data()), bytes->size());
+  if (text.starts_with(kFailed)) fail(Errc::aborted, text.substr(kFailed.size()));
+}
+
 }  // namespace
 
 std::string first_line(const std::exception& error) {
@@ -97,11 +108,11 @@ std::vector<std::optional<Board::Bytes>> Board::take(const std::vector<std::stri
     constexpr std::chrono::microseconds kFirstNap{100}, kLongestNap{50'000}, kLookForFailure{1'000};
     std::chrono::nanoseconds nap = kFirstNap;
     while (!s.check(keys)) {
-      if (nap > kLookForFailure && s.check({failure})) return {s.get(failure)};
+      if (nap > kLookForFailure)
+        if (auto why = look_up(s, failure)) return {std::move(why)};
       if (deadline.passed_by(grace) || ended->load(std::memory_order_relaxed)) {
         Found found;
-        for (const std::string& key : keys)
-          found.push_back(s.check({key}) ? std::optional(s.get(key)) : std::nullopt);
+        for (const std::string& key : keys) found.push_back(look_up(s, key));
         return found;
       }
       std::this_thread::sleep_for(nap);
@@ -111,11 +122,7 @@ std::vector<std::optional<Board::Bytes>> Board::take(const std::vector<std::stri
     return {all.begin(), all.end()};
   };
   Found found = in_store(poll, grace + kStoreGrace);
-  for (const auto& bytes : found) {
-    if (!bytes) continue;
-    const std::string_view text(reinterpret_cast<const char*>(bytes->data()), bytes->size());
-    if (text.starts_with(kFailed)) fail(Errc::aborted, text.substr(kFailed.size()));
-  }
+  for (const auto& bytes : found) check_bytes(bytes);
   return found;
 }
 
@@ -168,10 +175,7 @@ std::optional<std::vector<Board::Bytes>> Board::read_tree(const std::string& kin
 }
 
 void Board::check_failure() {
-  const std::string key = prefix("failure");
-  if (!in_store([key](c10d::Store& s) { return s.check({key}); })) return;
-  const auto bytes = in_store([key](c10d::Store& s) { return s.get(key); });
-  fail(Errc::aborted, std::string(bytes.begin(), bytes.end()).substr(kFailed.size()));
+  check_bytes(in_store([key = prefix("failure")](c10d::Store& s) { return look_up(s, key); }));
 }
 
 void Board::compare(const std::vector<std::string>& texts, const char* what, const char* remedy) const {
