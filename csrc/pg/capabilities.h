@@ -6,13 +6,14 @@
 #pragma once
 
 #include <torch/headeronly/version.h>
-#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include "pg/as_gloo.h"
 
 namespace occl::pg {
 
-class CapableBackend : public c10d::Backend {
+class CapableBackend : public AsGloo {
  public:
-  using c10d::Backend::Backend;
+  using AsGloo::AsGloo;
 
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR > 13
   c10d::BackendCapabilities capabilities() const override {

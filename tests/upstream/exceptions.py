@@ -92,15 +92,6 @@ EXCEPTIONS = (
     }
 )
 
-IN_PLACE_OF_GLOO = {
-    "test_ddp_logging_data_cpu": Excepted(
-        "wants the number of Gloo's threads in DDP's logging data; there are none",
-        r"AssertionError: Scalars are not equal!\n\nExpected 2 but got 0\.",
-        devices=("cpu",),
-    ),
-}
-"""What Gloo passes, and occl in its place does not."""
-
 SLOW = {
     "test_barrier_timeout_group",
     "test_ddp_apply_optim_in_backward",

@@ -122,7 +122,6 @@ def test_occl_passes_what_gloo_passes():
     assert set(endings) == set(rewriting.test_names())
     passed = {name for name, ending in endings.items() if ending == "passed"}
     assert not {name for name in passed if exceptions.find(name, "cpu", 4)}
-    assert set(exceptions.IN_PLACE_OF_GLOO) <= passed
 
 
 def ranks_meet(rank, world_size, device, *, path):
