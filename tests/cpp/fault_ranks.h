@@ -119,7 +119,19 @@ class Trap {
     return text;
   }
   void disarm() { armed_ = false; }
-  std::atomic<bool> give_up = false;
+
+  enum class Word { none, give_up, over };
+  /// What the thread that gives up is told, once. It sleeps until then: threads that yield in loops, many
+  /// at a time, can keep everything else off the cores for a minute.
+  void tell(Word word) {
+    Word none = Word::none;
+    word_.compare_exchange_strong(none, word);
+    word_.notify_all();
+  }
+  Word hear() {
+    word_.wait(Word::none);
+    return word_;
+  }
 
  private:
   static Trap*& self() {
@@ -149,7 +161,7 @@ class Trap {
         kill(getpid(), SIGSTOP);
         break;
       case Strike::give_up:
-        give_up = true;
+        tell(Word::give_up);
         break;
       case Strike::fail:
         fail(Errc::out_of_memory, "no memory, says the test");
@@ -163,6 +175,7 @@ class Trap {
   const Fault fault_;
   const bool victim_;
   std::atomic<bool> armed_ = true;
+  std::atomic<Word> word_ = Word::none;
   int late_ = 0;
   std::mutex mutex_;
   std::map<std::string, int> counts_;
@@ -202,9 +215,9 @@ class RankProcess {
       report_.able = true;
       if (fault_.strike == Strike::give_up && me_ == fault_.victim)
         quitter.emplace([this] {
-          while (!trap_.give_up && !over_) std::this_thread::yield();
+          const bool gives_up = trap_.hear() == Trap::Word::give_up;
           std::lock_guard lock(mutex_);
-          if (trap_.give_up && main_.group) main_.group->abort("the test says so");
+          if (gives_up && main_.group) main_.group->abort("the test says so");
         });
       script();
     } catch (const Error& error) {
@@ -212,8 +225,8 @@ class RankProcess {
       report_.pending = report_.began;
       copy_text(report_.error, error.what());
     }
-    over_ = true;
     trap_.disarm();
+    trap_.tell(Trap::Word::over);
     if (quitter) quitter->join();
     close(part_);
     // Others may wait here for what this rank will not do any more; they learn why.
@@ -414,7 +427,6 @@ class RankProcess {
   Report& report_;
   Trap trap_;
   std::mutex mutex_;  // guards the pointers to groups: the quitter looks
-  std::atomic<bool> over_ = false;
   Rank main_, part_;
 };
 
