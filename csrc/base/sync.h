@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
@@ -15,5 +16,34 @@ using Atomic = std::atomic<T>;
 using Mutex = std::mutex;
 using Condition = std::condition_variable;
 using Thread = std::thread;
+
+/// Orders what this thread has stored or seen before its seq_cst loads that follow.
+inline void fence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
+
+/// A mutex that costs one locked instruction, where std::mutex costs two: unlocking is a plain store. It is
+/// for sections of a moment, and for locks that are mostly tried: a thread that waits for one spins, yields,
+/// and then naps.
+class SpinLock {
+ public:
+  bool try_lock() {
+    // seq_cst: a thread that goes to sleep pairs with the fence of the one that has unlocked (Engine).
+    return !locked_.load(std::memory_order_seq_cst) &&
+           !locked_.exchange(true, std::memory_order_acquire);  // pairs with unlock
+  }
+  void lock() {
+    for (unsigned turns = 0; !try_lock(); ++turns) {
+      if (turns < kYields)
+        std::this_thread::yield();
+      else
+        std::this_thread::sleep_for(kNap);
+    }
+  }
+  void unlock() { locked_.store(false, std::memory_order_release); }  // pairs with try_lock
+
+ private:
+  static constexpr unsigned kYields = 1000;
+  static constexpr std::chrono::microseconds kNap{50};
+  Atomic<bool> locked_ = false;
+};
 
 }  // namespace occl

@@ -21,19 +21,59 @@ void Communicator::submit(Operation& op) {
   OCCL_FAULT_POINT("group.submit");
   {
     std::lock_guard lock(submit_mutex_);
-    if (!ended_) {
-      auto& count = op.is_transfer() ? messages_ : sequence_;  // relaxed: only written under this lock
-      op.set_sequence(count.load(std::memory_order_relaxed) + 1);
-      count.store(op.sequence(), std::memory_order_relaxed);
-      if (op.is_transfer()) forgive(op.transfer());
-      pending_.fetch_add(1, std::memory_order_relaxed);  // the lock shows it with the operation
+    if (accept(op)) {
+      op.set_counted();
       engine_.add_pending();
-      activity_.submitted(op);
-      submitted_.push(op);
       return;
     }
-    op.set_error(*ended_);
   }
+  end_at_once(op);
+}
+
+void Communicator::submit_and_drive(Operation& op) {
+  if (!op.brief()) return submit(op);
+  std::unique_lock driving(drive_mutex_, std::try_to_lock);
+  if (!driving) return submit(op);
+  OCCL_FAULT_POINT("group.submit");
+  bool accepted = false;
+  {
+    std::lock_guard lock(submit_mutex_);
+    accepted = accept(op);
+    if (accepted) take_accepted();
+  }
+  if (!accepted) {
+    driving.unlock();
+    return end_at_once(op);
+  }
+  OperationList done;
+  drive_locked(false, done);
+  if (!done.has(op)) {
+    op.set_counted();
+    engine_.add_pending();
+  }
+  driving.unlock();
+  finish(done);
+}
+
+/// Under the submission lock: takes its place in the order. False if the group has ended.
+bool Communicator::accept(Operation& op) {
+  if (ended_) {
+    op.set_error(*ended_);
+    return false;
+  }
+  auto& count = op.is_transfer() ? messages_ : sequence_;  // relaxed: only written under this lock
+  op.set_sequence(count.load(std::memory_order_relaxed) + 1);
+  count.store(op.sequence(), std::memory_order_relaxed);
+  if (op.is_transfer()) forgive(op.transfer());
+  activity_.submitted(op);
+  submitted_.push(op);
+  // release: pairs with pending and take_submitted. A thread that goes to sleep sees it, because it looks at
+  // the engine's count before (Engine::busy_groups).
+  submitted_count_.store(submitted_count_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+  return true;
+}
+
+void Communicator::end_at_once(Operation& op) {
   op.listener().ending(op);
   op.finish();
   op.listener().completed(op);
@@ -50,16 +90,21 @@ void Communicator::refuse_message(int peer, bool send, const std::string& text) 
   if (!ended_) note_refused_message(peer, send, text);
 }
 
-void Communicator::take_submitted(OperationList& done) {
-  OperationList taken;
-  {
-    std::lock_guard lock(submit_mutex_);
-    taken.take(submitted_);
-  }
-  if (!taken.empty()) activity_.called(sequence());
-  while (!taken.empty()) {
-    Operation& op = taken.pop();
+/// Under both locks.
+void Communicator::take_accepted() {
+  if (submitted_.empty()) return;
+  taken_count_ = submitted_count_.load(std::memory_order_relaxed);  // only written under the submission lock
+  activity_.called(sequence());
+  while (!submitted_.empty()) {
+    Operation& op = submitted_.pop();
     (op.is_transfer() ? messages_held_ : collectives_).push(op);
+  }
+}
+
+void Communicator::take_submitted(OperationList& done) {
+  if (submitted_count_.load(std::memory_order_acquire) != taken_count_) {  // pairs with accept
+    std::lock_guard lock(submit_mutex_);
+    take_accepted();
   }
   while (!messages_held_.empty() && messages_held_.front().ready()) {
     Operation& op = messages_held_.pop();
@@ -80,6 +125,13 @@ bool Communicator::drive(bool checks) {
   std::unique_lock driving(drive_mutex_, std::try_to_lock);
   if (!driving) return false;
   OperationList done;
+  const bool moved = drive_locked(checks, done);
+  driving.unlock();
+  finish(done);
+  return moved;
+}
+
+bool Communicator::drive_locked(bool checks, OperationList& done) {
   bool moved = false;
   try {
     take_submitted(done);
@@ -96,11 +148,10 @@ bool Communicator::drive(bool checks) {
   } catch (const std::exception& error) {  // for instance out of ordinary memory
     end_all(Error(Errc::system, error.what()), done);
   }
-  moved |= !done.empty();
+  if (done.empty()) return moved;
   tell_messages_succeeded(done);
-  driving.unlock();
-  finish(done);
-  return moved;
+  count_ended(done);
+  return true;
 }
 
 void Communicator::look() {
@@ -114,6 +165,7 @@ void Communicator::look() {
       end_all(error, done);
     }
     tell_messages_succeeded(done);
+    count_ended(done);
   }
   finish(done);
 }
@@ -189,6 +241,12 @@ void Communicator::set_answers_due(bool due) {
     engine_.drop_pending();
 }
 
+void Communicator::count_ended(const OperationList& done) {
+  std::uint64_t ended = ended_count_.load(std::memory_order_relaxed);  // only written under the driving lock
+  for (Operation* op = done.begin(); op; op = OperationList::next(*op)) ++ended;
+  ended_count_.store(ended, std::memory_order_release);  // pairs with pending
+}
+
 /// Tells listeners, without any lock. All operations end before the first listener is told, because a
 /// listener may wait for an operation that ended together with its own.
 void Communicator::finish(OperationList& done) {
@@ -196,8 +254,7 @@ void Communicator::finish(OperationList& done) {
   OCCL_FAULT_POINT("group.finish");
   for (Operation* op = done.begin(); op; op = OperationList::next(*op)) {
     op->listener().ending(*op);
-    pending_.fetch_sub(1, std::memory_order_release);  // pairs with pending()
-    engine_.drop_pending();
+    if (op->counted()) engine_.drop_pending();
     op->finish();
   }
   engine_.ring();  // another thread of this process may wait for one of them
@@ -248,6 +305,7 @@ void Communicator::end(const Error& error) {
     std::lock_guard driving(drive_mutex_);
     end_all(error, done);
     tell_messages_succeeded(done);
+    count_ended(done);
   }
   finish(done);
 }
@@ -264,6 +322,7 @@ void Communicator::close() {
     take_submitted(done);
     leave();
     end_all(*ended_, done);
+    count_ended(done);
     activity_.end();
   }
   finish(done);

@@ -50,6 +50,8 @@ class Communicator {
   /// Queues an operation. It and its buffers must live until Listener::released.
   /// After an error that ended the group, or close(), the operation ends at once with that error.
   void submit(Operation& op);
+  /// The same, and drives once if the operation is brief and no other thread drives.
+  void submit_and_drive(Operation& op);
 
   /// The next collective was called with wrong arguments and is not submitted: ranks that wait for it in vain
   /// are told `text`, which begins with the name of the call. See coll/refusals.h.
@@ -81,7 +83,10 @@ class Communicator {
   Memory memory() const;
 
   /// Operations that have not ended.
-  std::size_t pending() const { return pending_.load(std::memory_order_acquire); }  // pairs with finish
+  std::size_t pending() const {
+    const std::uint64_t ended = ended_count_.load(std::memory_order_acquire);  // pairs with count_ended
+    return submitted_count_.load(std::memory_order_acquire) - ended;           // pairs with accept
+  }
   /// Whether there is anything to drive. Peers may wait for an answer after this rank's operations have
   /// ended.
   bool busy() const { return pending() > 0 || answers_due_.load(std::memory_order_acquire); }
@@ -139,13 +144,19 @@ class Communicator {
 
   bool advance_collectives(OperationList& done);
   void take_submitted(OperationList& done);
+  /// Under the driving lock: these have ended. Then, without it, finish() tells the listeners.
+  void count_ended(const OperationList& done);
   void finish(OperationList& done);
   Activity& activity() { return activity_; }
-  Mutex& drive_lock() const { return drive_mutex_; }
+  SpinLock& drive_lock() const { return drive_mutex_; }
   /// In the order in which they were submitted; the first one may have started.
   const OperationList& collectives() const { return collectives_; }
 
  private:
+  bool accept(Operation& op);
+  void end_at_once(Operation& op);
+  void take_accepted();
+  bool drive_locked(bool checks, OperationList& done);
   static bool goes_on(Operation& op);
   template <class F>
   static bool tell(Operation& op, F&& f);
@@ -157,16 +168,18 @@ class Communicator {
   Activity activity_;
 
   // Submission: any thread, under this lock, for a moment.
-  mutable Mutex submit_mutex_;
+  mutable SpinLock submit_mutex_;
   OperationList submitted_;
   Atomic<std::uint64_t> sequence_ = 0;
   Atomic<std::uint64_t> messages_ = 0;
-  std::optional<Error> ended_;  // set once; operations submitted later end with it
-  Atomic<std::size_t> pending_ = 0;
-  Atomic<bool> answers_due_ = false;  // written under drive_mutex_
+  std::optional<Error> ended_;                 // set once; operations submitted later end with it
+  Atomic<std::uint64_t> submitted_count_ = 0;  // but for those that ended at once
+  Atomic<bool> answers_due_ = false;           // written under drive_mutex_
 
   // Driving: the thread that holds this lock.
-  mutable Mutex drive_mutex_;
+  mutable SpinLock drive_mutex_;
+  std::uint64_t taken_count_ = 0;  // of submitted_count_
+  Atomic<std::uint64_t> ended_count_ = 0;
   OperationList messages_held_;  // the first one is on hold
   OperationList collectives_;    // the first one is being executed if started_
   bool started_ = false;

@@ -61,11 +61,11 @@ class Engine::Waiting {
 
 Engine::Callback::Callback(Engine& engine)
     : engine_(engine), role_(static_cast<int>(std::exchange(role, Role::other))) {
-  if (role_ == static_cast<int>(Role::other)) return;
   if (role_ == static_cast<int>(Role::drives)) engine_.absent_.fetch_add(1, std::memory_order_seq_cst);
-  (role_ == static_cast<int>(Role::waits) ? engine_.waiters_ : engine_.drivers_)
-      .fetch_sub(1, std::memory_order_seq_cst);
-  engine_.hand_over();
+  if (role_ != static_cast<int>(Role::other))
+    (role_ == static_cast<int>(Role::waits) ? engine_.waiters_ : engine_.drivers_)
+        .fetch_sub(1, std::memory_order_seq_cst);
+  engine_.hand_over();  // also from a brief submission, during which the thread has no role
 }
 
 Engine::Callback::~Callback() {
@@ -99,6 +99,7 @@ void Engine::add(const std::shared_ptr<Communicator>& group) {
 
 std::vector<std::shared_ptr<Communicator>> Engine::busy_groups() {
   std::vector<std::shared_ptr<Communicator>> groups;
+  if (pending_.load(std::memory_order_seq_cst) == 0) return groups;  // pairs with add_pending, for sleepers
   std::lock_guard lock(groups_mutex_);
   for (const auto& known : groups_)
     if (auto group = known.lock(); group && group->busy()) groups.push_back(std::move(group));
@@ -129,8 +130,9 @@ void Engine::release(Communicator& group, Operation& op) {
 }
 
 void Engine::submit(Communicator& group, Operation& op) {
-  group.submit(op);
-  poll(group);
+  const bool brief = op.brief();  // it may have ended, and be gone, once it is submitted
+  group.submit_and_drive(op);
+  brief ? hand_over() : poll(group);
 }
 
 /// The thread counts as waiting meanwhile, so that the background does not come to drive the same group.

@@ -97,6 +97,7 @@ bool Group::withdraw(Operation& receive) {
     const std::lock_guard driving(drive_lock());
     take_submitted(done);
     withdrawn = messenger_.withdraw(receive, done);
+    count_ended(done);
   }
   finish(done);
   return withdrawn;

@@ -78,11 +78,20 @@ class Operation {
   const Transfer& transfer() const { return *std::get_if<Transfer>(&task_); }
   Deadline deadline() const { return deadline_; }
 
+  /// Whether it moves so little that it takes about a microsecond of this rank's time.
+  bool brief() const {
+    constexpr std::size_t kMost = 4096;
+    return is_transfer() ? transfer().bytes() <= kMost
+                         : collective_->largest * size_of(collective_->dtype) <= kMost;
+  }
+
   /// Call it before submitting: the operation takes its place in the order, but begins only after
   /// Engine::release.
   void hold() { ready_.store(false, std::memory_order_relaxed); }  // no other thread knows of it yet
 
-  bool finished() const { return finished_.load(std::memory_order_seq_cst); }  // pairs with finish
+  bool finished() const {
+    return finished_.load(std::memory_order_seq_cst);  // pairs with finish, and the fence that follows it
+  }
   /// Once finished: what went wrong, or null.
   const Error* error() const { return error_.get(); }
   /// Once finished: the rank that a message came from.
@@ -108,6 +117,10 @@ class Operation {
   bool exposed() const { return exposed_; }
   void set_exposed(bool exposed) { exposed_ = exposed; }
 
+  /// Whether it is in the engine's count of reasons to drive.
+  bool counted() const { return counted_; }
+  void set_counted() { counted_ = true; }
+
   /// When its collective, or the message, came how far; 0: not yet. For Activity.
   struct Times {
     Ticks started = 0, posted = 0, met = 0;
@@ -121,10 +134,8 @@ class Operation {
   void set_error(std::unique_ptr<Error> error) { error_ = std::move(error); }
   void set_error(const Error& error) { error_ = std::make_unique<Error>(error); }
 
-  /// The last change to an operation that has ended. Without a lock.
-  void finish() {
-    finished_.store(true, std::memory_order_seq_cst);
-  }  // pairs with finished, and with sleepers
+  /// The last change to an operation that has ended. Without a lock. The caller wakes the threads that wait.
+  void finish() { finished_.store(true, std::memory_order_release); }  // pairs with finished
 
   Listener& listener() const { return listener_; }
 
@@ -142,6 +153,7 @@ class Operation {
   int source_ = -1;
   Atomic<bool> ready_ = true;
   bool exposed_ = false;
+  bool counted_ = false;
   std::unique_ptr<Error> error_;
   Atomic<bool> finished_ = false;
 };
@@ -153,6 +165,11 @@ class OperationList {
   Operation& front() const { return *first_; }
   Operation* begin() const { return first_; }
   static Operation* next(const Operation& op) { return op.next_; }
+  bool has(const Operation& op) const {
+    const Operation* at = first_;
+    while (at && at != &op) at = at->next_;
+    return at != nullptr;
+  }
 
   void push(Operation& op) {
     op.next_ = nullptr;

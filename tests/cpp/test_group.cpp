@@ -431,8 +431,8 @@ namespace {
 /// A listener that blocks until another operation has ended, without driving anything itself.
 class Blocked : public Listener {
  public:
-  Blocked(Rank& rank, const Collective& c, std::function<void()> then)
-      : task(c),
+  Blocked(Rank& rank, const Task& given, std::function<void()> then)
+      : task(given),
         operation(*this, task, Deadline::after(std::chrono::seconds(60))),
         rank_(rank),
         then_(std::move(then)) {}
@@ -452,6 +452,47 @@ class Blocked : public Listener {
 };
 
 }  // namespace
+
+TEST("while a callback of a brief submission waits, the background drives") {
+  Cluster cluster(2);
+  std::atomic<bool> sent = false, called = false;
+  cluster.each([&](Rank& rank) {
+    std::byte bytes[2] = {};
+    const auto message = [&](std::uint32_t tag) {
+      return Transfer{rank.rank == 1, 1 - rank.rank, tag, DType::bytes, {&bytes[tag], 1}};
+    };
+    if (rank.rank == 1) {
+      rank.run(message(0));
+      sent = true;
+      while (!called) std::this_thread::yield();
+      return rank.run(message(1));
+    }
+    Call second(message(1), Deadline::after(std::chrono::seconds(60)));
+    const auto wait = [&] {
+      called = true;
+      const auto until = Deadline::after(std::chrono::seconds(30));
+      while (!second.completions && !until.passed()) std::this_thread::yield();
+      CHECK(second.completions == 1);
+    };
+    Blocked first(rank, message(0), wait);
+    while (!sent) std::this_thread::yield();
+    rank.group->submit(first.operation);
+    rank.submit(second);  // drives both, and the first one ends
+    CHECK(called);
+    while (!first.ended || !second.releases) std::this_thread::yield();
+  });
+}
+
+TEST("a thread that sees an operation ended sees its error") {
+  Cluster cluster(2);
+  std::int64_t value = 1;
+  Call call(all_reduce(&value, 1), Deadline::after(std::chrono::seconds(60)));
+  cluster[0].submit(call);
+  Thread other([&] { cluster[0].group->abort("the test says so"); });
+  while (!call.operation.finished()) std::this_thread::yield();
+  CHECK(contains(*call.operation.error(), "the test says so"));
+  other.join();
+}
 
 TEST("a callback may wait for an operation that ended together with its own") {
   Cluster cluster(2);

@@ -371,6 +371,27 @@ void Mutex::unlock() {
   wake_blocked(this, true);  // not a place to switch: Condition::wait depends on it
 }
 
+void SpinLock::lock() {
+  while (locked_.exchange(true, std::memory_order_acquire))
+    detail::managed() ? detail::block_on(this, false) : std::this_thread::yield();
+}
+
+bool SpinLock::try_lock() {
+  return !locked_.load(std::memory_order_seq_cst) && !locked_.exchange(true, std::memory_order_acquire);
+}
+
+void SpinLock::unlock() {
+  locked_.store(false, std::memory_order_release);
+  if (detail::managed()) wake_blocked(this, true);
+}
+
+/// Seq_cst loads that follow see nothing older than what this thread has seen or stored.
+void fence() {
+  if (!detail::managed()) return std::atomic_thread_fence(std::memory_order_seq_cst);
+  detail::yield_point();
+  for (auto& [id, history] : run->histories) history.seq_cst = std::max(history.seq_cst, at(me().view, id));
+}
+
 Result exhaust(const std::function<void()>& body, Options options) {
   Result result;
   Exhaustive choices(options);

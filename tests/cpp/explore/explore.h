@@ -147,6 +147,21 @@ class Mutex {
   std::mutex real_;      // outside of runs
 };
 
+/// As occl::SpinLock, with its memory order: a thread that tries it may see it locked when it is free
+/// already. A thread that waits for it sleeps.
+class SpinLock {
+ public:
+  void lock();
+  bool try_lock();
+  void unlock();
+
+ private:
+  Atomic<bool> locked_ = false;
+};
+
+/// As std::atomic_thread_fence(std::memory_order_seq_cst).
+void fence();
+
 class Condition {
  public:
   template <class Lock>

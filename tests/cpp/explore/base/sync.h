@@ -8,6 +8,8 @@ namespace occl {
 template <class T>
 using Atomic = explore::Atomic<T>;
 using Mutex = explore::Mutex;
+using SpinLock = explore::SpinLock;
+using explore::fence;
 using Condition = explore::Condition;
 using Thread = explore::Thread;
 
