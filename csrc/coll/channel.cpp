@@ -257,16 +257,19 @@ bool Channel::push_sends(OperationList& done) {
     if (e.record == Record::eager && e.bytes == bytes) {
       transfers_.end(op, done);
     } else {
+      const bool first = std::none_of(sending_.begin(), sending_.end(),
+                                      [this](const Sending& s) { return waits_for_room(s); });
       sending_.push_back({&op, e.id, e.bytes, e.record == Record::eager});
-      if (e.record != Record::direct) push_pieces(sending_.back());
+      if (e.record != Record::direct && first) push_pieces(sending_.back());
     }
   }
   return moved;
 }
 
-/// Goes on with messages whose envelopes the peer has.
+/// Goes on with messages whose envelopes the peer has. One that is not direct does not overtake one that waits
+/// for room: of two receives into one place, the later one is to end last.
 bool Channel::push_data(OperationList& done) {
-  bool moved = false;
+  bool moved = false, room = true;
   for (auto it = sending_.begin(); it != sending_.end();) {
     if (it->op->exposed()) {  // direct
       moved |= it->granted;
@@ -274,7 +277,8 @@ bool Channel::push_data(OperationList& done) {
       ++it;
       continue;
     }
-    moved |= push_pieces(*it);
+    if (room) moved |= push_pieces(*it);
+    room &= !waits_for_room(*it);
     if (it->granted && it->sent == it->op->transfer().bytes()) {
       transfers_.end(*it->op, done);
       it = sending_.erase(it);
@@ -285,18 +289,26 @@ bool Channel::push_data(OperationList& done) {
   return moved;
 }
 
-/// Sends as much of a message as the peer has granted, or may get unasked.
+/// How much of a message that is not direct may be sent now: what the peer has granted, or gets unasked.
+std::size_t Channel::allowed(const Sending& sending) const {
+  const std::size_t bytes = sending.op->transfer().bytes();
+  return sending.granted ? bytes : std::min<std::size_t>(bytes, mesh_.tuning().unasked_bytes);
+}
+
+bool Channel::waits_for_room(const Sending& sending) const {
+  return !sending.op->exposed() && sending.sent < allowed(sending);
+}
+
+/// Sends as much of a message as is allowed and has room.
 bool Channel::push_pieces(Sending& sending) {
   const Transfer& t = sending.op->transfer();
-  const std::size_t bytes = t.bytes();
-  const std::size_t now =
-      sending.granted ? bytes : std::min<std::size_t>(bytes, mesh_.tuning().unasked_bytes);
+  const std::size_t now = allowed(sending);
   bool moved = false;
   while (sending.sent < now) {
     Envelope e;
     e.record = Record::data;
     e.id = sending.id;
-    e.bytes = static_cast<std::uint32_t>(std::min<std::size_t>(piece_of(bytes), now - sending.sent));
+    e.bytes = static_cast<std::uint32_t>(std::min<std::size_t>(piece_of(t.bytes()), now - sending.sent));
     if (!pipe_.write(e, t.buffer.data + sending.sent)) break;
     sending.sent += e.bytes;
     moved = true;

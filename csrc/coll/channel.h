@@ -87,6 +87,8 @@ class Channel {
   bool pull_direct(OperationList& done);
   bool push_notes();
   bool push_data(OperationList& done);
+  std::size_t allowed(const Sending& sending) const;
+  bool waits_for_room(const Sending& sending) const;
   bool push_pieces(Sending& sending);
   void push_direct(Sending& sending);
   bool push_sends(OperationList& done);
