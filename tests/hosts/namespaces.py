@@ -151,11 +151,15 @@ class Host:
         return [int(pid) for pid in _execute("ip", "netns", "pids", self.name).split()]
 
     def kill(self) -> list[int]:
-        """Kills every process that runs in the host; returns which."""
+        """Kills every process that runs in the host; returns which.
+
+        They are stopped before, so that none of them sees another one die.
+        """
         pids = self.processes()
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
         return pids
 
 

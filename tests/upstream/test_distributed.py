@@ -4,8 +4,8 @@ A result is: passed on all ranks; skipped on all ranks, because it needs more ra
 `exceptions.py` says. A test that is listed there and passes, or fails with other words or on other ranks, is
 a failure here, so that the list stays true.
 
-By default four ranks run one test of each family on ``dev``, and one with occl in the place of Gloo. Full runs
-have all of them, the CPU, two and three ranks too, and all that Gloo passes with occl in its place.
+By default four ranks run one test of each family on ``dev``, and one with occl in the place of Gloo. Full
+runs have all of them, the CPU, two and three ranks too, and all that Gloo passes with occl in its place.
 """
 
 from __future__ import annotations
