@@ -266,8 +266,8 @@ bool Channel::push_sends(OperationList& done) {
   return moved;
 }
 
-/// Goes on with messages whose envelopes the peer has. One that is not direct does not overtake one that waits
-/// for room: of two receives into one place, the later one is to end last.
+/// Goes on with messages whose envelopes the peer has. One that is not direct does not overtake one that
+/// waits for room: of two receives into one place, the later one is to end last.
 bool Channel::push_data(OperationList& done) {
   bool moved = false, room = true;
   for (auto it = sending_.begin(); it != sending_.end();) {
