@@ -231,6 +231,8 @@ bool Channel::pull_direct(OperationList& done) {
 
 bool Channel::push_sends(OperationList& done) {
   bool moved = false;
+  bool room =
+      std::none_of(sending_.begin(), sending_.end(), [this](const auto& s) { return waits_for_room(s); });
   while (!queue_.empty() && !mesh_.member(peer_).gone()) {  // Group::check fails sends to a peer that is gone
     Operation& op = queue_.front();
     const Transfer& t = op.transfer();
@@ -257,10 +259,10 @@ bool Channel::push_sends(OperationList& done) {
     if (e.record == Record::eager && e.bytes == bytes) {
       transfers_.end(op, done);
     } else {
-      const bool first = std::none_of(sending_.begin(), sending_.end(),
-                                      [this](const Sending& s) { return waits_for_room(s); });
       sending_.push_back({&op, e.id, e.bytes, e.record == Record::eager});
-      if (e.record != Record::direct && first) push_pieces(sending_.back());
+      if (e.record == Record::direct) continue;
+      if (room) push_pieces(sending_.back());
+      room &= !waits_for_room(sending_.back());
     }
   }
   return moved;

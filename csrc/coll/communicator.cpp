@@ -92,7 +92,6 @@ void Communicator::refuse_message(int peer, bool send, const std::string& text) 
 
 /// Under both locks.
 void Communicator::take_accepted() {
-  if (submitted_.empty()) return;
   taken_count_ = submitted_count_.load(std::memory_order_relaxed);  // only written under the submission lock
   activity_.called(sequence());
   while (!submitted_.empty()) {
