@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import random
@@ -22,9 +23,12 @@ from . import operations
 
 
 def descriptors() -> list[str]:
-    """What is behind each. (One reads the list itself, and is gone.)"""
-    folder = Path("/proc/self/fd")
-    return [str(entry.readlink()) for entry in folder.iterdir() if entry.is_symlink()]
+    """What is behind each."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # closed since: that of the list, or by another thread
+            found.append(os.readlink(f"/proc/self/fd/{name}"))
+    return found
 
 
 def leftovers() -> dict[str, int]:
