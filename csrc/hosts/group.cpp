@@ -55,10 +55,10 @@ Group::Group(Membership membership, std::shared_ptr<coll::Group> node, std::shar
   if (!leads()) return;
   for (const auto& round : exchanges_)
     for (const Exchange& exchange : round) {
-      Letter letter{node_after(exchange.distance), std::make_shared<Note>(), nullptr};
-      letter.message = link_->receive(m_.partition.leader(letter.node), m_.stream(Stream::news),
-                                      letter.note->bytes(), kNoteBytes, letter.note);
-      expected_.push_back(std::move(letter));
+      Report report{{std::make_shared<Note>(), nullptr}, node_after(exchange.distance)};
+      report.message = link_->receive(m_.partition.leader(report.node), m_.stream(Stream::news),
+                                      report.content->bytes(), kNoteBytes, report.content);
+      expected_.push_back(std::move(report));
     }
   watch_ = start_thread<std::thread>("that watches over the ranks of this node", [this] { watch(); });
 }
@@ -323,14 +323,14 @@ void Group::time_out(const coll::Operation& op) const {
 }
 
 void Group::read_news() {
-  for (Letter& letter : expected_) {
-    if (!letter.message || !letter.message->ended()) continue;
-    const int peer = m_.partition.leader(letter.node);
-    const auto broken = letter.message->error();
-    letter.message.reset();
+  for (Report& report : expected_) {
+    if (!report.message || !report.message->ended()) continue;
+    const int peer = m_.partition.leader(report.node);
+    const auto broken = report.message->error();
+    report.message.reset();
     if (broken) throw m_.lost(peer, *link_, *broken);
-    if (letter.note->number == News::ended) {
-      heard_ = letter.note->text();
+    if (report.content->number == News::ended) {
+      heard_ = report.content->text();
       fail(Errc::aborted, heard_);
     }
     left_ = concat(m_.describe(peer), " has left group ", m_.name);
@@ -344,12 +344,12 @@ void Group::send_news(std::uint64_t kind, const std::string& text) {
   if (!leads() || silent_) return;
   for (const auto& round : exchanges_)
     for (const Exchange& exchange : round) {
-      Letter letter{node_after(-exchange.distance), std::make_shared<Note>(), nullptr};
-      letter.note->number = kind;
-      letter.note->refuse(text);
-      letter.message = link_->send(m_.partition.leader(letter.node), m_.stream(Stream::news),
-                                   letter.note->bytes(), kNoteBytes, letter.note);
-      told_.push_back(std::move(letter));
+      Report report{{std::make_shared<Note>(), nullptr}, node_after(-exchange.distance)};
+      report.content->number = kind;
+      report.content->refuse(text);
+      report.message = link_->send(m_.partition.leader(report.node), m_.stream(Stream::news),
+                                   report.content->bytes(), kNoteBytes, report.content);
+      told_.push_back(std::move(report));
     }
 }
 
@@ -371,9 +371,9 @@ void Group::leave() {
   send_news(News::left, "");
   silent_ = true;
   const auto until = Deadline::after(kPartingTime);
-  const auto waits = [this](const Letter& told) {
-    const bool gone = std::any_of(expected_.begin(), expected_.end(), [&](const Letter& letter) {
-      return letter.node == told.node && (!letter.message || letter.message->ended());
+  const auto waits = [this](const Report& told) {
+    const bool gone = std::any_of(expected_.begin(), expected_.end(), [&](const Report& report) {
+      return report.node == told.node && (!report.message || report.message->ended());
     });
     return !gone && !told.message->ended();
   };

@@ -126,13 +126,11 @@ class Group final : public coll::Communicator {
   Mail mail_;
 
   // News between leaders.
-  struct Letter {
-    int node = 0;
-    std::shared_ptr<Note> note;
-    std::unique_ptr<Link::Message> message;
+  struct Report : Parcel<Note> {
+    int node = 0;  // whose leader sends or receives it
   };
-  std::vector<Letter> expected_;  // news from the leaders behind this one
-  std::vector<Letter> told_;      // news on its way to those before it
+  std::vector<Report> expected_;  // from the leaders behind this one
+  std::vector<Report> told_;      // on their way to those before it
   std::string heard_;             // why the group has ended, if another leader has said so
   // A leader that computes looks for trouble of its node now and then, because other nodes may wait for it.
   std::mutex watch_mutex_;

@@ -47,4 +47,11 @@ class Link {
   virtual const std::string& describe() const = 0;
 };
 
+/// A buffer, and the message that fills or empties it while there is one.
+template <class T>
+struct Parcel {
+  std::shared_ptr<T> content;
+  std::unique_ptr<Link::Message> message;
+};
+
 }  // namespace occl::hosts

@@ -11,19 +11,19 @@ void Mail::post(int to, const Letter& letter) {
 }
 
 std::optional<Letter> Mail::take(int from) {
-  Box& box = boxes_[from];
+  Parcel<Letter>& box = boxes_[from];
   if (!box.message) {
-    box.letter = std::make_shared<Letter>();
-    box.message = link_.receive(from, m_.stream(Stream::mail), reinterpret_cast<std::byte*>(box.letter.get()),
-                                sizeof(Letter), box.letter);
+    box.content = std::make_shared<Letter>();
+    box.message = link_.receive(from, m_.stream(Stream::mail), reinterpret_cast<std::byte*>(box.content.get()),
+                                sizeof(Letter), box.content);
   }
   if (!box.message->ended()) return {};
   const auto error = box.message->error();
   box.message.reset();
   if (error) throw m_.lost(from, link_, *error);
-  if (box.letter->kind > Letter::Kind::over || box.letter->ranks.size > kMaxRanks)
+  if (box.content->kind > Letter::Kind::over || box.content->ranks.size > kMaxRanks)
     fail(Errc::protocol, m_.describe(from), " sends no letter about a new group of ranks of group ", m_.name);
-  return *box.letter;
+  return *box.content;
 }
 
 }  // namespace occl::hosts

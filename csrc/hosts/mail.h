@@ -50,14 +50,9 @@ class Mail {
   Atomic<bool>& busy() { return busy_; }
 
  private:
-  struct Box {
-    std::shared_ptr<Letter> letter;
-    std::unique_ptr<Link::Message> message;
-  };
-
   const Membership& m_;
   Link& link_;
-  std::vector<Box> boxes_;  // by rank
+  std::vector<Parcel<Letter>> boxes_;  // by rank
   Atomic<bool> busy_ = false;
 };
 

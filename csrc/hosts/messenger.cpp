@@ -38,22 +38,22 @@ void Messenger::mail(int peer, Stream stream, std::shared_ptr<T> content) {
       link_.send(peer, m_.stream(stream), reinterpret_cast<std::byte*>(content.get()), sizeof(T), content));
 }
 
-/// Begins to receive the next letter of a peer, unless it has begun already.
+/// Begins to receive the next parcel of a peer, unless it has begun already.
 template <class T>
-void Messenger::await(int peer, Stream stream, Letter<T>& letter) {
-  if (letter.message || peers_[peer]->closed) return;
-  letter.content = std::make_shared<T>();
-  letter.message = link_.receive(peer, m_.stream(stream), reinterpret_cast<std::byte*>(letter.content.get()),
-                                 sizeof(T), letter.content);
+void Messenger::await(int peer, Stream stream, Parcel<T>& parcel) {
+  if (parcel.message || peers_[peer]->closed) return;
+  parcel.content = std::make_shared<T>();
+  parcel.message = link_.receive(peer, m_.stream(stream), reinterpret_cast<std::byte*>(parcel.content.get()),
+                                 sizeof(T), parcel.content);
 }
 
-/// Whether a letter is there. Throws if none will come and an operation needs the peer: it may have left.
+/// Whether a parcel is there. Throws if none will come and an operation needs the peer: it may have left.
 template <class T>
-bool Messenger::arrived(int peer, Letter<T>& letter) {
-  if (!letter.message || !letter.message->ended()) return false;
-  const auto error = letter.message->error();
+bool Messenger::arrived(int peer, Parcel<T>& parcel) {
+  if (!parcel.message || !parcel.message->ended()) return false;
+  const auto error = parcel.message->error();
   if (!error) return true;
-  letter.message.reset();
+  parcel.message.reset();
   peers_[peer]->closed = m_.lost(peer, link_, *error);
   if (needed(peer)) throw *peers_[peer]->closed;
   return false;
@@ -277,7 +277,7 @@ bool Messenger::advance(OperationList& done) {
     moved |= move_payloads(rank, peers_[rank]->sends, done);
     moved |= move_payloads(rank, peers_[rank]->receives, done);
   }
-  outbox_.remove_if([](const auto& letter) { return letter->ended(); });
+  outbox_.remove_if([](const auto& message) { return message->ended(); });
   return moved;
 }
 

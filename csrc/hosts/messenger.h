@@ -52,12 +52,6 @@ class Messenger {
     coll::Operation* op;
     std::unique_ptr<UnderWay::Nested> nested;
   };
-  /// A buffer of this class and the message that fills or empties it.
-  template <class T>
-  struct Letter {
-    std::shared_ptr<T> content;
-    std::unique_ptr<Link::Message> message;
-  };
   struct Large {
     coll::Operation* op;
     std::uint64_t id;
@@ -65,8 +59,8 @@ class Messenger {
   };
   /// What is between this rank and one rank of another node.
   struct Peer {
-    Letter<Envelope> ear;   // the next envelope from it
-    Letter<Answer> answer;  // the next answer from it
+    Parcel<Envelope> ear;   // the next envelope from it
+    Parcel<Answer> answer;  // the next answer from it
     std::deque<std::shared_ptr<Envelope>> unexpected;
     std::list<Large> sends, receives;
     std::uint64_t next_id = 1;
@@ -86,9 +80,9 @@ class Messenger {
   template <class T>
   void mail(int peer, Stream stream, std::shared_ptr<T> content);
   template <class T>
-  void await(int peer, Stream stream, Letter<T>& letter);
+  void await(int peer, Stream stream, Parcel<T>& parcel);
   template <class T>
-  bool arrived(int peer, Letter<T>& letter);
+  bool arrived(int peer, Parcel<T>& parcel);
   bool needed(int peer) const;
   Error misfit(int sender, int receiver, const Answer& answer) const;
   bool here(int rank) const { return m_.partition.node_of(rank) == node_number_; }

@@ -16,19 +16,19 @@ void RollCall::post(int peer, const Note& note) {
 
 /// Whether the peer's note for this barrier has come.
 RollCall::Peer RollCall::look(int peer) {
-  Letter& letter = letters_[peer];
+  Parcel<Note>& parcel = expected_[peer];
   while (peers_[peer] == Peer::waited_for) {
-    if (!letter.message) {
-      letter.note = std::make_shared<Note>();
-      letter.message =
-          link_.receive(peer, m_.stream(Stream::roll_call), letter.note->bytes(), kNoteBytes, letter.note);
+    if (!parcel.message) {
+      parcel.content = std::make_shared<Note>();
+      parcel.message =
+          link_.receive(peer, m_.stream(Stream::roll_call), parcel.content->bytes(), kNoteBytes, parcel.content);
     }
-    if (!letter.message->ended()) break;
-    if (letter.message->error())
+    if (!parcel.message->ended()) break;
+    if (parcel.message->error())
       peers_[peer] = Peer::gone;
-    else if (letter.note->number == number_)
+    else if (parcel.content->number == number_)
       peers_[peer] = Peer::came;
-    letter.message.reset();  // a note of an earlier barrier is too late
+    parcel.message.reset();  // a note of an earlier barrier is too late
   }
   return peers_[peer];
 }
@@ -48,7 +48,7 @@ std::string RollCall::why(int peer) {
 void RollCall::run(coll::Communicator& group, std::chrono::milliseconds timeout, bool all_ranks,
                    const std::function<void()>& interrupted) {
   const int size = m_.partition.size();
-  letters_.resize(size);
+  expected_.resize(size);
   peers_.assign(size, Peer::waited_for);
   Note own;
   own.number = ++number_;
@@ -72,7 +72,7 @@ void RollCall::run(coll::Communicator& group, std::chrono::milliseconds timeout,
   coll::BarrierFailure failure{m_.rank, m_.name, timeout, waited, all_ranks, {}, ""};
   if (m_.rank != 0) {
     if (look(0) != Peer::came) coll::fail_without_answer(failure, why(0));
-    const Note verdict = *letters_[0].note;
+    const Note verdict = *expected_[0].content;
     if (!verdict.refused) return;
     const std::string text = verdict.text();  // "1 2|why"
     const auto bar = text.find('|');

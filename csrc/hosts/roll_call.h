@@ -23,11 +23,6 @@ class RollCall {
            const std::function<void()>& interrupted);
 
  private:
-  /// What is expected from a peer: it stays until it comes, whichever barrier it is for.
-  struct Letter {
-    std::shared_ptr<Note> note;
-    std::unique_ptr<Link::Message> message;
-  };
   enum class Peer { waited_for, came, gone };
 
   void post(int peer, const Note& note);
@@ -37,9 +32,10 @@ class RollCall {
 
   const Membership& m_;
   Link& link_;
-  std::uint64_t number_ = 0;     // barriers so far
-  std::vector<Letter> letters_;  // by rank
-  std::vector<Peer> peers_;      // by rank, in this barrier
+  std::uint64_t number_ = 0;  // barriers so far
+  // What is expected from each rank: it stays until it comes, whichever barrier it is for.
+  std::vector<Parcel<Note>> expected_;
+  std::vector<Peer> peers_;  // by rank, in this barrier
   std::vector<std::unique_ptr<Link::Message>> posted_;
 };
 

@@ -26,7 +26,7 @@ class Gate:
     def __init__(self, counters: Any, rank: int) -> None:
         self._counters = counters
         self._rank = rank
-        self._round = 0
+        self._round = counters[rank]  # an earlier gate of this rank may have used them
         self._crowded = len(counters) > len(os.sched_getaffinity(0))
 
     def wait(self, *, asleep: bool = False) -> None:

@@ -99,8 +99,8 @@ def quota_line(found: cgroups.Limits, cores: int) -> Line:
     text = f"{found.cores:g} cores' time"
     if found.cores < cores:
         remedy = (
-            f"Raise the quota or allow fewer cores (taskset, cpuset): occl counts {cores} cores and lets "
-            "ranks spin on them, and the quota then stops all ranks for a while."
+            f"Set OMP_NUM_THREADS to the quota divided by the number of ranks: PyTorch starts {cores} threads "
+            "in each rank, which use the quota up, and then all of them stand still for a while."
         )
         return Line(name, text, found.cores, WARNING, remedy)
     return Line(name, text, found.cores)
