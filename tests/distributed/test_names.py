@@ -134,6 +134,17 @@ def devices_have_their_own_backends(rank, world_size, device, *, store, name, bo
     dist.destroy_process_group()
 
 
+def nothing_is_named(rank, world_size, device, *, store):
+    """Neither a backend nor a device: PyTorch makes a group for the accelerator, and believes it to have Gloo."""
+    initialize(rank, world_size, store, None)
+    assert_works("dev")
+    with pytest.raises(RuntimeError, match="No backend type associated with device type cpu"):
+        dist.all_reduce(torch.ones(1))
+    with pytest.raises(RuntimeError, match="Could not find backend type 1"):
+        DistributedDataParallel(torch.nn.Linear(2, 2).to(f"dev:{rank}"))
+    dist.destroy_process_group()
+
+
 def meshes_are_made(rank, world_size, device, *, store, bound):
     """With a bound device through ``split_group``, else through ``new_group``."""
     initialize(rank, world_size, store, "occl", device_id=torch.device(device, rank) if bound else None)
@@ -358,6 +369,11 @@ def test_debug_level_detail_checks_calls(fresh, device):
 def test_any_way_to_name_the_backends_makes_a_whole_group(fresh, name, bound):
     with fresh(2) as team:
         team.run(devices_have_their_own_backends, "dev", store=team.zygote.new_file(), name=name, bound=bound)
+
+
+def test_without_a_backend_the_group_serves_the_accelerator_alone(fresh):
+    with fresh(2) as team:
+        team.run(nothing_is_named, "dev", store=team.zygote.new_file())
 
 
 @pytest.mark.parametrize(("device", "bound"), [("cpu", False), ("dev", False), ("dev", True)])
