@@ -130,7 +130,7 @@ def fit_table(points: list[Point], costs: dict[str, Costs], source: str, about: 
         kept, checked = (spread(errors(points, name, cost, cores, limited)) for limited in (False, True))
         call = "-" if name == "gloo" else duration(cost.call)
         rows.append([name, call, duration(cost.in_a_row), rate, kept, checked])
-    fitted = sum(p.rate == "none" for p in points) // len(costs)
+    fitted = sum(p.rate == "none" and p.contender in costs for p in points) // len(costs)
     header = ["all_reduce", "a call", "a message in a row", "bytes, for each core"]
     header += ["model over measurement, without a limit (fitted)", "with 1 Gbit/s (not fitted)"]
     about_it = f"From `{source}` ({about['cpu']}, {cores} cores for all hosts), {fitted} medians each:\n\n"
