@@ -26,6 +26,7 @@ BROKEN = {
         "PARK_BLINDLY",
         "NO_RING_ON_LEAVE",
         "PARK_FROM_DOZE",
+        "COUNT_LATE",
     ],
 }
 

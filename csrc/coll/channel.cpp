@@ -33,8 +33,9 @@ bool Channel::advance(OperationList& done) {
   bool moved = take_records(done);
   moved |= pull_direct(done);
   moved |= push_notes();
-  moved |= push_data(done);
-  moved |= push_sends(done);
+  bool room = true;
+  moved |= push_data(room, done);
+  moved |= push_sends(room, done);
   return moved;
 }
 
@@ -229,10 +230,8 @@ bool Channel::pull_direct(OperationList& done) {
 
 // ---- sending
 
-bool Channel::push_sends(OperationList& done) {
+bool Channel::push_sends(bool room, OperationList& done) {
   bool moved = false;
-  bool room =
-      std::none_of(sending_.begin(), sending_.end(), [this](const auto& s) { return waits_for_room(s); });
   while (!queue_.empty() && !mesh_.member(peer_).gone()) {  // Group::check fails sends to a peer that is gone
     Operation& op = queue_.front();
     const Transfer& t = op.transfer();
@@ -268,10 +267,11 @@ bool Channel::push_sends(OperationList& done) {
   return moved;
 }
 
-/// Goes on with messages whose envelopes the peer has. One that is not direct does not overtake one that
-/// waits for room: of two receives into one place, the later one is to end last.
-bool Channel::push_data(OperationList& done) {
-  bool moved = false, room = true;
+/// Goes on with messages whose envelopes the peer has. Of those that are not direct, none overtakes one that
+/// waits for room: of two large receives into one tensor with gaps, the later one is to end last. Afterwards
+/// `room` says whether none waits.
+bool Channel::push_data(bool& room, OperationList& done) {
+  bool moved = false;
   for (auto it = sending_.begin(); it != sending_.end();) {
     if (it->op->exposed()) {  // direct
       moved |= it->granted;
@@ -297,9 +297,8 @@ std::size_t Channel::allowed(const Sending& sending) const {
   return sending.granted ? bytes : std::min<std::size_t>(bytes, mesh_.tuning().unasked_bytes);
 }
 
-bool Channel::waits_for_room(const Sending& sending) const {
-  return !sending.op->exposed() && sending.sent < allowed(sending);
-}
+/// Of a message that is not direct.
+bool Channel::waits_for_room(const Sending& sending) const { return sending.sent < allowed(sending); }
 
 /// Sends as much of a message as is allowed and has room.
 bool Channel::push_pieces(Sending& sending) {

@@ -86,12 +86,12 @@ class Channel {
   void end_if_whole(std::deque<Receiving>::iterator receiving, OperationList& done);
   bool pull_direct(OperationList& done);
   bool push_notes();
-  bool push_data(OperationList& done);
+  bool push_data(bool& room, OperationList& done);
   std::size_t allowed(const Sending& sending) const;
   bool waits_for_room(const Sending& sending) const;
   bool push_pieces(Sending& sending);
   void push_direct(Sending& sending);
-  bool push_sends(OperationList& done);
+  bool push_sends(bool room, OperationList& done);
   void note(Record record, std::uint64_t id, std::uint64_t ref = 0, std::uint64_t count = 0);
   std::deque<Sending>::iterator sending(std::uint64_t id);
   std::deque<Receiving>::iterator receiving(std::uint64_t id);

@@ -30,10 +30,12 @@ void Communicator::submit(Operation& op) {
   end_at_once(op);
 }
 
-void Communicator::submit_and_drive(Operation& op) {
-  if (!op.brief()) return submit(op);
-  std::unique_lock driving(drive_mutex_, std::try_to_lock);
-  if (!driving) return submit(op);
+bool Communicator::submit_and_drive(Operation& op) {
+  std::unique_lock driving(drive_mutex_, std::defer_lock);
+  if (!op.brief() || !driving.try_lock()) {
+    submit(op);
+    return false;
+  }
   OCCL_FAULT_POINT("group.submit");
   bool accepted = false;
   {
@@ -43,7 +45,8 @@ void Communicator::submit_and_drive(Operation& op) {
   }
   if (!accepted) {
     driving.unlock();
-    return end_at_once(op);
+    end_at_once(op);
+    return true;
   }
   OperationList done;
   drive_locked(false, done);
@@ -53,6 +56,7 @@ void Communicator::submit_and_drive(Operation& op) {
   }
   driving.unlock();
   finish(done);
+  return true;
 }
 
 /// Under the submission lock: takes its place in the order. False if the group has ended.
@@ -63,13 +67,12 @@ bool Communicator::accept(Operation& op) {
   }
   auto& count = op.is_transfer() ? messages_ : sequence_;  // relaxed: only written under this lock
   op.set_sequence(count.load(std::memory_order_relaxed) + 1);
-  count.store(op.sequence(), std::memory_order_relaxed);
   if (op.is_transfer()) forgive(op.transfer());
   activity_.submitted(op);
   submitted_.push(op);
-  // release: pairs with pending and take_submitted. A thread that goes to sleep sees it, because it looks at
-  // the engine's count before (Engine::busy_groups).
-  submitted_count_.store(submitted_count_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+  // release: pairs with submitted(). A thread that goes to sleep sees it, because it looks at the engine's
+  // count before (Engine::busy_groups).
+  count.store(op.sequence(), std::memory_order_release);
   return true;
 }
 
@@ -92,7 +95,7 @@ void Communicator::refuse_message(int peer, bool send, const std::string& text) 
 
 /// Under both locks.
 void Communicator::take_accepted() {
-  taken_count_ = submitted_count_.load(std::memory_order_relaxed);  // only written under the submission lock
+  taken_count_ = submitted();
   activity_.called(sequence());
   while (!submitted_.empty()) {
     Operation& op = submitted_.pop();
@@ -101,7 +104,7 @@ void Communicator::take_accepted() {
 }
 
 void Communicator::take_submitted(OperationList& done) {
-  if (submitted_count_.load(std::memory_order_acquire) != taken_count_) {  // pairs with accept
+  if (submitted() != taken_count_) {
     std::lock_guard lock(submit_mutex_);
     take_accepted();
   }
@@ -132,7 +135,7 @@ bool Communicator::drive(bool checks) {
 
 bool Communicator::drive_locked(bool checks, OperationList& done) {
   bool moved = false;
-  try {
+  or_end(done, [&] {
     take_submitted(done);
     moved = advance_collectives(done);
     moved |= advance_messages(done);
@@ -142,29 +145,33 @@ bool Communicator::drive_locked(bool checks, OperationList& done) {
       check(done);
     }
     set_answers_due(owes_answers());
-  } catch (const Error& error) {
-    end_all(error, done);
-  } catch (const std::exception& error) {  // for instance out of ordinary memory
-    end_all(Error(Errc::system, error.what()), done);
-  }
-  if (done.empty()) return moved;
-  tell_messages_succeeded(done);
-  count_ended(done);
-  return true;
+  });
+  settle(done);
+  return moved || !done.empty();
+}
+
+/// An exception of `f` ends the group.
+template <class F>
+void Communicator::or_end(OperationList& done, F&& f) try {
+  f();
+} catch (const Error& error) {
+  end_all(error, done);
+} catch (const std::exception& error) {  // for instance out of ordinary memory
+  end_all(Error(Errc::system, error.what()), done);
+}
+
+Communicator::Held::~Held() {
+  group_.drive_mutex_.unlock();
+  group_.engine_.ring();
 }
 
 void Communicator::look() {
   OperationList done;
   {
-    std::lock_guard driving(drive_mutex_);
+    const Held held(*this);
     if (error()) return;
-    try {
-      check(done);
-    } catch (const Error& error) {
-      end_all(error, done);
-    }
-    tell_messages_succeeded(done);
-    count_ended(done);
+    or_end(done, [&] { check(done); });
+    settle(done);
   }
   finish(done);
 }
@@ -240,7 +247,9 @@ void Communicator::set_answers_due(bool due) {
     engine_.drop_pending();
 }
 
-void Communicator::count_ended(const OperationList& done) {
+void Communicator::settle(const OperationList& done) {
+  if (done.empty()) return;
+  tell_messages_succeeded(done);
   std::uint64_t ended = ended_count_.load(std::memory_order_relaxed);  // only written under the driving lock
   for (Operation* op = done.begin(); op; op = OperationList::next(*op)) ++ended;
   ended_count_.store(ended, std::memory_order_release);  // pairs with pending
@@ -301,10 +310,9 @@ void Communicator::abort(const std::string& reason) {
 void Communicator::end(const Error& error) {
   OperationList done;
   {
-    std::lock_guard driving(drive_mutex_);
+    const Held held(*this);
     end_all(error, done);
-    tell_messages_succeeded(done);
-    count_ended(done);
+    settle(done);
   }
   finish(done);
 }
@@ -313,7 +321,7 @@ void Communicator::close() {
   OCCL_FAULT_POINT("group.close");
   OperationList done;
   {
-    std::lock_guard driving(drive_mutex_);
+    const Held held(*this);
     {
       std::lock_guard lock(submit_mutex_);
       if (!ended_) ended_ = Error(Errc::closed, concat("group ", name(), " has been destroyed"));
@@ -321,7 +329,7 @@ void Communicator::close() {
     take_submitted(done);
     leave();
     end_all(*ended_, done);
-    count_ended(done);
+    settle(done);
     activity_.end();
   }
   finish(done);
@@ -339,15 +347,19 @@ void Communicator::close() {
 // ---- facts for others
 
 Communicator::Memory Communicator::memory() const {
-  std::lock_guard driving(drive_mutex_);
+  const Held held(*this);
   return memory_held();
 }
 
 std::string Communicator::ahead(const shm::Peer& process) const {
   // While this thread holds the lock and the rank has not left, no peer begins an operation that would
   // overwrite what is read here.
-  const std::unique_lock driving(drive_mutex_, std::try_to_lock);
-  return driving && !error() ? ahead_of_this(process) : "";
+  std::unique_lock driving(drive_mutex_, std::try_to_lock);
+  if (!driving) return "";
+  std::string text = error() ? "" : ahead_of_this(process);
+  driving.unlock();
+  engine_.ring();  // see Held
+  return text;
 }
 
 }  // namespace occl::coll

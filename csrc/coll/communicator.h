@@ -50,8 +50,8 @@ class Communicator {
   /// Queues an operation. It and its buffers must live until Listener::released.
   /// After an error that ended the group, or close(), the operation ends at once with that error.
   void submit(Operation& op);
-  /// The same, and drives once if the operation is brief and no other thread drives.
-  void submit_and_drive(Operation& op);
+  /// The same, and drives once if the operation is brief and no other thread drives. Whether it has driven.
+  bool submit_and_drive(Operation& op);
 
   /// The next collective was called with wrong arguments and is not submitted: ranks that wait for it in vain
   /// are told `text`, which begins with the name of the call. See coll/refusals.h.
@@ -84,8 +84,8 @@ class Communicator {
 
   /// Operations that have not ended.
   std::size_t pending() const {
-    const std::uint64_t ended = ended_count_.load(std::memory_order_acquire);  // pairs with count_ended
-    return submitted_count_.load(std::memory_order_acquire) - ended;           // pairs with accept
+    const std::uint64_t ended = ended_count_.load(std::memory_order_acquire);  // pairs with settle
+    return submitted() - ended;
   }
   /// Whether there is anything to drive. Peers may wait for an answer after this rank's operations have
   /// ended.
@@ -142,13 +142,25 @@ class Communicator {
   virtual Memory memory_held() const = 0;
   virtual std::string ahead_of_this(const shm::Peer& process) const = 0;
 
+  /// The driving lock, for a thread that does not go on driving. A thread that it kept from driving may be
+  /// about to sleep, so releasing it rings.
+  class Held {
+   public:
+    explicit Held(const Communicator& group) : group_(group) { group.drive_mutex_.lock(); }
+    ~Held();
+    Held(const Held&) = delete;
+    Held& operator=(const Held&) = delete;
+
+   private:
+    const Communicator& group_;
+  };
+
   bool advance_collectives(OperationList& done);
   void take_submitted(OperationList& done);
   /// Under the driving lock: these have ended. Then, without it, finish() tells the listeners.
-  void count_ended(const OperationList& done);
+  void settle(const OperationList& done);
   void finish(OperationList& done);
   Activity& activity() { return activity_; }
-  SpinLock& drive_lock() const { return drive_mutex_; }
   /// In the order in which they were submitted; the first one may have started.
   const OperationList& collectives() const { return collectives_; }
 
@@ -157,11 +169,17 @@ class Communicator {
   void end_at_once(Operation& op);
   void take_accepted();
   bool drive_locked(bool checks, OperationList& done);
+  template <class F>
+  void or_end(OperationList& done, F&& f);
   static bool goes_on(Operation& op);
   template <class F>
   static bool tell(Operation& op, F&& f);
   static void tell_messages_succeeded(const OperationList& done);
   void set_answers_due(bool due);
+  /// Operations submitted so far, but for those that ended at once. acquire: pairs with accept.
+  std::uint64_t submitted() const {
+    return sequence_.load(std::memory_order_acquire) + messages_.load(std::memory_order_acquire);
+  }
   void end_all(const Error& error, OperationList& done);
 
   Engine& engine_;
@@ -172,13 +190,12 @@ class Communicator {
   OperationList submitted_;
   Atomic<std::uint64_t> sequence_ = 0;
   Atomic<std::uint64_t> messages_ = 0;
-  std::optional<Error> ended_;                 // set once; operations submitted later end with it
-  Atomic<std::uint64_t> submitted_count_ = 0;  // but for those that ended at once
-  Atomic<bool> answers_due_ = false;           // written under drive_mutex_
+  std::optional<Error> ended_;        // set once; operations submitted later end with it
+  Atomic<bool> answers_due_ = false;  // written under drive_mutex_
 
   // Driving: the thread that holds this lock.
   mutable SpinLock drive_mutex_;
-  std::uint64_t taken_count_ = 0;  // of submitted_count_
+  std::uint64_t taken_count_ = 0;  // of submitted()
   Atomic<std::uint64_t> ended_count_ = 0;
   OperationList messages_held_;  // the first one is on hold
   OperationList collectives_;    // the first one is being executed if started_

@@ -130,9 +130,10 @@ void Engine::release(Communicator& group, Operation& op) {
 }
 
 void Engine::submit(Communicator& group, Operation& op) {
-  const bool brief = op.brief();  // it may have ended, and be gone, once it is submitted
-  group.submit_and_drive(op);
-  brief ? hand_over() : poll(group);
+  if (group.submit_and_drive(op))
+    hand_over();
+  else
+    poll(group);
 }
 
 /// The thread counts as waiting meanwhile, so that the background does not come to drive the same group.

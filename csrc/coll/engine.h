@@ -6,9 +6,9 @@
 //     pending_ > 0, waiters_ = 0, drivers_ = 0   must not last: the thread that causes it calls
 //     start_background
 //
-// All three change with seq_cst, and each side changes its own before it reads the others (as in shm/bell.h):
-// a submitter adds to pending_ and reads drivers_; a driver that leaves takes itself off drivers_ and reads
-// pending_ and waiters_. The same holds for dozing_ in the place of drivers_.
+// The changes that lead there are seq_cst, and each side makes its own before it reads the others (as in
+// shm/bell.h): a submitter adds to pending_ and reads drivers_; a driver that leaves takes itself off
+// drivers_ and reads pending_ and waiters_. The same holds for dozing_ in the place of drivers_.
 #pragma once
 
 #include <atomic>
@@ -86,8 +86,9 @@ class Engine {
   void set_recorder(Recorder* recorder) { recorder_.store(recorder, std::memory_order_release); }
   const std::atomic<Recorder*>& recorder() const { return recorder_; }  // acquire: pairs with set_recorder
 
-  /// Wakes every thread of this process that sleeps in `wait`. What this thread stored before with release,
-  /// the end of an operation or that a driving lock is free, they see, or it sees them sleep (bell.h).
+  /// Wakes every thread of this process that sleeps in `wait`. A thread that is going to sleep meanwhile sees
+  /// what this thread stored before, be it only with release: the end of an operation, or that a driving lock
+  /// is free.
   void ring() const {
     fence();
     endpoint_->bell().ring();

@@ -79,7 +79,7 @@ void Group::check_gone(bool died, OperationList& done) {
 
 std::optional<Error> Group::trouble() {
   if (auto error = this->error()) return error;
-  const std::lock_guard driving(drive_lock());
+  const Held held(*this);
   for (int i = 0; i < mesh_->size(); ++i)
     if (i != mesh_->rank() && mesh_->member(i).died()) return diagnosis_.gone(i, true, nullptr);
   try {
@@ -94,17 +94,17 @@ bool Group::withdraw(Operation& receive) {
   OperationList done;
   bool withdrawn = false;
   {
-    const std::lock_guard driving(drive_lock());
+    const Held held(*this);
     take_submitted(done);
     withdrawn = messenger_.withdraw(receive, done);
-    count_ended(done);
+    settle(done);
   }
   finish(done);
   return withdrawn;
 }
 
 std::vector<int> Group::missing() const {
-  const std::lock_guard driving(drive_lock());
+  const Held held(*this);
   return collectives().empty() ? std::vector<int>{} : executor_.missing();
 }
 

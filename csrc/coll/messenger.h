@@ -15,7 +15,7 @@
 // A send ends when its bytes have left the buffer, and a stream has been granted: eager ones at once. If a
 // message does not fit its receive, the sender gets a nack; if its send has ended already, the group ends,
 // because no operation is left that could fail. A receiver always empties its rings: a message that arrives
-// before its receive is moved to the heap. So no message waits for another one.
+// before its receive is moved to the heap. So a message waits for another one only while the ring is full.
 #pragma once
 
 #include <memory>

@@ -78,7 +78,7 @@ class Operation {
   const Transfer& transfer() const { return *std::get_if<Transfer>(&task_); }
   Deadline deadline() const { return deadline_; }
 
-  /// Whether it moves so little that it takes about a microsecond of this rank's time.
+  /// Whether its blocks are so small that, with few ranks, it takes about a microsecond of this rank's time.
   bool brief() const {
     constexpr std::size_t kMost = 4096;
     return is_transfer() ? transfer().bytes() <= kMost

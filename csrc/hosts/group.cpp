@@ -55,10 +55,9 @@ Group::Group(Membership membership, std::shared_ptr<coll::Group> node, std::shar
   if (!leads()) return;
   for (const auto& round : exchanges_)
     for (const Exchange& exchange : round) {
-      Report report{{std::make_shared<Note>(), nullptr}, node_after(exchange.distance)};
-      report.message = link_->receive(m_.partition.leader(report.node), m_.stream(Stream::news),
-                                      report.content->bytes(), kNoteBytes, report.content);
-      expected_.push_back(std::move(report));
+      Report& report = expected_.emplace_back();
+      report.node = node_after(exchange.distance);
+      receive_object(*link_, m_.partition.leader(report.node), m_.stream(Stream::news), report);
     }
   watch_ = start_thread<std::thread>("that watches over the ranks of this node", [this] { watch(); });
 }
@@ -347,8 +346,8 @@ void Group::send_news(std::uint64_t kind, const std::string& text) {
       Report report{{std::make_shared<Note>(), nullptr}, node_after(-exchange.distance)};
       report.content->number = kind;
       report.content->refuse(text);
-      report.message = link_->send(m_.partition.leader(report.node), m_.stream(Stream::news),
-                                   report.content->bytes(), kNoteBytes, report.content);
+      report.message =
+          send_object(*link_, m_.partition.leader(report.node), m_.stream(Stream::news), report.content);
       told_.push_back(std::move(report));
     }
 }

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
 
 #include "base/error.h"
 
@@ -47,11 +48,28 @@ class Link {
   virtual const std::string& describe() const = 0;
 };
 
-/// A buffer, and the message that fills or empties it while there is one.
+/// A buffer, and the message that is filling or emptying it; null if none is.
 template <class T>
 struct Parcel {
   std::shared_ptr<T> content;
   std::unique_ptr<Link::Message> message;
 };
+
+/// Sends an object as it is. The message keeps it alive.
+template <class T>
+std::unique_ptr<Link::Message> send_object(Link& link, int peer, std::uint32_t stream,
+                                           const std::shared_ptr<T>& content) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  return link.send(peer, stream, reinterpret_cast<const std::byte*>(content.get()), sizeof(T), content);
+}
+
+/// Begins to receive an object into a new buffer.
+template <class T>
+void receive_object(Link& link, int peer, std::uint32_t stream, Parcel<T>& parcel) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  parcel.content = std::make_shared<T>();
+  parcel.message = link.receive(peer, stream, reinterpret_cast<std::byte*>(parcel.content.get()), sizeof(T),
+                                parcel.content);
+}
 
 }  // namespace occl::hosts

@@ -7,16 +7,12 @@ namespace occl::hosts {
 void Mail::post(int to, const Letter& letter) {
   const auto copy = std::make_shared<Letter>(letter);
   // If it does not arrive, neither does the letter that this rank waits for.
-  link_.send(to, m_.stream(Stream::mail), reinterpret_cast<std::byte*>(copy.get()), sizeof(Letter), copy);
+  send_object(link_, to, m_.stream(Stream::mail), copy);
 }
 
 std::optional<Letter> Mail::take(int from) {
   Parcel<Letter>& box = boxes_[from];
-  if (!box.message) {
-    box.content = std::make_shared<Letter>();
-    box.message = link_.receive(from, m_.stream(Stream::mail), reinterpret_cast<std::byte*>(box.content.get()),
-                                sizeof(Letter), box.content);
-  }
+  if (!box.message) receive_object(link_, from, m_.stream(Stream::mail), box);
   if (!box.message->ended()) return {};
   const auto error = box.message->error();
   box.message.reset();

@@ -34,17 +34,13 @@ Messenger::~Messenger() = default;
 
 template <class T>
 void Messenger::mail(int peer, Stream stream, std::shared_ptr<T> content) {
-  outbox_.push_back(
-      link_.send(peer, m_.stream(stream), reinterpret_cast<std::byte*>(content.get()), sizeof(T), content));
+  outbox_.push_back(send_object(link_, peer, m_.stream(stream), content));
 }
 
 /// Begins to receive the next parcel of a peer, unless it has begun already.
 template <class T>
 void Messenger::await(int peer, Stream stream, Parcel<T>& parcel) {
-  if (parcel.message || peers_[peer]->closed) return;
-  parcel.content = std::make_shared<T>();
-  parcel.message = link_.receive(peer, m_.stream(stream), reinterpret_cast<std::byte*>(parcel.content.get()),
-                                 sizeof(T), parcel.content);
+  if (!parcel.message && !peers_[peer]->closed) receive_object(link_, peer, m_.stream(stream), parcel);
 }
 
 /// Whether a parcel is there. Throws if none will come and an operation needs the peer: it may have left.

@@ -11,18 +11,14 @@ namespace occl::hosts {
 void RollCall::post(int peer, const Note& note) {
   const auto copy = std::make_shared<Note>(note);
   std::erase_if(posted_, [](const auto& message) { return message->ended(); });
-  posted_.push_back(link_.send(peer, m_.stream(Stream::roll_call), copy->bytes(), kNoteBytes, copy));
+  posted_.push_back(send_object(link_, peer, m_.stream(Stream::roll_call), copy));
 }
 
 /// Whether the peer's note for this barrier has come.
 RollCall::Peer RollCall::look(int peer) {
   Parcel<Note>& parcel = expected_[peer];
   while (peers_[peer] == Peer::waited_for) {
-    if (!parcel.message) {
-      parcel.content = std::make_shared<Note>();
-      parcel.message =
-          link_.receive(peer, m_.stream(Stream::roll_call), parcel.content->bytes(), kNoteBytes, parcel.content);
-    }
+    if (!parcel.message) receive_object(link_, peer, m_.stream(Stream::roll_call), parcel);
     if (!parcel.message->ended()) break;
     if (parcel.message->error())
       peers_[peer] = Peer::gone;

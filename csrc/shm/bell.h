@@ -10,8 +10,9 @@
 //
 // Both sides write before they read, all of it sequentially consistent: either the publisher sees the
 // sleeper and changes `bell` (then futex_wait returns immediately, or is woken), or the sleeper sees the
-// stamp. "The stamps" are everything that a thread can sleep for: posts, ticks, positions of rings, presence,
-// ended operations, deaths.
+// stamp. A store with release and fence() after it do as well (Engine::ring). "The stamps" are everything
+// that a thread can sleep for: posts, ticks, positions of rings, presence, ended operations, free locks,
+// deaths.
 #pragma once
 
 #include "shm/futex.h"
@@ -24,7 +25,8 @@ class Bell {
   Bell() = default;
   Bell(FutexWord* word, Atomic<std::uint32_t>* sleepers) : word_(word), sleepers_(sleepers) {}
 
-  /// After publishing with seq_cst: wakes the owner's sleeping threads, if there are any.
+  /// After publishing with seq_cst, or with release and then fence(): wakes the owner's sleeping threads, if
+  /// there are any.
   void ring() const {
     // seq_cst: pairs with Sleep's increment.
     if (sleepers_->load(std::memory_order_seq_cst) == 0) return;

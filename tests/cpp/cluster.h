@@ -60,6 +60,13 @@ struct Rank {
     wait(*calls.back());
     calls.pop_back();
   }
+  /// After the group was closed: destroys the calls that ended with an error. Another thread may be about to
+  /// release them.
+  void forget_calls() {
+    for (const auto& call : calls)
+      while (!call->releases) std::this_thread::yield();
+    calls.clear();
+  }
 
   std::vector<std::unique_ptr<Call>> calls;  // those that ended with an error live as long as the group
 };

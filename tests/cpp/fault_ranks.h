@@ -345,7 +345,7 @@ class RankProcess {
     if (!group) return;
     group->close();
     group.reset();
-    rank.calls.clear();
+    rank.forget_calls();
   }
 
   void collective(Rank& rank, coll::Kind kind, std::size_t count, bool mapped, int round) {

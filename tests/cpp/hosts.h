@@ -178,7 +178,7 @@ class Hosts {
     std::vector<Thread> threads;  // each waits until the others know that it leaves
     for (Rank& rank : ranks) threads.emplace_back([&rank] { rank.wide->close(); });
     for (auto& thread : threads) thread.join();
-    for (Rank& rank : ranks) rank.calls.clear();
+    for (Rank& rank : ranks) rank.forget_calls();
     for (Rank& rank : ranks) rank.wide.reset();
   }
 

@@ -457,6 +457,7 @@ TEST("while a callback of a brief submission waits, the background drives") {
   Cluster cluster(2);
   std::atomic<bool> sent = false, called = false;
   cluster.each([&](Rank& rank) {
+    const auto until = Deadline::after(std::chrono::seconds(30));
     std::byte bytes[2] = {};
     const auto message = [&](std::uint32_t tag) {
       return Transfer{rank.rank == 1, 1 - rank.rank, tag, DType::bytes, {&bytes[tag], 1}};
@@ -464,13 +465,12 @@ TEST("while a callback of a brief submission waits, the background drives") {
     if (rank.rank == 1) {
       rank.run(message(0));
       sent = true;
-      while (!called) std::this_thread::yield();
+      while (!called && !until.passed()) std::this_thread::yield();
       return rank.run(message(1));
     }
     Call second(message(1), Deadline::after(std::chrono::seconds(60)));
     const auto wait = [&] {
       called = true;
-      const auto until = Deadline::after(std::chrono::seconds(30));
       while (!second.completions && !until.passed()) std::this_thread::yield();
       CHECK(second.completions == 1);
     };
@@ -479,7 +479,8 @@ TEST("while a callback of a brief submission waits, the background drives") {
     rank.group->submit(first.operation);
     rank.submit(second);  // drives both, and the first one ends
     CHECK(called);
-    while (!first.ended || !second.releases) std::this_thread::yield();
+    while ((!first.ended || !second.releases) && !until.passed()) std::this_thread::yield();
+    CHECK(first.ended && second.releases);
   });
 }
 

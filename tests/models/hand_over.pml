@@ -1,12 +1,14 @@
 /* Who drives (csrc/coll/engine.h): two operations in flight. One thread submits A and goes away; another submits B
- * and waits for it. An operation ends when its peer has answered and somebody drives after that. Both end, whoever
+ * and waits for it. Either may be brief: then the submitter drives once before the engine counts the operation
+ * (Communicator::submit_and_drive). An operation ends when its peer has answered and somebody drives after that. Both end, whoever
  * drives, waits, or is asleep: a thread that waits for ever for A or B is an invalid end state.
  *
  * Broken variants that must be caught: -DNO_HAND_OVER (who stops waiting leaves the rest to nobody),
  * -DNO_RING_ON_HAND_OVER (who sleeps is not told that there is more to drive, or that nobody drives any more),
  * -DLOOK_BEFORE_SUBMIT (a submitter looks for a driver before it has added its operation), -DPARK_BLINDLY (a driver
  * that leaves does not look once more), -DNO_RING_ON_LEAVE (a driver that leaves does not wake those who found it
- * driving), -DPARK_FROM_DOZE (a thread that dozed does not look once more before it parks).
+ * driving), -DPARK_FROM_DOZE (a thread that dozed does not look once more before it parks), -DCOUNT_LATE (a brief
+ * operation is counted after the lock is released).
  */
 byte pending, waiters, drivers, dozing, parked;
 bit answered[2], taken[2], ended[2], submitted[2];
@@ -23,43 +25,58 @@ inline ring() {
   atomic { rung[0] = 1; rung[1] = 1; asleep[0] = 0; asleep[1] = 0 }
 }
 
-/* Group::drive by whoever it is: goes away if another thread drives. */
-inline drive(moved) {
-  moved = 0;
+inline try_lock() {
   atomic {
     if
     :: driving -> held = 0
     :: else -> driving = 1; held = 1
     fi
-  };
+  }
+}
+
+/* What ends is taken out of the list under the lock. */
+inline collect() {
+  atomic {
+    ends[0] = submitted[0] && answered[0] && !taken[0];
+    ends[1] = submitted[1] && answered[1] && !taken[1];
+    taken[0] = taken[0] || ends[0];
+    taken[1] = taken[1] || ends[1]
+  }
+}
+
+/* Outside of the lock. `uncounted`: how many of those that end the engine does not know. */
+inline finish(uncounted) {
+  if
+  :: ends[0] || ends[1] ->
+    atomic {
+      assert(pending + uncounted >= ends[0] + ends[1]);
+      pending = pending + uncounted - ends[0] - ends[1]
+    };
+    atomic {
+      if
+      :: ends[0] -> ended[0] = 1
+      :: else
+      fi;
+      if
+      :: ends[1] -> ended[1] = 1
+      :: else
+      fi
+    };
+    moved = 1;
+    ring()
+  :: else
+  fi
+}
+
+/* Group::drive by whoever it is: goes away if another thread drives. */
+inline drive(moved) {
+  moved = 0;
+  try_lock();
   if
   :: held ->
-    /* What ends is taken out of the list under the lock. */
-    atomic {
-      ends[0] = submitted[0] && answered[0] && !taken[0];
-      ends[1] = submitted[1] && answered[1] && !taken[1];
-      taken[0] = taken[0] || ends[0];
-      taken[1] = taken[1] || ends[1]
-    };
+    collect();
     driving = 0;
-    /* finish: outside of the lock */
-    if
-    :: ends[0] || ends[1] ->
-      atomic { pending = pending - ends[0] - ends[1] };
-      atomic {
-        if
-        :: ends[0] -> ended[0] = 1
-        :: else
-        fi;
-        if
-        :: ends[1] -> ended[1] = 1
-        :: else
-        fi
-      };
-      moved = 1;
-      ring()
-    :: else
-    fi
+    finish(0)
   :: else
   fi
 }
@@ -79,9 +96,7 @@ inline start_background() {
   fi
 }
 
-/* ~Waiting: the thread counts as one that waits no more. */
-inline leave() {
-  atomic { waiters-- };
+inline hand_over() {
 #ifndef NO_HAND_OVER
   if
   :: pending == 0
@@ -102,7 +117,34 @@ inline leave() {
     :: else
     fi
   fi
+#else
+  skip
 #endif
+}
+
+/* ~Waiting: the thread counts as one that waits no more. */
+inline leave() {
+  atomic { waiters-- };
+  hand_over()
+}
+
+/* Leaves `held` false if another thread drives: then nothing has happened. */
+inline submit_brief(op) {
+  try_lock();
+  if
+  :: held ->
+    submitted[op] = 1;
+    collect();
+#ifdef COUNT_LATE
+    driving = 0;
+    atomic { pending = pending + 1 - ends[op] };
+#else
+    atomic { pending = pending + 1 - ends[op] };
+    driving = 0;
+#endif
+    finish(ends[op])
+  :: else
+  fi
 }
 
 inline submit(op) {
@@ -140,14 +182,28 @@ active proctype peer() {
 active proctype goes_away() {
   bit moved, held, ends[2];
   byte looked;
-  submit(0);
+  if
+  :: true -> submit(0)
+  :: true -> submit_brief(0);
+    if
+    :: held -> hand_over()
+    :: else -> submit(0)
+    fi
+  fi;
   ended[0]  /* the user's callback will come */
 }
 
 active proctype waits() {
   bit moved, held, ends[2];
   byte looked;
-  submit(1);
+  if
+  :: true -> submit(1)
+  :: true -> submit_brief(1);
+    if
+    :: held  /* a call that blocks waits at once */
+    :: else -> submit(1)
+    fi
+  fi;
   if
   :: ended[1]
   :: else ->
