@@ -484,6 +484,28 @@ TEST("while a callback of a brief submission waits, the background drives") {
   });
 }
 
+TEST("a receive whose message has come succeeds even if only the end of its group sees it") {
+  struct Told : Call {
+    using Call::Call;
+    bool succeeded(Operation&) override { return ++successes, false; }
+    int successes = 0;
+  };
+  Cluster cluster(2);
+  std::byte bytes[2] = {std::byte{5}, std::byte{6}}, got[2] = {};
+  const auto send = [&](std::uint32_t tag) { return Transfer{true, 1, tag, DType::bytes, {&bytes[tag], 1}}; };
+  const auto receive = [&](std::uint32_t tag) {
+    return Transfer{false, 0, tag, DType::bytes, {&got[tag], 1}};
+  };
+  cluster[0].run(send(0));
+  cluster[0].run(send(1));
+  cluster[1].run(receive(1));  // message 0 waits for its receive
+  Told call(receive(0), Deadline::after(std::chrono::seconds(60)));
+  cluster[1].group->submit(call.operation);
+  cluster[1].group->close();
+  CHECK(call.releases == 1 && !call.operation.error() && got[0] == bytes[0]);
+  CHECK(call.successes == 1);
+}
+
 TEST("a thread that sees an operation ended sees its error") {
   Cluster cluster(2);
   std::int64_t value = 1;
