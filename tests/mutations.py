@@ -168,6 +168,8 @@ MUTATIONS = [
     Mutation("an end is stored with relaxed", "coll/operation.h", f"finished_.store(true, {RELEASE})", f"finished_.store(true, {RELAXED})", ("tsan/test_group:sees its error",)),
     Mutation("threads of this process are rung without a fence", "coll/engine.h", "    fence();\n", "", ("explore/test_interleavings:no third one", "explore/test_interleavings:threads")),
     Mutation("a spin lock is left with relaxed", "base/sync.h", f"locked_.store(false, {RELEASE})", f"locked_.store(false, {RELAXED})", ("tsan/test_group",)),
+    Mutation("a lock that kept a thread from driving is released without a ring", "coll/communicator.cpp", "  group_.engine_.ring();\n", "", ("explore/test_interleavings:only looks",)),
+    Mutation("messages that end are not told of their success", "coll/communicator.cpp", "  tell_messages_succeeded(done);\n", "", ("plain/test_group:has come succeeds",)),
     Mutation("an end wakes no thread of this process", "coll/communicator.cpp", "  engine_.ring();  // another thread", "  // another thread", ("explore/test_interleavings:threads",)),
     Mutation("a rank that has joined waits for no other rank", "coll/joining.cpp", "!m.joined() && ", "!m.joined() && false && ", ("plain/test_group:open when",)),
     Mutation("an abort is announced with release", "coll/mesh.cpp", f"presence.store(kAborted, {SEQ})", f"presence.store(kAborted, {RELEASE})", ("explore/test_interleavings:leaves",)),

@@ -512,6 +512,26 @@ TEST("one thread waits for what another one carries out, and no third one rings"
             1000);
 }
 
+TEST("a thread that only looks into a group lets no other thread of its rank sleep on") {
+  check_all(sample(
+                [] {
+                  Cluster cluster(2, small());
+                  std::int64_t values[2] = {1, 1};
+                  Call ours(all_reduce(&values[0], 1), kPatience),
+                      theirs(all_reduce(&values[1], 1), kPatience);
+                  cluster[0].group->submit(ours.operation);
+                  const auto ended = [&] { return ours.operation.finished(); };
+                  Thread waits([&] { cluster[0].engine->wait_until(ended, kPatience, {}); });
+                  Thread looks([&] { cluster[0].group->look(); });
+                  cluster[1].submit(theirs);
+                  cluster[1].wait(theirs);
+                  waits.join(), looks.join();
+                  cluster[0].wait(ours);
+                },
+                2000 * kFactor, kSeed),
+            2000);
+}
+
 TEST("a monitored barrier, again and again") {
   check_all(sample(
                 [] {
