@@ -21,8 +21,8 @@ using Thread = std::thread;
 inline void fence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 
 /// A mutex that costs one locked instruction, where std::mutex costs two: unlocking is a plain store. It is
-/// for sections of a moment, and for locks that are mostly tried: a thread that waits for one
-/// yields, and after a while naps.
+/// for sections of a moment, and for locks that are mostly tried: a thread that waits for one yields, and
+/// after a while naps.
 class SpinLock {
  public:
   bool try_lock() {
