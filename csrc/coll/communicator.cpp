@@ -347,7 +347,7 @@ void Communicator::close() {
 // ---- facts for others
 
 Communicator::Memory Communicator::memory() const {
-  const Held held(*this);
+  std::lock_guard driving(drive_mutex_);  // as drive_lock(): a group that spans this one asks on every check
   return memory_held();
 }
 

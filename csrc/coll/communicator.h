@@ -161,6 +161,8 @@ class Communicator {
   void settle(const OperationList& done);
   void finish(OperationList& done);
   Activity& activity() { return activity_; }
+  /// For a thread that goes on driving this group or one that spans it: ringing would wake the thread itself.
+  SpinLock& drive_lock() const { return drive_mutex_; }
   /// In the order in which they were submitted; the first one may have started.
   const OperationList& collectives() const { return collectives_; }
 

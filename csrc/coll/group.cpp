@@ -79,7 +79,7 @@ void Group::check_gone(bool died, OperationList& done) {
 
 std::optional<Error> Group::trouble() {
   if (auto error = this->error()) return error;
-  const Held held(*this);
+  const std::lock_guard driving(drive_lock());
   for (int i = 0; i < mesh_->size(); ++i)
     if (i != mesh_->rank() && mesh_->member(i).died()) return diagnosis_.gone(i, true, nullptr);
   try {
@@ -104,7 +104,7 @@ bool Group::withdraw(Operation& receive) {
 }
 
 std::vector<int> Group::missing() const {
-  const Held held(*this);
+  const std::lock_guard driving(drive_lock());
   return collectives().empty() ? std::vector<int>{} : executor_.missing();
 }
 
