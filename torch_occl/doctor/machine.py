@@ -99,8 +99,9 @@ def quota_line(found: cgroups.Limits, cores: int) -> Line:
     text = f"{found.cores:g} cores' time"
     if found.cores < cores:
         remedy = (
-            "Set OMP_NUM_THREADS to the quota divided by the number of ranks, and to 1 at least. Without it (torchrun "
-            f"sets it) PyTorch starts {cores} threads in each rank, which use the quota up and then stand still."
+            "Set OMP_NUM_THREADS to the quota divided by the number of ranks, and to 1 at least. Without it "
+            f"(torchrun sets it) PyTorch starts {cores} threads in each rank, which use the quota up and then "
+            "stand still."
         )
         return Line(name, text, found.cores, WARNING, remedy)
     return Line(name, text, found.cores)
