@@ -135,7 +135,7 @@ def devices_have_their_own_backends(rank, world_size, device, *, store, name, bo
 
 
 def nothing_is_named(rank, world_size, device, *, store):
-    """Neither a backend nor a device: the group is the accelerator's, and PyTorch believes it to have Gloo."""
+    """Neither a backend nor a device: the group is for the accelerator, and PyTorch thinks of Gloo."""
     initialize(rank, world_size, store, None)
     assert_works("dev")
     with pytest.raises(RuntimeError, match="No backend type associated with device type cpu"):

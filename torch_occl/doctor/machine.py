@@ -100,8 +100,8 @@ def quota_line(found: cgroups.Limits, cores: int) -> Line:
     if found.cores < cores:
         remedy = (
             "Set OMP_NUM_THREADS to the quota divided by the number of ranks, and to 1 at least. Without it "
-            f"(torchrun sets it) PyTorch starts {cores} threads in each rank, which use the quota up and then "
-            "stand still."
+            f"(torchrun sets it) PyTorch starts {cores} threads in each rank, which use the quota up and "
+            "then stand still."
         )
         return Line(name, text, found.cores, WARNING, remedy)
     return Line(name, text, found.cores)
