@@ -354,12 +354,8 @@ Communicator::Memory Communicator::memory() const {
 std::string Communicator::ahead(const shm::Peer& process) const {
   // While this thread holds the lock and the rank has not left, no peer begins an operation that would
   // overwrite what is read here.
-  std::unique_lock driving(drive_mutex_, std::try_to_lock);
-  if (!driving) return "";
-  std::string text = error() ? "" : ahead_of_this(process);
-  driving.unlock();
-  engine_.ring();  // see Held
-  return text;
+  const std::unique_lock driving(drive_mutex_, std::try_to_lock);
+  return driving && !error() ? ahead_of_this(process) : "";
 }
 
 }  // namespace occl::coll

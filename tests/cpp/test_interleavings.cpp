@@ -89,6 +89,15 @@ Tuning small() {
   return tuning;
 }
 
+/// Two ranks, and an all_reduce that each of them calls.
+struct Pair {
+  Cluster cluster{2, small()};
+  std::int64_t values[2] = {1, 1};
+  Call ours{all_reduce(&values[0], 1), kPatience}, theirs{all_reduce(&values[1], 1), kPatience};
+
+  Rank& operator[](int rank) { return cluster[rank]; }
+};
+
 }  // namespace
 
 TEST("bell: a thread that sleeps sees what was published before, or is woken") {
@@ -468,45 +477,40 @@ TEST("a rank that leaves when it has done its part ends nothing") {
 }
 
 TEST("operations that are released while another thread waits for them") {
-  check_all(
-      sample(
-          [] {
-            Cluster cluster(2, small());
-            std::int64_t values[2] = {1, 1};
-            std::byte out{0}, in{0};
-            Call ours(all_reduce(&values[0], 1), kPatience), theirs(all_reduce(&values[1], 1), kPatience);
-            Call send(message(&out, 1, true, 1), kPatience), receive(message(&in, 1, false, 0), kPatience);
-            ours.operation.hold(), send.operation.hold();
-            cluster[0].submit(ours), cluster[0].submit(send);
-            Thread waits([&] { cluster[0].wait(ours); });
-            Thread other([&] {
-              cluster[1].submit(theirs), cluster[1].submit(receive);
-              cluster[1].wait(receive), cluster[1].wait(theirs);
-            });
-            values[0] = 5, out = std::byte{7};
-            cluster[0].engine->release(*cluster[0].group, send.operation);
-            cluster[0].engine->release(*cluster[0].group, ours.operation);
-            waits.join(), other.join();
-            cluster[0].wait(send);
-            CHECK(values[0] == 6 && values[1] == 6 && in == std::byte{7});
-          },
-          200 * kFactor, kSeed),
-      200);
+  check_all(sample(
+                [] {
+                  Pair pair;
+                  std::byte out{0}, in{0};
+                  Call send(message(&out, 1, true, 1), kPatience),
+                      receive(message(&in, 1, false, 0), kPatience);
+                  pair.ours.operation.hold(), send.operation.hold();
+                  pair[0].submit(pair.ours), pair[0].submit(send);
+                  Thread waits([&] { pair[0].wait(pair.ours); });
+                  Thread other([&] {
+                    pair[1].submit(pair.theirs), pair[1].submit(receive);
+                    pair[1].wait(receive), pair[1].wait(pair.theirs);
+                  });
+                  pair.values[0] = 5, out = std::byte{7};
+                  pair[0].engine->release(*pair[0].group, send.operation);
+                  pair[0].engine->release(*pair[0].group, pair.ours.operation);
+                  waits.join(), other.join();
+                  pair[0].wait(send);
+                  CHECK(pair.values[0] == 6 && pair.values[1] == 6 && in == std::byte{7});
+                },
+                200 * kFactor, kSeed),
+            200);
 }
 
 TEST("one thread waits for what another one carries out, and no third one rings") {
   check_all(sample(
                 [] {
-                  Cluster cluster(2, small());
-                  std::int64_t values[2] = {1, 1};
-                  Call ours(all_reduce(&values[0], 1), kPatience),
-                      theirs(all_reduce(&values[1], 1), kPatience);
-                  cluster[1].submit(theirs);
-                  cluster[0].group->submit(ours.operation);  // so that no background thread is asked
-                  Thread waits([&] { cluster[0].wait(ours); });
-                  cluster[0].engine->poll(*cluster[0].group);
+                  Pair pair;
+                  pair[1].submit(pair.theirs);
+                  pair[0].group->submit(pair.ours.operation);  // so that no background thread is asked
+                  Thread waits([&] { pair[0].wait(pair.ours); });
+                  pair[0].engine->poll(*pair[0].group);
                   waits.join();
-                  cluster[1].wait(theirs);
+                  pair[1].wait(pair.theirs);
                 },
                 1000 * kFactor, kSeed),
             1000);
@@ -515,18 +519,15 @@ TEST("one thread waits for what another one carries out, and no third one rings"
 TEST("a thread that only looks into a group lets no other thread of its rank sleep on") {
   check_all(sample(
                 [] {
-                  Cluster cluster(2, small());
-                  std::int64_t values[2] = {1, 1};
-                  Call ours(all_reduce(&values[0], 1), kPatience),
-                      theirs(all_reduce(&values[1], 1), kPatience);
-                  cluster[0].group->submit(ours.operation);
-                  const auto ended = [&] { return ours.operation.finished(); };
-                  Thread waits([&] { cluster[0].engine->wait_until(ended, kPatience, {}); });
-                  Thread looks([&] { cluster[0].group->look(); });
-                  cluster[1].submit(theirs);
-                  cluster[1].wait(theirs);
+                  Pair pair;
+                  pair[0].group->submit(pair.ours.operation);
+                  const auto ended = [&] { return pair.ours.operation.finished(); };
+                  Thread waits([&] { pair[0].engine->wait_until(ended, kPatience, {}); });
+                  Thread looks([&] { pair[0].group->look(); });
+                  pair[1].submit(pair.theirs);
+                  pair[1].wait(pair.theirs);
                   waits.join(), looks.join();
-                  cluster[0].wait(ours);
+                  pair[0].wait(pair.ours);
                 },
                 2000 * kFactor, kSeed),
             2000);

@@ -1,7 +1,7 @@
 /* Who drives (csrc/coll/engine.h): two operations in flight. One thread submits A and goes away; another submits B
  * and waits for it. Either may be brief: then the submitter drives once before the engine counts the operation
- * (Communicator::submit_and_drive). An operation ends when its peer has answered and somebody drives after that. Both end, whoever
- * drives, waits, or is asleep: a thread that waits for ever for A or B is an invalid end state.
+ * (Communicator::submit_and_drive). An operation ends when its peer has answered and a thread drives after that. Both
+ * end, whichever thread drives, waits, or is asleep: one that waits for ever for A or B is an invalid end state.
  *
  * Broken variants that must be caught: -DNO_HAND_OVER (who stops waiting leaves the rest to nobody),
  * -DNO_RING_ON_HAND_OVER (who sleeps is not told that there is more to drive, or that nobody drives any more),
