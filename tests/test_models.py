@@ -17,7 +17,7 @@ BROKEN = {
     "bell": ["RELEASE_STORE", "LOOK_FIRST", "SEEN_LATE"],
     "posts": ["POSTS=1", "SKIP_WAIT"],
     "slots": ["NO_ALTERNATION", "NO_TICK", "SLOTS=1"],
-    "ring": ["PUBLISH_FIRST", "RELEASE_FIRST", "TOO_MUCH_ROOM", "NO_CLEAR", "NO_BELL"],
+    "ring": ["PUBLISH_FIRST", "RELEASE_FIRST", "TOO_MUCH_ROOM", "NO_CLEAR", "CLEAR_UNREAD", "NO_BELL"],
     "two_ends": ["LOOK_FIRST", "NO_REST", "ANY_JOB", "FRESH_BACK"],
     "hand_over": [
         "NO_HAND_OVER",

@@ -20,4 +20,13 @@ T start_thread(const char* purpose, F body) {
   }
 }
 
+/// For a thread that looks again and again for what another one does: it takes less of what the core shares.
+inline void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
 }  // namespace occl

@@ -252,10 +252,13 @@ void Activity::ended(const Operation& op) {
 // ---- messages
 
 void Activity::message_posted(Operation& op) {
-  const Ticks now = ticks_now();
+  const Transfer& t = op.transfer();
+  // Of a small send the time is taken later: when it has left, or when the thread is about to sleep.
+  const bool later = t.send && t.bytes() <= kUntimedBytes && !recorder_.load(std::memory_order_relaxed);
+  const Ticks now = later ? 0 : ticks_now();
   op.times() = {};
   op.times().started = op.times().posted = now;
-  const Transfer& t = op.transfer();
+  op.times().open = true;
   ActivityRecord& r = *record_;
   {
     const Writing writing(r);
@@ -268,7 +271,21 @@ void Activity::message_posted(Operation& op) {
     r.messages_open.add(1);
     keep_time(now);
   }
-  tell(Event::What::posted, op, t.peer, now);
+  if (!later) tell(Event::What::posted, op, t.peer, now);
+}
+
+/// The time of the last message, if that has none yet. While `version` is odd.
+void Activity::time_last_message() {
+  if (record_->message_posted.get() != 0) return;
+  const Ticks now = ticks_now();
+  record_->message_posted.set(now);
+  keep_time(now);
+}
+
+void Activity::messages_still_blocked() {
+  if (record_->messages_open.get() == 0) return;
+  const Writing writing(*record_);
+  time_last_message();
 }
 
 void Activity::message_met(Operation& op, int peer) {
@@ -279,17 +296,22 @@ void Activity::message_met(Operation& op, int peer) {
 
 void Activity::message_ended(const Operation& op) {
   const auto& times = op.times();
-  Ticks end = op.transfer().send && op.transfer().bytes() <= kUntimedBytes ? 0 : ticks_now();
-  end = tell(op.error() ? Event::What::failed : Event::What::finished, op,
-             op.transfer().send ? op.transfer().peer : op.source(), end);
+  const Transfer& t = op.transfer();
+  const bool timed = t.bytes() > kUntimedBytes || (!t.send && looks_for_messages_ >= kLooks);
+  const Ticks end = tell(op.error() ? Event::What::failed : Event::What::finished, op,
+                         t.send ? t.peer : op.source(), timed ? ticks_now() : 0);
   ActivityRecord& r = *record_;
   auto& c = counters(kind_of(op));
   const Writing writing(r);
-  if (times.posted != 0) r.messages_open.add(~std::uint64_t{0});
+  if (times.open) {
+    r.messages_open.add(~std::uint64_t{0});
+    if (r.messages_open.get() == 0) looks_for_messages_ = 0;
+    if (r.message.get() == op.sequence()) time_last_message();
+  }
   if (op.error())
     c.failed.add(1);
   else
-    c.operations.add(1), c.bytes.add(op.transfer().bytes());
+    c.operations.add(1), c.bytes.add(t.bytes());
   if (times.posted == 0 || end == 0) return;
   const Ticks met = times.met ? times.met : end;
   c.meeting.add(met - times.posted);

@@ -2,8 +2,8 @@
 // (coll/record.h), and hands to the process's Recorder, if there is one (coll/recorder.h).
 //
 // It costs an operation a few stores into cache lines that only this rank touches, and one look at the clock
-// after its post, while the post is on its way. A rank that waited looks at the clock once more, and so do
-// operations of more than kUntimedBytes at their beginning and end.
+// after its post (or after it has sent a small message), while the bytes are on their way. A rank that waited
+// looks at the clock once more, and so do operations of more than kUntimedBytes at their beginning and end.
 //
 // The thread that drives the group calls it, but for `submitted`.
 #pragma once
@@ -29,7 +29,7 @@ std::uint64_t bytes_of(const Collective& c);
 
 /// A rank has waited if it looked in vain so often, about half a microsecond, or was about to sleep. A rank
 /// that arrives with the others looks in vain too, because their posts are still on their way.
-inline constexpr int kLooks = 8;
+inline constexpr unsigned kLooks = 8;
 
 class Activity {
  public:
@@ -98,6 +98,11 @@ class Activity {
   void message_posted(Operation& op);
   void message_met(Operation& op, int peer);
   void message_ended(const Operation& op);
+  /// As for collectives: a rank has waited for a message from the look kLooks on, since no message was open.
+  void messages_blocked() {
+    if (record_->messages_open.get() > 0) ++looks_for_messages_;
+  }
+  void messages_still_blocked();
 
   /// Rarely called: bytes of shared memory that this rank holds for the group.
   void set_memory(std::size_t bytes) { record_->memory.set(bytes); }
@@ -111,6 +116,7 @@ class Activity {
   void block();
   void unblock(Ticks now);
   void keep_time(Ticks now);
+  void time_last_message();
   ActivityRecord::Counters& counters(int kind) { return record_->counters[static_cast<std::size_t>(kind)]; }
   Ticks tell(Event::What what, const Operation& op, int peer, Ticks at = 0) const;
 
@@ -127,8 +133,10 @@ class Activity {
   int kind_ = 0;
   std::uint64_t bytes_ = 0;
   bool met_ = false;
-  int looks_ = 0;  // in vain, since something moved
+  unsigned looks_ = 0;  // in vain, since something moved
   Ticks blocked_since_ = 0, synced_ = 0;
+
+  unsigned looks_for_messages_ = 0;
 };
 
 }  // namespace occl::coll

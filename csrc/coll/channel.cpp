@@ -31,6 +31,7 @@ bool fits(const Transfer& t, const Envelope& e) {
 
 bool Channel::advance(OperationList& done) {
   bool moved = take_records(done);
+  if (quiet()) return moved;
   moved |= pull_direct(done);
   moved |= push_notes();
   bool room = true;
@@ -59,7 +60,8 @@ std::string Channel::unexpected() const {
 bool Channel::take_records(OperationList& done) {
   bool moved = false;
   Envelope e;
-  while (pipe_.next(e)) {
+  // After the last operation no look at the next record: fetching that line takes as long as a small message.
+  while ((!moved || !transfers_.empty()) && pipe_.next(e)) {
     take(e, done);
     OCCL_FAULT_POINT("message.taken");
     pipe_.release(e);

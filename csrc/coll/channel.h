@@ -31,8 +31,12 @@ class Channel {
   Channel(Mesh& mesh, Transfers& transfers, int peer)
       : mesh_(mesh), transfers_(transfers), peer_(peer), pipe_(mesh, peer) {}
 
-  /// Queues a send. `advance` starts it.
+  /// Queues a send. `begin_sends` or `advance` begins it.
   void send(Operation& op) { queue_.push(op); }
+  /// Begins what is queued, if no other record waits for room. True if there was anything.
+  bool begin_sends(OperationList& done) {
+    return sending_.empty() && notes_.empty() && push_sends(true, done);
+  }
   /// Gives a receive the first message with its tag that has arrived already. False if there is none.
   bool receive_arrived(Operation& op, OperationList& done);
 
@@ -77,6 +81,7 @@ class Channel {
     std::optional<std::uint64_t> rest;  // direct: how many pieces the sender copied; it copies no more
   };
 
+  bool quiet() const { return queue_.empty() && sending_.empty() && receiving_.empty() && notes_.empty(); }
   bool take_records(OperationList& done);
   void take(const Envelope& envelope, OperationList& done);
   template <class CopyPayload>

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/fault_point.h"
+#include "base/thread.h"
 #include "coll/engine.h"
 
 namespace occl::coll {
@@ -30,7 +31,7 @@ void Communicator::submit(Operation& op) {
   end_at_once(op);
 }
 
-bool Communicator::submit_and_drive(Operation& op) {
+bool Communicator::submit_and_drive(Operation& op, int looks) {
   std::unique_lock driving(drive_mutex_, std::defer_lock);
   if (!op.brief() || !driving.try_lock()) {
     submit(op);
@@ -49,7 +50,7 @@ bool Communicator::submit_and_drive(Operation& op) {
     return true;
   }
   OperationList done;
-  drive_locked(false, done);
+  for (drive_locked(false, done); done.empty() && --looks > 0; drive_locked(false, done)) relax();
   if (!done.has(op)) {
     op.set_counted();
     engine_.add_pending();
@@ -138,9 +139,13 @@ bool Communicator::drive_locked(bool checks, OperationList& done) {
   or_end(done, [&] {
     take_submitted(done);
     moved = advance_collectives(done);
-    moved |= advance_messages(done);
+    if (advance_messages(done))
+      moved = true;
+    else
+      activity_.messages_blocked();
     if (!moved && checks) {
       activity_.still_blocked();
+      activity_.messages_still_blocked();
       activity_.set_memory(memory_held().total());
       check(done);
     }

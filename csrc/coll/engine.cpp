@@ -14,14 +14,6 @@ namespace {
 // A sleeper wakes up this often even if no peer rings: for deadlines, for signals, for a broken peer.
 constexpr std::chrono::milliseconds kSlice{50};
 
-inline void relax() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
 // How long to spin before sleeping, in turns of a loop. With a core for every rank: about as long as ranks
 // usually lag behind each other. With fewer cores it is better to leave the core to the rank that is late:
 // the thread yields for a while, and sleeps if that takes longer, for instance because another thread

@@ -86,13 +86,9 @@ class Engine {
   void set_recorder(Recorder* recorder) { recorder_.store(recorder, std::memory_order_release); }
   const std::atomic<Recorder*>& recorder() const { return recorder_; }  // acquire: pairs with set_recorder
 
-  /// Wakes every thread of this process that sleeps in `wait`. A thread that is going to sleep meanwhile sees
-  /// what this thread stored before, be it only with release: the end of an operation, or that a driving lock
-  /// is free.
-  void ring() const {
-    fence();
-    endpoint_->bell().ring();
-  }
+  /// Wakes every thread of this process that sleeps in `wait`: an operation has ended, or a driving lock is
+  /// free.
+  void ring() const { endpoint_->bell().ring(); }
 
  private:
   class Waiting;

@@ -73,7 +73,7 @@ std::vector<int> Executor::missing() const {
 
 void Executor::publish_tick() {
   ++tick_;
-  mesh_.own().tick().store(tick_, std::memory_order_seq_cst);  // pairs with all_reached, and with sleepers
+  mesh_.own().tick().store(tick_, std::memory_order_release);  // pairs with all_reached
   OCCL_FAULT_POINT("tick.stamped");
   mesh_.ring_all();
   OCCL_FAULT_POINT("tick.rung");

@@ -95,7 +95,7 @@ Range own_part(const Shape& s, const Place& at, const Move& window) {
 }
 
 /// Its pieces by the ranks of another domain, if that is divided alike.
-Pieces pieces_of(const Shape& s, const Place& at, int other, const Move& window) {
+RangeByParts pieces_of(const Shape& s, const Place& at, int other, const Move& window) {
   return {window.lo, own_part(s, at, window),
           part_size(window.hi - window.lo, s.domains.size(other), s.element_size)};
 }
@@ -119,7 +119,7 @@ void combine(const Plan& plan, const Shape& s, const Place& at, std::uint8_t par
     kept_at = at_start(part.lo, m);
     Range piece = part;
     if (m.carries()) {
-      const Pieces pieces = pieces_of(s, at, at.domain - 1, m);
+      const RangeByParts pieces = pieces_of(s, at, at.domain - 1, m);
       m.carried.first = s.domains.first[at.domain - 1] + pieces.owner(index);
       m.carried.offset = at_start(pieces.part_lo(index), m);
       piece = pieces.at(index);
@@ -157,7 +157,7 @@ void fetch(const Plan& plan, const Shape& s, const Place& at, std::uint8_t parit
   switch (s.kind) {
     case Kind::all_reduce:
       if (staged) {
-        const Pieces pieces = pieces_of(s, at, last, m);
+        const RangeByParts pieces = pieces_of(s, at, last, m);
         const Range piece = pieces.at(index);
         m.src = {Where::result, parity, last_first + pieces.owner(index)};
         m.lo = piece.lo, m.hi = piece.hi;

@@ -49,7 +49,7 @@ void Meeting::begin(const Collective& collective, std::uint64_t number, Deadline
   first_step_made_ = same_view && (small || !mapped_);
   if (first_step_made_) {
     plan_ = make_plan(shape_, mesh_.tuning(), false);
-    use_own_slot();
+    use_own_slot(payload_);
   }
 }
 
@@ -60,7 +60,8 @@ void Meeting::post() {
   post.number.store(number_, std::memory_order_relaxed);  // only for errors
   post.factor = c_->factor;
   post.signature = signature_.word;
-  post.stamp.store(q_, std::memory_order_seq_cst);  // pairs with all_posted, and with sleepers (bell.h)
+  post.payload = payload_;
+  post.stamp.store(q_, std::memory_order_release);  // pairs with all_posted
   OCCL_FAULT_POINT("post.stamped");
   mesh_.ring_all();
   OCCL_FAULT_POINT("post.rung");
@@ -174,7 +175,7 @@ void Meeting::agree() {
     const bool partial_sums = plan_.two_level && traits(c_->kind).reduces;
     complete_ = (direct && !partial_sums) || (first_step_made_ && !mapped.any);
     if (direct) locate_tensors();
-    if (!complete_) use_own_slot();
+    if (!complete_) use_own_slot(mesh_.own().post(q_).payload);
   }
   if (complete_ && plan_.path != Path::direct) locate_slots();
   if (c_->op == ReduceOp::premul_sum)
@@ -206,15 +207,15 @@ Meeting::Mapped Meeting::learn_from_posts() {
 
 // ---- locating
 
-/// Where this rank stages: beside its post if one step is enough, else in its staging slots, which peers are
-/// told of.
-void Meeting::use_own_slot() {
+/// Where this rank stages: in its post (`small`) or beside it if one step is enough, else in its staging
+/// slots, which peers are told of.
+void Meeting::use_own_slot(Payload& small) {
   in_staging_ = plan_.path != Path::one_shot;
   if (in_staging_) {
     slots_[mesh_.rank()] = mesh_.staging();
     mesh_.own().post(q_).staging = mesh_.staging_ref();
   } else {
-    slots_[mesh_.rank()] = slot_beside_post(mesh_.own());
+    slots_[mesh_.rank()] = fits_into_post() ? small.data() : mesh_.own().payload(q_);
   }
 }
 
@@ -223,14 +224,11 @@ void Meeting::locate_slots() {
   for (int i = 0; i < mesh_.size(); ++i) {
     if (i == mesh_.rank()) continue;
     const SharedBlock& block = mesh_.member(i).block;
-    slots_[i] =
-        in_staging_ ? reach(i, shm::Ref::unpack(block.post(q_).staging), bytes) : slot_beside_post(block);
+    slots_[i] = in_staging_        ? reach(i, shm::Ref::unpack(block.post(q_).staging), bytes)
+                : fits_into_post() ? block.post(q_).payload.data()
+                                   : block.payload(q_);
   }
   complete_ = true;
-}
-
-std::byte* Meeting::slot_beside_post(const SharedBlock& block) const {
-  return staged_bytes(shape_) <= kInlineBytes ? block.post(q_).payload.data() : block.payload(q_);
 }
 
 void Meeting::locate_tensors() {

@@ -14,6 +14,7 @@
 // Not thread safe: the thread that drives the group calls it.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -93,8 +94,9 @@ class Meeting {
   };
   Mapped learn_from_posts();
   void compare_pairs() const;
-  void use_own_slot();
-  std::byte* slot_beside_post(const SharedBlock& block) const;
+  using Payload = std::array<std::byte, kInlineBytes>;
+  void use_own_slot(Payload& small);
+  bool fits_into_post() const { return staged_bytes(shape_) <= kInlineBytes; }
   std::size_t place(std::uint32_t block, bool per_rank) const;
   void locate_tensors();
   void locate_for_domain();
@@ -122,6 +124,10 @@ class Meeting {
   // Uneven all_to_all.
   bool pairwise_ = false;                 // each pair of ranks has a size of its own
   std::optional<Signature> equal_parts_;  // the first signature without sizes, where another rank lists them
+
+  /// What goes into the post together with the stamp. Peers look at that line all the time, and each look
+  /// between two stores to it would make this rank fetch it again.
+  Payload payload_{};
 
   // By rank; in two levels once for each block that this rank handles.
   std::vector<std::byte*> in_, out_;

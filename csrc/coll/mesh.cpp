@@ -52,7 +52,7 @@ void Mesh::give_up(const char* reason) {
   if (header.presence.load(std::memory_order_relaxed) != 0) return;  // only this rank writes it
   std::strncpy(header.reason.data(), reason, header.reason.size() - 1);
   OCCL_FAULT_POINT("group.reason");
-  header.presence.store(kAborted, std::memory_order_seq_cst);  // pairs with Member::aborted, and sleepers
+  header.presence.store(kAborted, std::memory_order_release);  // pairs with Member::aborted
   if (!members_.empty()) ring_all();
 }
 
@@ -161,7 +161,7 @@ void Mesh::join(const std::vector<Invitation>& invitations, std::vector<std::sha
   tuning_.slot_bytes = std::clamp<std::uint32_t>(tuning_.slot_bytes / kLine * kLine, least, kMaxSlotBytes);
   tuning_.eager_bytes = std::min(tuning_.eager_bytes, kMaxEagerBytes);
   tuning_.unasked_bytes = std::min(tuning_.unasked_bytes, kMaxUnaskedBytes);
-  own_.header().joined.store(1, std::memory_order_seq_cst);  // pairs with Member::joined, and with sleepers
+  own_.header().joined.store(1, std::memory_order_release);  // pairs with Member::joined
   ring_all();
 }
 

@@ -83,8 +83,9 @@ class Mesh {
 
   /// Wakes the other ranks. Call it after publishing something for them.
   void ring_all() const {
+    fence();
     for (int i = 0; i < size_; ++i)
-      if (i != rank_) members_[i].peer->bell().ring();
+      if (i != rank_) members_[i].peer->bell().ring_after_fence();
   }
 
   /// More memory that peers can read, zeroed. Freed with the group.

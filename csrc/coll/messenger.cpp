@@ -1,5 +1,7 @@
 #include "coll/messenger.h"
 
+#include <utility>
+
 #include "base/error.h"
 #include "base/fault_point.h"
 
@@ -18,7 +20,10 @@ void Messenger::post(Operation& op, OperationList& done) {
   OCCL_FAULT_POINT("message.post");
   transfers_.begin();
   const Transfer& t = op.transfer();
-  if (t.send) return channel(t.peer).send(op);
+  if (t.send) {
+    posted_ = &channel(t.peer);
+    return posted_->send(op);
+  }
   // A message that has arrived already goes before those that are still in the rings.
   for (int rank = 0; rank < mesh_.size(); ++rank) {
     if ((t.peer != rank && t.peer != Transfer::kAnyRank) || !channels_[rank]) continue;
@@ -31,8 +36,9 @@ void Messenger::post(Operation& op, OperationList& done) {
 }
 
 bool Messenger::advance(OperationList& done) {
-  if (transfers_.empty() && notes_ == 0) return false;
-  bool moved = false;
+  // A message leaves before this rank looks for others: its receiver may be waiting for it.
+  bool moved = posted_ && std::exchange(posted_, nullptr)->begin_sends(done);
+  if (transfers_.empty() && notes_ == 0) return moved;
   std::size_t notes = 0;
   for (int rank = 0; rank < mesh_.size(); ++rank) {
     // Nothing to do with a rank that never wrote to this one, and that this one has nothing to write to.

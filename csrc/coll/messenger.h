@@ -67,6 +67,7 @@ class Messenger {
   Mesh& mesh_;
   Transfers transfers_;
   std::vector<std::unique_ptr<Channel>> channels_;  // by rank, made at first use: most groups need none
+  Channel* posted_ = nullptr;                       // of the last send that was posted since `advance`
   std::size_t notes_ = 0;                           // that wait in all channels
 };
 

@@ -124,6 +124,7 @@ class Operation {
   /// When its collective, or the message, came how far; 0: not yet. For Activity.
   struct Times {
     Ticks started = 0, posted = 0, met = 0;
+    bool open = false;  // a message that was posted
   };
   Times& times() { return times_; }
   const Times& times() const { return times_; }

@@ -28,7 +28,7 @@ inline Range part_of(std::size_t n, int part, int parts, std::size_t element_siz
 }
 
 /// A range in pieces, by the parts (`each` elements from `start` on) in which they lie.
-struct Pieces {
+struct RangeByParts {
   std::uint32_t count() const {
     return range.lo == range.hi ? 0 : static_cast<std::uint32_t>((range.hi - 1 - start) / each - first() + 1);
   }

@@ -14,26 +14,25 @@ std::size_t record_bytes(const Envelope& e) { return kLine + (lies_inside(e) ? 0
 
 }  // namespace
 
-bool Pipe::write(Envelope e, const std::byte* payload) {
+bool Pipe::write(const Envelope& e, const std::byte* payload) {
   if (!writer_) {
     SendLine& line = mesh_.own().send(peer_);
     OCCL_FAULT_POINT("message.ring");
     const auto ring = mesh_.allocate(kRingBytes);
     writer_ = shm::RingWriter(mesh_.endpoint().arena().at(ring.offset), kRingBytes,
                               &mesh_.member(peer_).block.recv(mesh_.rank()).tail);
-    // seq_cst: pairs with next and Messenger::advance, and with sleepers
-    line.ring.store(ring.offset, std::memory_order_seq_cst);
+    line.ring.store(ring.offset, std::memory_order_release);  // pairs with next and Messenger::advance
   }
   const std::size_t bytes = record_bytes(e);
   if (!writer_.has_room(bytes)) return false;
   OCCL_FAULT_POINT("message.write");
-  if (!lies_inside(e))
-    writer_.put({payload, e.bytes});
-  else if (e.bytes)
-    std::memcpy(e.inside.data(), payload, e.bytes);
-  writer_.put_first(e);
+  const bool inside = lies_inside(e);
+  if (!inside) writer_.put({payload, e.bytes});
   OCCL_FAULT_POINT("message.publish");
-  writer_.publish(bytes);
+  writer_.publish<Envelope>(bytes, [&](Envelope& first) {
+    first = e;
+    if (inside && e.bytes) std::memcpy(first.inside.data(), payload, e.bytes);
+  });
   OCCL_FAULT_POINT("message.published");
   mesh_.member(peer_).peer->bell().ring();
   return true;
@@ -56,7 +55,7 @@ bool Pipe::next(Envelope& e) {
   }
   if (!reader_.readable()) return false;
   reader_.peek_first(e);
-  fail_if(record_bytes(e) > kRingBytes - kLine);
+  fail_if(record_bytes(e) > kRingBytes);
   return true;
 }
 

@@ -51,7 +51,7 @@ class Pipe {
   Pipe(Mesh& mesh, int peer) : mesh_(mesh), peer_(peer) {}
 
   /// Writes a record and wakes the peer. False if there is no room now; then nothing was written.
-  bool write(Envelope envelope, const std::byte* payload);
+  bool write(const Envelope& envelope, const std::byte* payload);
 
   /// Reads the envelope of the next record, if the peer has written one. Throws Error(protocol) if it is
   /// broken.

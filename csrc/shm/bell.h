@@ -3,16 +3,18 @@
 // The forbidden interleaving, and why it cannot happen:
 //
 //     sleeper                                   publisher
-//     sleepers += 1            (seq_cst)        stamp = q                (seq_cst)
-//     seen = bell              (seq_cst)        if sleepers != 0         (seq_cst)
-//     look at the stamps       (seq_cst)            bell += 1, futex_wake
-//     futex_wait(bell == seen)
+//     sleepers += 1            (seq_cst)        stamp = q                (release)
+//     seen = bell              (seq_cst)        fence                    (seq_cst)
+//     look at the stamps       (seq_cst)        if sleepers != 0         (seq_cst)
+//     futex_wait(bell == seen)                      bell += 1, futex_wake
 //
-// Both sides write before they read, all of it sequentially consistent: either the publisher sees the
-// sleeper and changes `bell` (then futex_wait returns immediately, or is woken), or the sleeper sees the
-// stamp. A store with release and fence() after it do as well (Engine::ring). "The stamps" are everything
-// that a thread can sleep for: posts, ticks, positions of rings, presence, ended operations, free locks,
-// deaths.
+// Both sides write before they read, and no read overtakes a write: either the publisher sees the sleeper and
+// changes `bell` (then futex_wait returns immediately, or is woken), or the sleeper sees the stamp. "The
+// stamps" are everything that a thread can sleep for: posts, ticks, positions of rings, presence, ended
+// operations, free locks, deaths.
+//
+// The fence belongs to the ring and not to the store, because a seq_cst store on x86-64 waits for all stores
+// before it. A peer that polls takes the line away meanwhile, and the stamp has to fetch it back.
 #pragma once
 
 #include "shm/futex.h"
@@ -25,9 +27,14 @@ class Bell {
   Bell() = default;
   Bell(FutexWord* word, Atomic<std::uint32_t>* sleepers) : word_(word), sleepers_(sleepers) {}
 
-  /// After publishing with seq_cst, or with release and then fence(): wakes the owner's sleeping threads, if
-  /// there are any.
+  /// Wakes the owner's sleeping threads, if there are any. A thread that is going to sleep meanwhile sees
+  /// what this thread has stored before, be it only with release.
   void ring() const {
+    fence();
+    ring_after_fence();
+  }
+  /// The same where the caller has called fence() since it stored, because it rings several bells.
+  void ring_after_fence() const {
     // seq_cst: pairs with Sleep's increment.
     if (sleepers_->load(std::memory_order_seq_cst) == 0) return;
     word_->fetch_add(1, std::memory_order_seq_cst);

@@ -9,11 +9,14 @@
 // A record is whole cache lines. The first word of its first line is its stamp: the record's position + 1,
 // stored last. So the reader waits on the line that it needs next, and a record of one line takes one
 // transfer between the cores. Before the writer stamps a record, it clears the stamp of the place behind it,
-// because that line may hold anything from an earlier turn. So one line of the ring always stays free.
+// because that line may hold anything from an earlier turn. If that place is not free, it holds the stamp of
+// the oldest record, which is none of a later turn. To store into a line, the writer must first take it from
+// the reader's cache. So it clears several lines at once, which overlaps, and before it writes into the line
+// that the reader looks at all the time.
 //
 // `tail` lies where its writer, the reader of the ring, may write. The writer keeps a copy of it, and reads
-// it only when the copy does not suffice. The atomics are seq_cst because a thread may sleep on them
-// (bell.h).
+// it only when the copy does not suffice. A thread may sleep on stamp and tail, so each store is followed by
+// a ring (bell.h), and the loads are seq_cst.
 #pragma once
 
 #include <algorithm>
@@ -66,36 +69,43 @@ class RingWriter : public RingEnd {
 
   /// Whether a record of `bytes` bytes fits now; whole lines.
   bool has_room(std::size_t bytes) {
-    if (capacity_ - (position_ - seen_tail_) >= bytes + kLine) return true;
-    // seq_cst: pairs with RingReader::release; what lies before the new tail may be overwritten.
+    if (capacity_ - (position_ - seen_tail_) >= bytes) return true;
+    // Pairs with RingReader::release: what lies before the new tail may be overwritten.
     seen_tail_ = tail_->load(std::memory_order_seq_cst);
-    return capacity_ - (position_ - seen_tail_) >= bytes + kLine;
+    return capacity_ - (position_ - seen_tail_) >= bytes;
   }
 
-  /// Copies into the lines behind the record's first; the reader sees nothing yet. Requires room.
+  /// Copies into the lines behind the record's first. The reader sees nothing yet. Requires room.
   void put(std::span<const std::byte> bytes) {
     each_piece(position_ + kLine, bytes.size(), [&](std::byte* to, std::size_t from, std::size_t n) {
       std::memcpy(to, bytes.data() + from, n);
     });
   }
-  /// Fills the first line but for the stamp. Call it after `put`, because the reader looks at this line all
-  /// the time.
-  template <class Head>
-  void put_first(const Head& head) {
+  /// Shows the reader a record of `bytes` bytes: its first line, which `fill(Head&)` writes, and what was
+  /// put. Requires room.
+  template <class Head, class F>
+  void publish(std::size_t bytes, F&& fill) {
     static_assert(kStampBytes + sizeof(Head) == kLine && std::is_trivially_copyable_v<Head>);
-    std::memcpy(at(position_) + kStampBytes, &head, sizeof(Head));
-  }
-
-  /// Shows the reader the record, of `bytes` bytes. relaxed: the second store shows the first one too.
-  void publish(std::size_t bytes) {
-    stamp(position_ + bytes).store(0, std::memory_order_relaxed);
-    stamp(position_).store(position_ + 1, std::memory_order_seq_cst);  // pairs with RingReader::readable
+    clear_behind(bytes);
+    fill(*reinterpret_cast<Head*>(at(position_) + kStampBytes));
+    stamp(position_).store(position_ + 1, std::memory_order_release);  // pairs with RingReader::readable
     position_ += bytes;
   }
 
  private:
+  /// Clears the stamp behind a record of `bytes` bytes, and the next ones if small records may follow, as far
+  /// as these places are free. relaxed: the stamp of the record shows these stores too.
+  void clear_behind(std::size_t bytes) {
+    const std::uint64_t behind = position_ + bytes, at_once = bytes > kLine ? kLine : 8 * kLine;
+    if (behind < cleared_) return;
+    const std::uint64_t end = std::min(behind + at_once, seen_tail_ + capacity_);
+    for (cleared_ = behind; cleared_ < end; cleared_ += kLine)
+      stamp(cleared_).store(0, std::memory_order_relaxed);
+  }
+
   const Atomic<std::uint64_t>* tail_ = nullptr;
   std::uint64_t seen_tail_ = 0;
+  std::uint64_t cleared_ = 0;  // the stamps of free places from position_ to here are clear
 };
 
 class RingReader : public RingEnd {
@@ -127,7 +137,7 @@ class RingReader : public RingEnd {
   /// Consumes the record, of `bytes` bytes: the writer may overwrite it.
   void release(std::size_t bytes) {
     position_ += bytes;
-    tail_->store(position_, std::memory_order_seq_cst);  // pairs with RingWriter::has_room
+    tail_->store(position_, std::memory_order_release);  // pairs with RingWriter::has_room
   }
 
  private:

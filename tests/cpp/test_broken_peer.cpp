@@ -163,7 +163,7 @@ TEST("message rings and records that make no sense are an error") {
                "pointed outside of its control region"));
   CHECK(contains(with([](Game& g, SendLine& line, Envelope&) { line.ring.store(g.peer().extra() + 8); }),
                  "broken message record"));
-  for (const std::uint32_t bytes : {kRingBytes - 127, kRingBytes, ~0u})
+  for (const std::uint32_t bytes : {kRingBytes - 63, kRingBytes, ~0u})
     CHECK(
         contains(with([bytes](Game&, SendLine&, Envelope& e) { e.bytes = bytes; }), "broken message record"),
         bytes);

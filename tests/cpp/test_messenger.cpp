@@ -240,7 +240,7 @@ TEST("a message that does not fit is an error on both sides that names both") {
 }
 
 TEST("an answer for which there is no room is given later, by a rank that has nothing else to do") {
-  constexpr std::size_t kRecords = kRingBytes / kLine - 1, kPayload = kInsideBytes;  // one line for each
+  constexpr std::size_t kRecords = kRingBytes / kLine, kPayload = kInsideBytes;  // one line for each
   Cluster cluster(2);
   Rank &zero = cluster[0], &one = cluster[1];
   Message small(zero, kPayload, false), long_one(zero, 100000, true), arrived(one, 100000, true);

@@ -22,6 +22,10 @@ struct Head {
 
 std::size_t record_bytes(const Head& head) { return kLine + whole_lines(head.bytes); }
 
+void publish(RingWriter& writer, const Head& head, std::size_t bytes) {
+  writer.publish<Head>(bytes, [&head](Head& first) { first = head; });
+}
+
 }  // namespace
 
 TEST("a reader gets the records that were written, over many turns of the ring") {
@@ -41,8 +45,7 @@ TEST("a reader gets the records that were written, over many turns of the ring")
         head.filling.fill(byte_at(at));
         while (!writer.has_room(record_bytes(head))) std::this_thread::yield();
         writer.put({buffer, head.bytes});
-        writer.put_first(head);
-        writer.publish(record_bytes(head));
+        publish(writer, head, record_bytes(head));
         at += head.bytes;
       }
     } else {
@@ -64,20 +67,19 @@ TEST("a reader gets the records that were written, over many turns of the ring")
   });
 }
 
-TEST("a full ring has no room until the reader has released, and one line stays free") {
+TEST("a full ring has no room until the reader has released") {
   alignas(kLine) std::byte data[4 * kLine] = {};
   std::atomic<std::uint64_t> tail = 0;
   RingWriter writer(data, sizeof(data), &tail);
   RingReader reader(data, sizeof(data), &tail);
-  CHECK(writer.has_room(3 * kLine) && !writer.has_room(4 * kLine));
-  const std::byte bytes[2 * kLine] = {};
+  CHECK(writer.has_room(4 * kLine) && !writer.has_room(5 * kLine));
+  const std::byte bytes[3 * kLine] = {};
   writer.put(bytes);
-  writer.put_first(Head{});
   CHECK(!reader.readable(), "not published");
-  writer.publish(3 * kLine);
+  publish(writer, Head{}, 4 * kLine);
   CHECK(reader.readable() && !writer.has_room(kLine));
-  reader.release(3 * kLine);
-  CHECK(!reader.readable() && writer.has_room(3 * kLine) && !writer.has_room(4 * kLine));
+  reader.release(4 * kLine);
+  CHECK(!reader.readable() && writer.has_room(4 * kLine) && !writer.has_room(5 * kLine));
 }
 
 TEST("what an earlier turn left is not taken for a record") {
@@ -89,16 +91,38 @@ TEST("what an earlier turn left is not taken for a record") {
   // turn later.
   std::array<std::uint64_t, 2 * kLine / 8> stamps{};
   stamps[0] = 5 * kLine + 1, stamps[kLine / 8] = 6 * kLine + 1;
+  CHECK(writer.has_room(3 * kLine));
   writer.put(std::as_bytes(std::span(stamps)));
-  writer.put_first(Head{});
-  writer.publish(3 * kLine);
+  publish(writer, Head{}, 3 * kLine);
   reader.release(3 * kLine);
   for (int i = 0; i < 4; ++i) {
-    CHECK(!reader.readable(), "record ", i);
-    writer.put_first(Head{});
-    writer.publish(kLine);
+    CHECK(!reader.readable() && writer.has_room(kLine), "record ", i);
+    publish(writer, Head{}, kLine);
     CHECK(reader.readable());
     reader.release(kLine);
+  }
+}
+
+TEST("clearing ahead of small records spares those that were not read") {
+  constexpr std::uint64_t kLines = 16;
+  alignas(kLine) std::byte data[kLines * kLine] = {};
+  std::atomic<std::uint64_t> tail = 0;
+  RingWriter writer(data, sizeof(data), &tail);
+  RingReader reader(data, sizeof(data), &tail);
+  Head head;
+  std::uint32_t written = 0, read = 0;
+  // The reader lags behind by more and more records, up to a full ring.
+  for (std::uint32_t lag = 1; lag <= kLines; ++lag) {
+    for (int turn = 0; turn < 40; ++turn) {
+      head.bytes = written++;
+      CHECK(writer.has_room(kLine));
+      publish(writer, head, kLine);
+      if (written - read < lag) continue;
+      CHECK(reader.readable(), "record ", read);
+      reader.peek_first(head);
+      CHECK(head.bytes == read++);
+      reader.release(kLine);
+    }
   }
 }
 

@@ -3,11 +3,13 @@
  * the reader's position only when its copy is not enough.
  *
  * A line has one word. That of a record's first line is its stamp, position + 1; a second line holds a payload that
- * looks like the stamp of a record one turn later. Records of one line and of two take turns.
+ * looks like the stamp of a record one turn later. Records of one line and of two take turns. Behind a record of one
+ * line, the writer clears all that is free.
  *
  * Broken variants that must be caught: -DPUBLISH_FIRST (the stamp goes before the bytes), -DRELEASE_FIRST (the reader
- * gives room back before it has copied), -DTOO_MUCH_ROOM (no line stays free), -DNO_CLEAR (the place behind a record
- * keeps what it held), -DNO_BELL (a reader that has made room does not ring).
+ * gives room back before it has copied), -DTOO_MUCH_ROOM (a line that was not read counts as free), -DNO_CLEAR (the place behind a record
+ * keeps what it held), -DCLEAR_UNREAD (the writer clears a record that was not read), -DNO_BELL (a reader that has made
+ * room does not ring).
  */
 #define CAPACITY 4
 #define TOTAL 6
@@ -17,15 +19,15 @@ byte tail;
 bit writer_asleep, reader_asleep;
 
 active proctype writer() {
-  byte number, position, seen_tail, length, needed;
+  byte number, position, seen_tail, length, needed, cleared, end;
   do
   :: number == TOTAL -> break
   :: else ->
     length = 1 + number % 2;
 #ifdef TOO_MUCH_ROOM
-    needed = length;
+    needed = length - 1;
 #else
-    needed = length + 1;
+    needed = length;
 #endif
     do  /* has_room */
     :: CAPACITY - (position - seen_tail) >= needed -> break
@@ -54,7 +56,26 @@ active proctype writer() {
     fi;
     data[position % CAPACITY] = number + 1;
 #ifndef NO_CLEAR
-    word[(position + length) % CAPACITY] = 0;
+    if
+    :: position + length >= cleared ->
+      cleared = position + length;
+#ifdef CLEAR_UNREAD
+      end = cleared + 1;
+#else
+      end = seen_tail + CAPACITY;
+#endif
+      if
+      :: length == 2 && end > cleared + 1 -> end = cleared + 1
+      :: else
+      fi;
+      do
+      :: cleared < end ->
+        word[cleared % CAPACITY] = 0;
+        cleared++
+      :: else -> break
+      od
+    :: else
+    fi;
 #endif
     word[position % CAPACITY] = position + 1;
     position = position + length;
