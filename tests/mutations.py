@@ -121,7 +121,7 @@ MUTATIONS = [
     Mutation("ticks are read with relaxed", "coll/executor.cpp", f"tick().load({SEQ})", f"tick().load({RELAXED})", ("tsan/test_group",)),
     Mutation("one post instead of two", "coll/layout.h", "reinterpret_cast<Post*>(base_ + kPost)[q & 1]", "reinterpret_cast<Post*>(base_ + kPost)[0]", WHOLE),
     Mutation("one payload instead of two", "coll/layout.h", "(q & 1) * kMaxOneShotBytes", "0 * (q & 1) * kMaxOneShotBytes", WHOLE),
-    Mutation("slots do not alternate between operations", "coll/executor.cpp", "if (meeting_.in_staging()) windows_ += plan.windows;", "", WHOLE),
+    Mutation("slots do not alternate between operations", "coll/executor.cpp", "if (meeting_.in_staging()) rotation_.advance(plan.windows, staged_window());", "", WHOLE),
     Mutation("no synchronisation after direct", "coll/executor.cpp", "if (step_ == plan.steps && plan.path != Path::direct)", "if (step_ == plan.steps)", WHOLE),
     # Two levels.
     Mutation("the root of a divided reduce stages nothing", "coll/plan.cpp", "traits(s.kind).out_root_only && plan.split != Split::range;", "traits(s.kind).out_root_only;", PLANS),
@@ -185,7 +185,7 @@ MUTATIONS = [
     Mutation("block sizes have no limit", "coll/meeting.cpp", "if (largest > kMaxBlockBytes / shape_.element_size)", "if (false)", BROKEN),
     Mutation("offsets in control regions are not checked", "shm/peer.cpp", "if (offset > control_size_ || bytes > control_size_ - offset)", "if (false)", BROKEN),
     Mutation("offsets in regions are not checked", "shm/peer.cpp", "if (ref.offset > size || bytes > size - ref.offset)", "if (false)", BROKEN),
-    Mutation("records may be longer than the ring", "coll/pipe.cpp", "  fail_if(record_bytes(e) > kRingBytes);\n", "", BROKEN),
+    Mutation("records may be longer than the ring", "coll/pipe.cpp", "  fail_if(record_bytes(e) > bytes);\n", "", BROKEN),
     Mutation("a ring may lie anywhere", "coll/pipe.cpp", "    fail_if(ring % kLine != 0);\n", "", BROKEN),
     Mutation("beginnings may be longer than the message", "coll/channel.cpp", "if (!fits(t, e) || received > t.bytes()) {", "if (!fits(t, e)) {", BROKEN),
     Mutation("text of peers is printed as it is", "base/error.h", "if (!fine) out[i] = '?';", "", HOSTILE),

@@ -1,6 +1,7 @@
 #include "base/tuning.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "base/error.h"
 
@@ -26,7 +27,9 @@ constexpr Name kNames[] = {
     {"direct_bytes", kMaxOneShotBytes, assign<&Tuning::direct_bytes>},
     {"two_level_bytes", kAny, assign<&Tuning::two_level_bytes>},
     {"slot_bytes", kMaxSlotBytes, assign<&Tuning::slot_bytes>},
+    {"area_bytes", kMaxAreaBytes, assign<&Tuning::area_bytes>},
     {"streaming_bytes", kAny, assign<&Tuning::streaming_bytes>},
+    {"ring_bytes", kMaxRingBytes, assign<&Tuning::ring_bytes>},
     {"eager_bytes", kMaxEagerBytes, assign<&Tuning::eager_bytes>},
     {"unasked_bytes", kMaxUnaskedBytes, assign<&Tuning::unasked_bytes>},
     {"both_ends_bytes", kAny, assign<&Tuning::both_ends_bytes>},
@@ -39,6 +42,12 @@ std::uint32_t slot_bytes_by_cores(int ranks, bool core_for_each) {
   constexpr std::uint32_t kOneOfEachRank = 16 << 20;  // at most, if they are larger than kSmall
   if (core_for_each) return kSmall;
   return std::clamp(kOneOfEachRank / static_cast<std::uint32_t>(ranks), kSmall, kLarge);
+}
+
+std::uint32_t ring_bytes_by_ranks(int ranks) {
+  constexpr std::uint32_t kSmall = 256 << 10, kLarge = 2 << 20, kOfARank = 4 << 20;
+  return std::clamp(std::bit_floor(kOfARank / static_cast<std::uint32_t>(std::max(ranks - 1, 1))), kSmall,
+                    kLarge);
 }
 
 void set(Tuning& tuning, std::string_view name, std::uint64_t number) {

@@ -16,6 +16,8 @@ inline constexpr std::uint32_t kByCores = ~std::uint32_t{0};
 inline constexpr std::uint32_t kDirectBytes = 4 << 10;
 /// What slot_bytes is then: 256 KiB with a core for each rank, otherwise up to 1 MiB.
 std::uint32_t slot_bytes_by_cores(int ranks, bool core_for_each);
+/// What ring_bytes is then: 2 MiB for up to three ranks, and less for more, down to 256 KiB.
+std::uint32_t ring_bytes_by_ranks(int ranks);
 
 struct Tuning {
   /// Largest contribution per rank for the one-step path: every rank posts its contribution beside the
@@ -28,10 +30,16 @@ struct Tuning {
   /// cross between sockets less often but take more synchronisations; those that are staged, from four times
   /// this size.
   std::uint64_t two_level_bytes = 32 << 10;
-  /// Bytes of one staging slot. A rank stages through four of them (two filling, two with results).
+  /// Bytes of one staging slot: a window of an operation takes one, or a part of it.
   std::uint32_t slot_bytes = kByCores;
+  /// Bytes of a staging area, at least two slots. A rank has one for contributions and one for results. In an
+  /// area of three slots and more, windows lie one behind the other (coll/rotation.h).
+  std::uint32_t area_bytes = kByCores;
   /// From this many bytes in the tensors of all ranks together, results are stored past the caches.
   std::uint64_t streaming_bytes = std::uint64_t{48} << 20;
+  /// Bytes of the ring of each ordered pair that exchanges messages, a power of two. As for staging areas, a
+  /// large one is faster; the rings of many pairs would be a lot of memory.
+  std::uint32_t ring_bytes = kByCores;
   /// Up to this size a message travels in the ring, and its send completes immediately.
   std::uint32_t eager_bytes = 8 << 10;
   /// So much of a longer message travels in the ring before the receiver has asked for it.
@@ -43,10 +51,11 @@ struct Tuning {
 /// Limits of a group's memory layout, which tuning may not exceed.
 inline constexpr std::uint32_t kMaxOneShotBytes = 64 << 10;
 inline constexpr std::uint32_t kMaxSlotBytes = 64 << 20;
-inline constexpr int kStagingSlots = 4;  // that a rank stages through, ...
-inline constexpr int kPartialSlots = 2;  // ... and more of them in a group over several sockets
+inline constexpr std::uint32_t kMaxAreaBytes = 512 << 20;
+/// Of a staging area, with a core for each rank: twice what a core's own cache holds.
+inline constexpr std::uint32_t kAreaBytes = 2 << 20;
 inline constexpr std::uint32_t kMaxEagerBytes = 32 << 10, kMaxUnaskedBytes = 1 << 20;
-inline constexpr std::uint32_t kRingBytes = 256 << 10;  // of each ordered pair that exchanges messages
+inline constexpr std::uint32_t kLeastRingBytes = 128 << 10, kMaxRingBytes = 64 << 20;
 inline constexpr int kMaxRanks = 256;
 
 /// Numbers by name, as users write them: {"one_shot_bytes": 16384}.

@@ -15,7 +15,7 @@ namespace {
 /// Bytes of a message that one record carries: the receiver copies them while the sender writes the next
 /// record. Smaller records cost more transfers between the cores than they save waiting.
 std::uint32_t piece_of(std::size_t bytes) {
-  constexpr std::size_t kLeast = 8 << 10, kMost = kRingBytes / 8;
+  constexpr std::size_t kLeast = 8 << 10, kMost = 32 << 10;
   return static_cast<std::uint32_t>(std::clamp(whole_lines(bytes / 2), kLeast, kMost));
 }
 

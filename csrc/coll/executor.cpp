@@ -9,7 +9,8 @@
 
 namespace occl::coll {
 
-Executor::Executor(Mesh& mesh, Activity& activity) : mesh_(mesh), activity_(activity), meeting_(mesh) {}
+Executor::Executor(Mesh& mesh, Activity& activity)
+    : mesh_(mesh), activity_(activity), meeting_(mesh), rotation_(mesh.tuning().area_bytes) {}
 
 void Executor::start(const Collective& collective, std::uint64_t number, Deadline deadline) {
   step_ = index_ = done_ = 0;
@@ -50,8 +51,7 @@ Outcome Executor::advance() {
   // After the last step of a plan with slots no tick is needed: slots stay as they are until all ranks are in
   // the next operation. After a direct plan one is: no rank may return while others still use its tensors.
   if (step_ == plan.steps && plan.path != Path::direct) {
-    // The next operation's first window takes the slot that no rank reads any more.
-    if (meeting_.in_staging()) windows_ += plan.windows;
+    if (meeting_.in_staging()) rotation_.advance(plan.windows, staged_window());
     return Outcome::finished;
   }
   if (step_ == plan.steps) activity_.moved();
@@ -175,6 +175,10 @@ void Executor::make(const Move& move, std::size_t lo, std::size_t hi) {
   }
 }
 
+std::size_t Executor::staged_window() const {
+  return window_bytes(meeting_.plan(), meeting_.shape(), mesh_.tuning());
+}
+
 /// Stores the address of element `lo` for each rank of a side into `out`. Returns their number.
 std::size_t Executor::collect_addresses(const Side& side, const Move& move, std::size_t lo,
                                         std::byte** out) const {
@@ -197,11 +201,11 @@ std::byte* Executor::address(const Side& side, int rank, const Move& move, std::
     return (output ? meeting_.out(rank, side.block) : meeting_.in(rank, side.block)) + lo * size;
   }
   const bool partial = side.where == Where::partial;
-  const int pair = partial ? 2 : side.where == Where::result ? 1 : 0;  // of slots that are used in turn
+  const int area = partial ? 2 : side.where == Where::result ? 1 : 0;
   std::byte* slot = meeting_.slot(rank);
   if (meeting_.in_staging())
-    slot += (2 * pair + ((windows_ + side.parity) & 1)) * std::size_t{mesh_.tuning().slot_bytes};
-  const std::size_t blocks_before = pair ? 0 : slot_position(traits(c.kind), rank, side.block);
+    slot += area * std::size_t{mesh_.tuning().area_bytes} + rotation_.at(side.window, staged_window());
+  const std::size_t blocks_before = area ? 0 : slot_position(traits(c.kind), rank, side.block);
   const std::size_t at = blocks_before * meeting_.plan().window + lo - move.window_start + side.offset;
   return slot + at * (partial ? meeting_.shape().partial_size : size);
 }

@@ -17,6 +17,7 @@
 #include "coll/meeting.h"
 #include "coll/mesh.h"
 #include "coll/plan.h"
+#include "coll/rotation.h"
 
 namespace occl::coll {
 
@@ -45,6 +46,7 @@ class Executor {
   std::size_t block_size(const Move& move) const;
   void make(const Move& move, std::size_t lo, std::size_t hi);
   std::byte* address(const Side& side, int rank, const Move& move, std::size_t lo) const;
+  std::size_t staged_window() const;
   std::size_t collect_addresses(const Side& side, const Move& move, std::size_t lo, std::byte** out) const;
   void publish_tick();
   bool all_reached(std::uint64_t tick);
@@ -53,10 +55,10 @@ class Executor {
   Activity& activity_;
   Meeting meeting_;
   Stage stage_ = Stage::meet;
-  std::uint64_t tick_ = 0;     // synchronisations passed since the group began; the same on every rank
-  int cursor_ = 0;             // all ranks before it have reached the tick
-  std::uint64_t windows_ = 0;  // staged since the group began: consecutive ones alternate between two slots
-  bool streaming_ = false;     // whether stores into tensors go past the caches
+  std::uint64_t tick_ = 0;  // synchronisations passed since the group began; the same on every rank
+  int cursor_ = 0;          // all ranks before it have reached the tick
+  Rotation rotation_;
+  bool streaming_ = false;  // whether stores into tensors go past the caches
   std::uint64_t step_ = 0;
   std::uint32_t index_ = 0;  // the next move of the step
   std::size_t done_ = 0;     // elements of that move

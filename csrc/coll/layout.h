@@ -33,6 +33,8 @@
 namespace occl::coll {
 
 inline constexpr std::size_t kInlineBytes = 40;
+/// Larger contributions of one step go into a staging area.
+inline constexpr std::size_t kBesidePostBytes = 2048;
 inline constexpr std::uint64_t kUnmapped = ~std::uint64_t{0};
 
 /// Bits of GroupHeader::presence.

@@ -105,13 +105,13 @@ std::int32_t at_start(std::size_t lo, const Move& window) {
   return -static_cast<std::int32_t>(lo - window.window_start);
 }
 
-void combine(const Plan& plan, const Shape& s, const Place& at, std::uint8_t parity, std::uint32_t index,
+void combine(const Plan& plan, const Shape& s, const Place& at, std::uint32_t window, std::uint32_t index,
              Move& m) {
   const bool staged = plan.path == Path::staged, last = at.domain == s.domains.last();
   m.reduce = true;
   m.part = last ? SumPart::ends : at.domain > 0 ? SumPart::continues : SumPart::begins;
-  m.src = {staged ? Where::slot : Where::tensor, parity, at.first, at.size};
-  m.carried = {Where::partial, parity};
+  m.src = {staged ? Where::slot : Where::tensor, window, at.first, at.size};
+  m.carried = {Where::partial, window};
   std::int32_t kept_at = 0;
   int receiver = at.rank;
   if (divides(s)) {
@@ -137,48 +137,48 @@ void combine(const Plan& plan, const Shape& s, const Place& at, std::uint8_t par
     }
   }
   if (!last)
-    m.dst = {Where::partial, parity, at.rank, 1, -1, 0, kept_at};
+    m.dst = {Where::partial, window, at.rank, 1, -1, 0, kept_at};
   else if (!staged)
-    m.dst = {Where::tensor, parity, s.kind == Kind::all_reduce ? at.first : receiver,
+    m.dst = {Where::tensor, window, s.kind == Kind::all_reduce ? at.first : receiver,
              s.kind == Kind::all_reduce ? at.size : 1};
   else if (receiver !=
            at.rank)  // reduce: whole windows in the slot of results, each rank's part in its place
-    m.dst = {Where::result, parity, at.rank, 1, -1, 0, divides(s) ? 0 : kept_at};
+    m.dst = {Where::result, window, at.rank, 1, -1, 0, divides(s) ? 0 : kept_at};
   else
-    m.dst = {Where::tensor, parity, at.rank};
+    m.dst = {Where::tensor, window, at.rank};
   m.also_result = staged && last && s.kind == Kind::all_reduce;
 }
 
-void fetch(const Plan& plan, const Shape& s, const Place& at, std::uint8_t parity, std::uint32_t index,
+void fetch(const Plan& plan, const Shape& s, const Place& at, std::uint32_t window, std::uint32_t index,
            Move& m) {
   const bool staged = plan.path == Path::staged;
   const int last = s.domains.last(), last_first = s.domains.first[last];
-  m.dst = {Where::tensor, parity, at.rank};
+  m.dst = {Where::tensor, window, at.rank};
   switch (s.kind) {
     case Kind::all_reduce:
       if (staged) {
         const RangeByParts pieces = pieces_of(s, at, last, m);
         const Range piece = pieces.at(index);
-        m.src = {Where::result, parity, last_first + pieces.owner(index)};
+        m.src = {Where::result, window, last_first + pieces.owner(index)};
         m.lo = piece.lo, m.hi = piece.hi;
         m.also_result = true;
         return;
       }
-      m.src = {Where::output, parity, s.domains.fetches_from(at.rank)};
+      m.src = {Where::output, window, s.domains.fetches_from(at.rank)};
       break;
     case Kind::broadcast:
-      m.src = {staged ? Where::slot : Where::tensor, parity, s.root};
+      m.src = {staged ? Where::slot : Where::tensor, window, s.root};
       m.also_result = staged;
       break;
     case Kind::reduce_scatter: {
       const int helper = s.domains.handler(last, at.rank);
       const auto place = s.domains.place_of(helper, at.rank);
-      m.src = {Where::result, parity, helper, 1, -1, 0, static_cast<std::int32_t>(place * plan.window)};
+      m.src = {Where::result, window, helper, 1, -1, 0, static_cast<std::int32_t>(place * plan.window)};
       return;
     }
     default: {  // all_gather; on the direct path also the rank's own block
       const int from = s.domains.handled(at.rank, index + staged);
-      m.src = {staged ? Where::slot : Where::tensor, parity, from};
+      m.src = {staged ? Where::slot : Where::tensor, window, from};
       m.dst.block = static_cast<std::uint32_t>(from);
       m.also_result = staged;
       if (staged) m.dst.offset = static_cast<std::int32_t>(index * plan.window);
@@ -194,15 +194,15 @@ void fetch(const Plan& plan, const Shape& s, const Place& at, std::uint8_t parit
   }
 }
 
-void spread(const Plan& plan, const Shape& s, const Place& at, std::uint8_t parity, std::uint32_t index,
+void spread(const Plan& plan, const Shape& s, const Place& at, std::uint32_t window, std::uint32_t index,
             Move& m) {
-  m.dst = {Where::tensor, parity, at.rank};
+  m.dst = {Where::tensor, window, at.rank};
   if (s.kind == Kind::all_gather) {
     const int others = s.size - at.size, foreign = (static_cast<int>(index) + at.index()) % others;
     const int block = foreign < at.first ? foreign : foreign + at.size;
     const int holder = at.first + foreign % at.size;
     m.dst.block = static_cast<std::uint32_t>(block);
-    m.src = {Where::result, parity, holder};
+    m.src = {Where::result, window, holder};
     m.src.offset = static_cast<std::int32_t>(foreign / at.size * plan.window);
     if (holder == at.rank) m.hi = m.lo;  // it has fetched that block itself
     return;
@@ -213,7 +213,7 @@ void spread(const Plan& plan, const Shape& s, const Place& at, std::uint8_t pari
   const int skip = root ? 0 : 1;
   const int part = (at.index() + skip + static_cast<int>(index)) % from.size;
   const Range range = part_of(m.hi - m.lo, part, from.size, s.element_size);
-  m.src = {Where::result, parity, from.first + part};
+  m.src = {Where::result, window, from.first + part};
   m.hi = m.lo + range.hi, m.lo += range.lo;
   if (m.src.first == at.rank) m.hi = m.lo;  // combined straight into its tensor
 }
@@ -288,10 +288,10 @@ bool move_at(const Plan& plan, const Shape& s, int rank, std::uint64_t step, std
       index -= count;
       continue;
     }
-    const auto parity = static_cast<std::uint8_t>(w & 1);
+    const auto window = static_cast<std::uint32_t>(w);
     switch (role) {
       case Role::fill: {
-        m.src = {Where::tensor, parity, rank};
+        m.src = {Where::tensor, window, rank};
         if (s.kind == Kind::reduce_scatter) m.src.block = index + (index >= static_cast<std::uint32_t>(rank));
         m.dst = m.src;
         m.dst.where = Where::slot;
@@ -302,19 +302,19 @@ bool move_at(const Plan& plan, const Shape& s, int rank, std::uint64_t step, std
         break;
       }
       case Role::combine:
-        combine(plan, s, at, parity, index, m);
+        combine(plan, s, at, window, index, m);
         break;
       case Role::fetch:
-        fetch(plan, s, at, parity, index, m);
+        fetch(plan, s, at, window, index, m);
         break;
       case Role::spread:
-        spread(plan, s, at, parity, index, m);
+        spread(plan, s, at, window, index, m);
         break;
       case Role::spread_own: {
         const int from =
             s.kind == Kind::all_gather ? at.first + (at.index() + static_cast<int>(index)) % at.size : s.root;
-        m.src = {Where::slot, parity, from};
-        m.dst = {Where::tensor, parity, rank};
+        m.src = {Where::slot, window, from};
+        m.dst = {Where::tensor, window, rank};
         if (s.kind == Kind::all_gather) m.dst.block = static_cast<std::uint32_t>(from);
         break;
       }

@@ -210,7 +210,7 @@ Meeting::Mapped Meeting::learn_from_posts() {
 /// Where this rank stages: in its post (`small`) or beside it if one step is enough, else in its staging
 /// slots, which peers are told of.
 void Meeting::use_own_slot(Payload& small) {
-  in_staging_ = plan_.path != Path::one_shot;
+  in_staging_ = plan_.path != Path::one_shot || staged_bytes(shape_) > kBesidePostBytes;
   if (in_staging_) {
     slots_[mesh_.rank()] = mesh_.staging();
     mesh_.own().post(q_).staging = mesh_.staging_ref();
@@ -220,7 +220,7 @@ void Meeting::use_own_slot(Payload& small) {
 }
 
 void Meeting::locate_slots() {
-  const std::size_t bytes = mesh_.slots_bytes();
+  const std::size_t bytes = mesh_.areas_bytes();
   for (int i = 0; i < mesh_.size(); ++i) {
     if (i == mesh_.rank()) continue;
     const SharedBlock& block = mesh_.member(i).block;

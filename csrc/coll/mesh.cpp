@@ -153,12 +153,16 @@ void Mesh::join(const std::vector<Invitation>& invitations, std::vector<std::sha
   cores_ = count_cores(invitations);
   if (tuning_.direct_bytes == kByCores && cores_for_each(1)) tuning_.direct_bytes = kDirectBytes;
   if (tuning_.slot_bytes == kByCores) tuning_.slot_bytes = slot_bytes_by_cores(size_, cores_for_each(1));
-  // More slots, but no more memory.
-  if (domains_.count > 1)
-    tuning_.slot_bytes = tuning_.slot_bytes / (kStagingSlots + kPartialSlots) * kStagingSlots;
+  if (tuning_.area_bytes == kByCores) tuning_.area_bytes = cores_for_each(1) ? kAreaBytes : 0;
+  if (domains_.count > 1)  // three areas, but no more memory
+    for (auto* bytes : {&tuning_.slot_bytes, &tuning_.area_bytes}) *bytes = *bytes / 3 * 2;
   // A slot holds what one_shot may stage, and at least a cache line for every other rank.
   const auto least = std::max<std::uint32_t>(tuning_.one_shot_bytes + kLine, size_ * kLine);
   tuning_.slot_bytes = std::clamp<std::uint32_t>(tuning_.slot_bytes / kLine * kLine, least, kMaxSlotBytes);
+  tuning_.area_bytes = std::clamp(tuning_.area_bytes / std::uint32_t{kLine} * std::uint32_t{kLine},
+                                  2 * tuning_.slot_bytes, kMaxAreaBytes);
+  if (tuning_.ring_bytes == kByCores) tuning_.ring_bytes = ring_bytes_by_ranks(size_);
+  tuning_.ring_bytes = std::clamp(std::bit_floor(tuning_.ring_bytes), kLeastRingBytes, kMaxRingBytes);
   tuning_.eager_bytes = std::min(tuning_.eager_bytes, kMaxEagerBytes);
   tuning_.unasked_bytes = std::min(tuning_.unasked_bytes, kMaxUnaskedBytes);
   own_.header().joined.store(1, std::memory_order_release);  // pairs with Member::joined
@@ -172,7 +176,7 @@ shm::Arena::Block Mesh::allocate(std::size_t bytes) {
 
 std::byte* Mesh::staging() {
   auto& arena = endpoint_->staging();
-  if (!staging_.bytes) staging_ = arena.allocate(slots_bytes());
+  if (!staging_.bytes) staging_ = arena.allocate(areas_bytes());
   return arena.at(staging_.offset);
 }
 

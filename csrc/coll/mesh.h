@@ -91,8 +91,8 @@ class Mesh {
   /// More memory that peers can read, zeroed. Freed with the group.
   shm::Arena::Block allocate(std::size_t bytes);
 
-  /// This rank's staging slots, allocated at first use: two of contributions, two of results, and in a group
-  /// over several sockets two of partial sums.
+  /// This rank's staging slots, allocated at first use: one of contributions, one of results, and in a group
+  /// over several sockets one of partial sums.
   std::byte* staging();
   /// The offset of something in this rank's control region.
   std::uint64_t offset_of(const void* part) const {
@@ -103,10 +103,8 @@ class Mesh {
   /// Bytes of shared memory that this rank holds for the group: without the slots, and the slots.
   std::size_t block_bytes() const;
   std::size_t staging_bytes() const { return staging_.bytes; }
-  /// Of the slots of any rank of the group.
-  std::size_t slots_bytes() const {
-    return (kStagingSlots + (domains_.count > 1 ? kPartialSlots : 0)) * std::size_t{tuning_.slot_bytes};
-  }
+  /// Of the staging areas of any rank of the group.
+  std::size_t areas_bytes() const { return (domains_.count > 1 ? 3 : 2) * std::size_t{tuning_.area_bytes}; }
 
   /// The address of `bytes` bytes of that rank's memory, which is mapped at first use. Throws what
   /// Peer::resolve throws, with the rank in the text.

@@ -18,8 +18,8 @@ bool Pipe::write(const Envelope& e, const std::byte* payload) {
   if (!writer_) {
     SendLine& line = mesh_.own().send(peer_);
     OCCL_FAULT_POINT("message.ring");
-    const auto ring = mesh_.allocate(kRingBytes);
-    writer_ = shm::RingWriter(mesh_.endpoint().arena().at(ring.offset), kRingBytes,
+    const auto ring = mesh_.allocate(mesh_.tuning().ring_bytes);
+    writer_ = shm::RingWriter(mesh_.endpoint().arena().at(ring.offset), mesh_.tuning().ring_bytes,
                               &mesh_.member(peer_).block.recv(mesh_.rank()).tail);
     line.ring.store(ring.offset, std::memory_order_release);  // pairs with next and Messenger::advance
   }
@@ -40,6 +40,7 @@ bool Pipe::write(const Envelope& e, const std::byte* payload) {
 
 bool Pipe::next(Envelope& e) {
   const Member& member = mesh_.member(peer_);
+  const std::size_t bytes = mesh_.tuning().ring_bytes;
   const auto fail_if = [this](bool broken) {
     if (broken)
       fail(Errc::protocol, mesh_.describe(peer_), " of group ", mesh_.name(),
@@ -50,12 +51,11 @@ bool Pipe::next(Envelope& e) {
     const std::uint64_t ring = line.ring.load(std::memory_order_seq_cst);  // pairs with write
     if (ring == 0) return false;
     fail_if(ring % kLine != 0);
-    reader_ =
-        shm::RingReader(member.peer->control(ring, kRingBytes), kRingBytes, &mesh_.own().recv(peer_).tail);
+    reader_ = shm::RingReader(member.peer->control(ring, bytes), bytes, &mesh_.own().recv(peer_).tail);
   }
   if (!reader_.readable()) return false;
   reader_.peek_first(e);
-  fail_if(record_bytes(e) > kRingBytes);
+  fail_if(record_bytes(e) > bytes);
   return true;
 }
 

@@ -57,11 +57,11 @@ Side receivers(const Shape& s) {
 }
 
 /// The rank's own outputs, from tensors or slots.
-void pull(const Shape& s, int rank, Where where, std::uint8_t parity, std::uint32_t block, Move& m) {
+void pull(const Shape& s, int rank, Where where, std::uint32_t window, std::uint32_t block, Move& m) {
   m.reduce = traits(s.kind).reduces;
   m.src = sources(s, rank, block);
   m.src.where = where;
-  m.src.parity = parity;
+  m.src.window = window;
   m.dst = {Where::tensor, 0, rank, 1, -1, block};
 }
 
@@ -98,10 +98,10 @@ void fill(const Plan& plan, const Shape& s, int rank, std::uint32_t index, Move&
   } else if (traits(s.kind).in_per_rank) {
     m.src.block = index + (index >= static_cast<std::uint32_t>(rank));
   }
-  const auto parity = m.dst.parity;
+  const auto window = m.dst.window;
   m.dst = m.src;
   m.dst.where = Where::slot;
-  m.dst.parity = parity;
+  m.dst.window = window;
 }
 
 /// Whether in one-shot every rank reads all contributions, and could read less on another path: in all_reduce
@@ -141,6 +141,11 @@ bool writes_outputs(const Shape& s, const Tuning& tuning) {
 
 std::size_t staged_bytes(const Shape& s) {
   return s.size == 1 ? 0 : s.largest * s.element_size * staged_blocks(s);
+}
+
+std::size_t window_bytes(const Plan& plan, const Shape& s, const Tuning& tuning) {
+  if (plan.two_level || tuning.area_bytes < 3 * tuning.slot_bytes) return tuning.slot_bytes;
+  return std::max(kLine, whole_lines(plan.window * s.element_size * staged_blocks(s)));
 }
 
 std::size_t footprint(const Shape& s) {
@@ -187,6 +192,7 @@ Plan make_plan(const Shape& s, const Tuning& tuning, bool mapped) {
   const bool one_way = rooted(s.kind) && plan.split == Split::pull;
   const std::size_t bytes = one_way ? std::max(room / 4, std::min(room, kSmallWindow)) : room;
   plan.window = std::max(bytes / s.element_size / unit * unit, unit);
+  plan.window = std::min(plan.window, std::max((s.largest + unit - 1) / unit * unit, unit));
   plan.windows = (s.largest + plan.window - 1) / plan.window;
   plan.steps = plan.windows + (plan.split == Split::range ? 2 : 1);
   return plan;
@@ -216,14 +222,14 @@ bool move_at(const Plan& plan, const Shape& s, int rank, std::uint64_t step, std
       index -= count;
       continue;
     }
-    const auto parity = static_cast<std::uint8_t>(w & 1);
+    const auto window = static_cast<std::uint32_t>(w);
     m.lo = m.window_start = std::min(s.largest, plan.window * w);
     m.hi = std::min(s.largest, plan.window * (w + 1));
     if (stage == 0) {
-      m.dst.parity = parity;
+      m.dst.window = window;
       fill(plan, s, rank, index, m);
     } else if (stage == 1) {
-      pull(s, rank, Where::slot, parity, index, m);
+      pull(s, rank, Where::slot, window, index, m);
       if (ranged) narrow_to_part(s, rank, m);
       if (ranged && !has_out(s, rank))
         m.dst.where = Where::result;
@@ -232,10 +238,10 @@ bool move_at(const Plan& plan, const Shape& s, int rank, std::uint64_t step, std
     } else {
       const int from = (rank + 1 + static_cast<int>(index)) % s.size;  // each rank starts at another one
       narrow_to_part(s, from, m);
-      m.src = {Where::result, parity, from, 1, -1, 0};
+      m.src = {Where::result, window, from, 1, -1, 0};
       m.dst = {Where::tensor, 0, rank, 1, -1, 0};
     }
-    m.dst.parity = parity;
+    m.dst.window = window;
     return true;
   }
   return false;

@@ -95,6 +95,9 @@ bool writes_outputs(const Shape& shape, const Tuning& tuning);
 /// Bytes that one rank shows to the others if everything is staged at once.
 std::size_t staged_bytes(const Shape& shape);
 
+/// Of a staged plan: the bytes of a staging area that each window takes, on every rank. At most a slot.
+std::size_t window_bytes(const Plan& plan, const Shape& shape, const Tuning& tuning);
+
 /// Bytes of the tensors of all ranks, counting each rank like the one that has most.
 std::size_t footprint(const Shape& shape);
 
@@ -120,7 +123,7 @@ enum class Where : std::uint8_t {
 /// A small aggregate, because every call makes some.
 struct Side {
   Where where = Where::tensor;
-  std::uint8_t parity = 0;  // which of the alternating slots
+  std::uint32_t window = 0;  // of the operation: which of its slots
   int first = 0;
   int count = 1;
   int except = -1;

@@ -27,7 +27,10 @@ void Options::set_numbers(NamedNumbers numbers) {
 Tuning Options::tuning() const {
   Tuning tuning = tuning_from_environment();
   for (const auto& [name, number] : numbers_) set(tuning, name, number);
-  if (staging_bytes_) set(tuning, "slot_bytes", std::max<std::uint64_t>(staging_bytes_ / kStagingSlots, 1));
+  if (staging_bytes_) {  // two areas of two slots
+    set(tuning, "area_bytes", std::max<std::uint64_t>(staging_bytes_ / 2, 1));
+    set(tuning, "slot_bytes", std::max<std::uint64_t>(staging_bytes_ / 4, 1));
+  }
   return tuning;
 }
 

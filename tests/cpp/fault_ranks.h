@@ -309,6 +309,7 @@ class RankProcess {
     rank.size = static_cast<int>(ranks.size());
     Tuning tuning;
     tuning.one_shot_bytes = 256, tuning.direct_bytes = 64, tuning.slot_bytes = 1024;
+    tuning.area_bytes = 0;
     tuning.eager_bytes = 256, tuning.both_ends_bytes = 4096;
     auto mesh = std::make_unique<coll::Mesh>(rank.endpoint, concat("group", int{round}), rank.rank, rank.size,
                                              tuning);

@@ -19,6 +19,7 @@ struct Game {
     Tuning t;
     t.one_shot_bytes = static_cast<std::uint32_t>(one_shot_bytes);
     t.slot_bytes = 512;
+    t.area_bytes = 0;
     t.eager_bytes = 256;
     t.both_ends_bytes = 256;
     return t;
@@ -163,7 +164,7 @@ TEST("message rings and records that make no sense are an error") {
                "pointed outside of its control region"));
   CHECK(contains(with([](Game& g, SendLine& line, Envelope&) { line.ring.store(g.peer().extra() + 8); }),
                  "broken message record"));
-  for (const std::uint32_t bytes : {kRingBytes - 63, kRingBytes, ~0u})
+  for (const std::uint32_t bytes : {ring_bytes_by_ranks(2) - 63, ring_bytes_by_ranks(2), ~0u})
     CHECK(
         contains(with([bytes](Game&, SendLine&, Envelope& e) { e.bytes = bytes; }), "broken message record"),
         bytes);

@@ -35,6 +35,7 @@ Tuning small_windows() {
   tuning.one_shot_bytes = 0;
   tuning.two_level_bytes = 0;
   tuning.slot_bytes = 1536;
+  tuning.area_bytes = 0;
   return tuning;
 }
 

@@ -4,6 +4,7 @@
 
 #include "check.h"
 #include "cluster.h"
+#include "coll/rotation.h"
 #include "collective_cases.h"
 
 using namespace occl;
@@ -12,11 +13,13 @@ using namespace occl::test;
 
 namespace {
 
-void run_random_cases(int size, int cases, std::uint64_t seed) {
+/// `area_bytes`: 0 for two slots.
+void run_random_cases(int size, int cases, std::uint64_t seed, std::uint32_t area_bytes = 0) {
   Tuning tuning;
   tuning.one_shot_bytes = 256;
   tuning.direct_bytes = 64;
   tuning.slot_bytes = 512;
+  tuning.area_bytes = area_bytes;
   Cluster cluster(size, tuning);
   std::mt19937_64 random(seed);
   std::vector<std::pair<Case, std::vector<bool>>> list;
@@ -41,6 +44,10 @@ void run_random_cases(int size, int cases, std::uint64_t seed) {
 }  // namespace
 
 TEST("a mix of all collectives on all paths is right with 2 ranks") { run_random_cases(2, 600, 1); }
+TEST("a mix of all collectives on all paths is right where windows lie one behind the other") {
+  run_random_cases(2, 300, 6, 3 * 512);
+  run_random_cases(3, 300, 7, 4096);
+}
 TEST("a mix of all collectives on all paths is right with 3 ranks") { run_random_cases(3, 300, 2); }
 TEST("a mix of all collectives on all paths is right with 5 ranks, more than there are cores") {
   run_random_cases(5, 120, 3);
@@ -352,6 +359,7 @@ TEST("ranks that are bound to different cores have a core for each") {
   CHECK(own->cores_for_each(1) && own->tuning().direct_bytes == kDirectBytes);
   CHECK(!shared->cores_for_each(1) && shared->tuning().direct_bytes == kByCores);
   CHECK(own->tuning().slot_bytes == 256 << 10 && shared->tuning().slot_bytes == 1 << 20);
+  CHECK(own->tuning().area_bytes == kAreaBytes && shared->tuning().area_bytes == 2 << 20);
   CHECK(!joined(0, 0)->cores_for_each(1));  // nothing is known
   CHECK(joined(3, 3)->cores_for_each(2) && !joined(3, 1)->cores_for_each(2));
   Tuning tuning;
@@ -367,6 +375,36 @@ TEST("where ranks share cores slots are larger, but those of many ranks take no 
   CHECK(slot_bytes_by_cores(32, false) == 512 << 10);
   for (const int ranks : {64, 256}) CHECK(slot_bytes_by_cores(ranks, false) == 256 << 10);
   CHECK(slot_bytes_by_cores(8, true) == 256 << 10);
+}
+
+TEST("the rings of few ranks are large, and those of many pairs take little memory") {
+  for (const int ranks : {1, 2, 3}) CHECK(ring_bytes_by_ranks(ranks) == 2 << 20);
+  CHECK(ring_bytes_by_ranks(4) == 1 << 20 && ring_bytes_by_ranks(5) == 1 << 20);
+  CHECK(ring_bytes_by_ranks(9) == 512 << 10);
+  for (const int ranks : {17, 64, 256}) CHECK(ring_bytes_by_ranks(ranks) == 256 << 10);
+}
+
+TEST("consecutive windows never overlap in a staging area, and use all of it") {
+  std::mt19937_64 random(8);
+  for (int trial = 0; trial < 200; ++trial) {
+    const std::size_t slot = kLine * (1 + random() % 16);
+    const bool same = random() % 4 == 0;  // two slots, of which each window takes one
+    const std::size_t area = same ? 2 * slot : 3 * slot + kLine * (random() % 64);
+    Rotation rotation(area);
+    std::size_t last = 0, last_bytes = 0, end = 0;
+    for (int operation = 0; operation < 50; ++operation) {
+      const std::size_t bytes = same ? slot : kLine * (1 + random() % (slot / kLine));
+      const std::uint64_t windows = 1 + random() % 8;
+      for (std::uint64_t w = 0; w < windows; ++w) {
+        const std::size_t at = rotation.at(w, bytes);
+        CHECK(at % kLine == 0 && at + bytes <= area);
+        CHECK(last_bytes == 0 || at + bytes <= last || last + last_bytes <= at, "they overlap");
+        last = at, last_bytes = bytes, end = std::max(end, at + bytes);
+      }
+      rotation.advance(windows, bytes);
+    }
+    CHECK(end > area - slot);
+  }
 }
 
 TEST("a group is open when all ranks have joined: then any of them may leave") {

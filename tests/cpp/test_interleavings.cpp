@@ -85,6 +85,8 @@ Tuning small() {
   tuning.one_shot_bytes = 64;
   tuning.direct_bytes = 16;
   tuning.slot_bytes = 128;
+  tuning.area_bytes = 0;  // two slots: a place is used again as soon as it may be
+  tuning.ring_bytes = 256 << 10;
   tuning.eager_bytes = 64;
   return tuning;
 }
@@ -370,7 +372,7 @@ TEST("one message, larger than the ring it goes through") {
                 [] {
                   Cluster cluster(2, small());
                   cluster.each([](Rank& rank) {
-                    std::vector<std::byte> bytes(2 * kRingBytes, std::byte(rank.rank));
+                    std::vector<std::byte> bytes(2 * small().ring_bytes, std::byte(rank.rank));
                     Call call(message(bytes.data(), bytes.size(), rank.rank == 0, 1 - rank.rank), kPatience);
                     rank.submit(call), rank.wait(call);
                     for (const auto byte : bytes) CHECK(byte == std::byte{0});
@@ -388,31 +390,30 @@ TEST("messages of one size that do not fit the ring at once end in their order")
     const int number;
     std::vector<int>& ended;
   };
-  check_all(sample(
-                [] {
-                  Cluster cluster(2, small());
-                  cluster.each([](Rank& rank) {
-                    constexpr std::size_t kLong = 2 * kRingBytes, kShort = 60 << 10;  // kShort goes unasked
-                    std::vector<std::byte> bytes(2 * kLong + 2 * kShort, std::byte(rank.rank));
-                    std::vector<int> ended;
-                    std::vector<std::unique_ptr<Numbered>> calls;
-                    std::byte* next = bytes.data();
-                    for (const std::size_t size : {kLong, kLong, kShort, kShort}) {
-                      const auto task = message(next, size, rank.rank == 0, 1 - rank.rank);
-                      calls.push_back(std::make_unique<Numbered>(task, calls.size(), ended));
-                      rank.submit(*calls.back());
-                      next += size;
-                    }
-                    for (auto& call : calls) rank.wait(*call);
-                    const auto place = [&](int number) {
-                      return std::find(ended.begin(), ended.end(), number);
-                    };
-                    CHECK(place(0) < place(1) && place(2) < place(3));
-                    for (const auto byte : bytes) CHECK(byte == std::byte{0});
-                  });
-                },
-                60 * kFactor, kSeed),
-            60);
+  check_all(
+      sample(
+          [] {
+            Cluster cluster(2, small());
+            cluster.each([](Rank& rank) {
+              const std::size_t kLong = 2 * small().ring_bytes, kShort = 60 << 10;  // kShort goes unasked
+              std::vector<std::byte> bytes(2 * kLong + 2 * kShort, std::byte(rank.rank));
+              std::vector<int> ended;
+              std::vector<std::unique_ptr<Numbered>> calls;
+              std::byte* next = bytes.data();
+              for (const std::size_t size : {kLong, kLong, kShort, kShort}) {
+                const auto task = message(next, size, rank.rank == 0, 1 - rank.rank);
+                calls.push_back(std::make_unique<Numbered>(task, calls.size(), ended));
+                rank.submit(*calls.back());
+                next += size;
+              }
+              for (auto& call : calls) rank.wait(*call);
+              const auto place = [&](int number) { return std::find(ended.begin(), ended.end(), number); };
+              CHECK(place(0) < place(1) && place(2) < place(3));
+              for (const auto byte : bytes) CHECK(byte == std::byte{0});
+            });
+          },
+          60 * kFactor, kSeed),
+      60);
 }
 
 TEST("a single message, every way to miss it") {

@@ -52,7 +52,8 @@ Transfer transfer(const Message& m, bool send, int peer, std::uint32_t tag) {
 
 TEST("messages of every size arrive, mapped or not, around every threshold") {
   Cluster cluster(2);
-  const std::size_t ring = kRingBytes, eager = Tuning{}.eager_bytes, unasked = Tuning{}.unasked_bytes;
+  const std::size_t ring = ring_bytes_by_ranks(2), eager = Tuning{}.eager_bytes,
+                    unasked = Tuning{}.unasked_bytes;
   cluster.each([&](Rank& rank) {
     std::uint32_t tag = 0;
     for (const std::size_t size :
@@ -240,7 +241,7 @@ TEST("a message that does not fit is an error on both sides that names both") {
 }
 
 TEST("an answer for which there is no room is given later, by a rank that has nothing else to do") {
-  constexpr std::size_t kRecords = kRingBytes / kLine, kPayload = kInsideBytes;  // one line for each
+  const std::size_t kRecords = ring_bytes_by_ranks(2) / kLine, kPayload = kInsideBytes;  // one line for each
   Cluster cluster(2);
   Rank &zero = cluster[0], &one = cluster[1];
   Message small(zero, kPayload, false), long_one(zero, 100000, true), arrived(one, 100000, true);

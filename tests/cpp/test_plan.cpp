@@ -28,11 +28,11 @@ std::uint64_t combined(std::uint64_t sum, std::uint64_t next) { return sum * 0x1
 
 struct Buffers {  // of one rank
   std::vector<std::vector<std::uint64_t>> in, out;
-  std::map<std::pair<int, int>, std::vector<std::uint64_t>> slots;  // (where, parity)
+  std::map<std::pair<int, int>, std::vector<std::uint64_t>> slots;  // (where, turn)
 };
 
 using Place =
-    std::tuple<int, int, int, std::uint32_t, std::size_t>;  // rank, where, parity, block or position, element
+    std::tuple<int, int, int, std::uint32_t, std::size_t>;  // rank, where, turn, block or position, element
 
 struct Simulation {
   Shape shape;
@@ -90,10 +90,11 @@ struct Simulation {
     CHECK(
         !plan.two_level || (position + 1) * (partial ? shape.partial_size : shape.element_size) <= slot_bytes,
         "behind the end of a slot");
+    const int turn = static_cast<int>(side.window & 1);  // the least that a staging area holds: two windows
     const int where = partial ? 4 : side.where == Where::result ? 3 : 2;
-    auto& slot = b.slots[{where, side.parity}];
+    auto& slot = b.slots[{where, turn}];
     if (slot.size() <= position) slot.resize(position + 1, kPoison);
-    place = {rank, where, side.parity, 0, position};
+    place = {rank, where, turn, 0, position};
     return slot[position];
   }
 
@@ -297,19 +298,20 @@ TEST("the first step of a plan can be made during the last step of the plan befo
     };
     const Shape before = shape(), after = shape();
     const Plan first = make_plan(before, tuning, false), second = make_plan(after, tuning, false);
-    std::set<std::tuple<int, Where, int>> read;  // rank, where, parity
+    std::set<std::tuple<int, Where, int>> read;  // rank, where, turn
     Move m;
     for (int rank = 0; rank < size; ++rank)
       for (std::uint32_t i = 0; move_at(first, before, rank, first.steps - 1, i, m); ++i)
         if (m.lo < m.hi && m.src.where != Where::tensor)
           for (int r = m.src.first; r < m.src.first + m.src.count; ++r)
-            if (r != rank || m.src.where != Where::slot) read.insert({r, m.src.where, m.src.parity});
+            if (r != rank || m.src.where != Where::slot)
+              read.insert({r, m.src.where, static_cast<int>(m.src.window & 1)});
     for (int rank = 0; rank < size; ++rank)
       for (std::uint32_t i = 0; move_at(second, after, rank, 0, i, m); ++i) {
         CHECK(m.src.where == Where::tensor && m.src.first == rank && m.src.count == 1);
         CHECK(m.dst.where == Where::slot && m.dst.first == rank && !m.also_result);
-        const int parity = static_cast<int>((first.windows + m.dst.parity) & 1);
-        CHECK(!read.contains({rank, Where::slot, parity}), traits(before.kind).name, " then ",
+        const int turn = static_cast<int>((first.windows + m.dst.window) & 1);
+        CHECK(!read.contains({rank, Where::slot, turn}), traits(before.kind).name, " then ",
               traits(after.kind).name);
       }
   }

@@ -1,4 +1,6 @@
 // What a rank puts into the store: any bytes where an invitation is expected, from ranks that live, and lie.
+#include <bit>
+
 #include "fuzz/target.h"
 #include "fuzz/victim.h"
 
@@ -34,6 +36,8 @@ void one(Input& in) {
             it.tuning.one_shot_bytes = static_cast<std::uint32_t>(in.number());
             it.tuning.direct_bytes = static_cast<std::uint32_t>(in.number());
             it.tuning.slot_bytes = static_cast<std::uint32_t>(in.number());
+            it.tuning.area_bytes = static_cast<std::uint32_t>(in.number());
+            it.tuning.ring_bytes = static_cast<std::uint32_t>(in.number());
             it.tuning.streaming_bytes = in.number();
             it.tuning.eager_bytes = static_cast<std::uint32_t>(in.number());
             it.tuning.unasked_bytes = static_cast<std::uint32_t>(in.number());
@@ -60,6 +64,8 @@ void one(Input& in) {
             "tuning has limits");
     require(t.slot_bytes >= t.one_shot_bytes && t.slot_bytes >= size * kLine && t.slot_bytes <= 64 << 20,
             "a slot has room");
+    require(t.area_bytes >= 2 * t.slot_bytes && t.area_bytes <= kMaxAreaBytes, "an area has two slots");
+    require(std::has_single_bit(t.ring_bytes) && t.ring_bytes >= kLeastRingBytes, "a ring has room");
     for (int i = 0; i < size; ++i) {
       const SharedBlock& block = mesh->member(i).block;
       require(block.post(1).stamp.load() + block.tick().load() + block.send(size - 1).taken.load() +

@@ -45,7 +45,7 @@ void one(Input& in) {
   const std::size_t slot = plan.path == Path::one_shot ? kMaxOneShotBytes : tuning.slot_bytes;
   const std::uint64_t steps[] = {0, 1, 2, plan.steps / 2, plan.steps - 1, in.number() % plan.steps};
   for (const std::uint64_t step : steps) {
-    // Where, parity, rank, block -> what this step has written there.
+    // Where, turn, rank, block -> what this step has written there.
     std::map<std::tuple<int, int, int, std::uint32_t>, std::vector<std::pair<std::size_t, std::size_t>>>
         written;
     for (int rank = 0; rank < shape.size; rank += 1 + static_cast<int>(in.below(3) * shape.size / 8)) {
@@ -81,7 +81,8 @@ void one(Input& in) {
           // Partial sums and results of several blocks lie in one slot, at an offset.
           const auto place = static_cast<std::uint32_t>(
               move.dst.block + (traits(shape.kind).in_per_rank && plan.two_level ? move.src.block : 0));
-          auto& there = written[{static_cast<int>(move.dst.where), move.dst.parity, d, place}];
+          auto& there =
+              written[{static_cast<int>(move.dst.where), static_cast<int>(move.dst.window & 1), d, place}];
           for (const auto& [lo, hi] : there)
             require(move.hi <= lo || hi <= move.lo, "no element is written twice in a step");
           there.emplace_back(move.lo, move.hi);

@@ -22,6 +22,7 @@ using namespace occl::coll;
 
 /// Bytes of a hostile rank's control region behind its block and its message ring.
 inline constexpr std::size_t kExtra = std::size_t{64} << 10;
+inline constexpr std::uint32_t kRing = 256 << 10;  // bytes of a ring
 
 inline std::shared_ptr<shm::Region> guarded_region() {
   auto region = std::make_shared<shm::Region>(
@@ -50,8 +51,7 @@ struct World {
 
 struct Hostile {
   explicit Hostile(int rank, int size, std::shared_ptr<shm::RegionTable> regions)
-      : control_bytes(shm::page_size() + shm::round_up_to_pages(SharedBlock::bytes(size)) + kRingBytes +
-                      kExtra),
+      : control_bytes(shm::page_size() + shm::round_up_to_pages(SharedBlock::bytes(size)) + kRing + kExtra),
         control(static_cast<std::byte*>(std::aligned_alloc(shm::page_size(), control_bytes))) {
     std::memset(control, 0, control_bytes);
     block = SharedBlock(reinterpret_cast<GroupHeader*>(control), control + shm::page_size(), size);
@@ -68,16 +68,16 @@ struct Hostile {
   Hostile(const Hostile&) = delete;
   Hostile& operator=(const Hostile&) = delete;
 
-  std::uint64_t extra() const { return control_bytes - kRingBytes - kExtra; }
+  std::uint64_t extra() const { return control_bytes - kRing - kExtra; }
 
   /// Writes the next record of the ring to rank `to`. Its payload is whatever lies there.
   void write(int to, const Envelope& e) {
-    std::byte* const line = control + extra() + position % kRingBytes;
+    std::byte* const line = control + extra() + position % kRing;
     std::memcpy(line + shm::kStampBytes, &e, sizeof(e));
     const std::uint64_t stamp = position + 1;
     std::memcpy(line, &stamp, sizeof(stamp));
     const std::uint64_t behind = e.bytes <= kInsideBytes ? 0 : std::uint64_t{whole_lines(e.bytes)};
-    position += kLine + std::min<std::uint64_t>(behind, kRingBytes);
+    position += kLine + std::min<std::uint64_t>(behind, kRing);
     block.send(to).ring.store(extra());
   }
 
@@ -124,6 +124,7 @@ class Victim {
       peers.push_back(i == rank ? world.endpoint->as_local_peer() : hostile[i]->peer);
     }
     invitations.front().tuning = tuning;
+    invitations.front().tuning.ring_bytes = kRing;
     mesh->join(invitations, std::move(peers));
     group = std::make_unique<Group>(*world.engine, std::move(mesh));
   }
