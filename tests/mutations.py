@@ -152,6 +152,7 @@ MUTATIONS = [
     # Messages.
     Mutation("a ring is announced with relaxed", "coll/pipe.cpp", f"line.ring.store(ring.offset, {RELEASE})", f"line.ring.store(ring.offset, {RELAXED})", ("tsan/test_messenger",)),
     Mutation("a ring is looked for with acquire", "coll/messenger.cpp", f"block.send(mesh_.rank()).ring.load({SEQ})", f"block.send(mesh_.rank()).ring.load({ACQUIRE})", ("explore/test_interleavings:single",)),
+    Mutation("a rank that only sends looks at no answers", "coll/channel.cpp", "    while (take_records(done)) moved = true;\n", "    ;\n", ("plain/test_messenger:only sends",)),
     Mutation("a sent record rings no bell", "coll/pipe.cpp", "  mesh_.member(peer_).peer->bell().ring();\n  return true;", "  return true;", ("explore/test_interleavings:message",)),
     Mutation("a reader that made room rings no bell", "coll/channel.cpp", "if (moved) pipe_.tell_of_room();", "", ("explore/test_interleavings:message",)),
     Mutation("a message overtakes one that waits for room", "coll/channel.cpp", "    room &= !waits_for_room(*it);\n", "", ("explore/test_interleavings:end in their order",)),

@@ -34,7 +34,7 @@ def test_every_threshold_is_in_the_table_with_its_default():
     header = (ROOT / "csrc/base/tuning.h").read_text()
     defaults = re.findall(r"^  std::uint(?:32|64)_t (\w+_bytes) = (.+);", header, re.M)
     table = dict(re.findall(r"^\| `(\w+_bytes)` \| (\d+)", (ROOT / "docs/tuning.md").read_text(), re.M))
-    assert len(defaults) == len(table) == 8
+    assert len(defaults) == len(table) == 10
     for name, default in defaults:
         value = table[name]
         if default != "kByCores":

@@ -21,7 +21,7 @@ class Blocking : public coll::Listener {
  public:
   Blocking(coll::Engine& engine, coll::Group& group, const coll::Task& task)
       : operation_(*this, task, Deadline::after(kPatience)) {
-    group.submit_and_drive(operation_, coll::Communicator::kMoment);
+    engine.submit_before_wait(group, operation_);
     if (!engine.wait(group, operation_, Deadline::never(), {}))
       throw std::runtime_error("the operation did not end");
     if (operation_.error()) throw *operation_.error();

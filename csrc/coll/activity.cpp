@@ -284,6 +284,7 @@ void Activity::time_last_message() {
 
 void Activity::messages_still_blocked() {
   if (record_->messages_open.get() == 0) return;
+  looks_for_messages_ = std::max(looks_for_messages_, kLooks);
   const Writing writing(*record_);
   time_last_message();
 }

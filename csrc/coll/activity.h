@@ -100,7 +100,7 @@ class Activity {
   void message_ended(const Operation& op);
   /// As for collectives: a rank has waited for a message from the look kLooks on, since no message was open.
   void messages_blocked() {
-    if (record_->messages_open.get() > 0) ++looks_for_messages_;
+    if (record_->messages_open.get() > 0 && ++looks_for_messages_ == kLooks) messages_still_blocked();
   }
   void messages_still_blocked();
 
@@ -136,7 +136,7 @@ class Activity {
   unsigned looks_ = 0;  // in vain, since something moved
   Ticks blocked_since_ = 0, synced_ = 0;
 
-  unsigned looks_for_messages_ = 0;
+  unsigned looks_for_messages_ = 0;  // in vain, since no message was open
 };
 
 }  // namespace occl::coll

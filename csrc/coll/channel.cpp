@@ -40,6 +40,14 @@ bool Channel::advance(OperationList& done) {
   return moved;
 }
 
+bool Channel::begin_sends(OperationList& done) {
+  bool moved = false;
+  if (!took_records_)
+    while (take_records(done)) moved = true;
+  took_records_ = false;
+  return moved | (sending_.empty() && notes_.empty() && push_sends(true, done));
+}
+
 void Channel::drop() {
   queue_ = {};
   sending_.clear();
@@ -68,6 +76,7 @@ bool Channel::take_records(OperationList& done) {
     moved = true;
   }
   if (moved) pipe_.tell_of_room();
+  took_records_ |= moved;
   return moved;
 }
 

@@ -33,10 +33,10 @@ class Channel {
 
   /// Queues a send. `begin_sends` or `advance` begins it.
   void send(Operation& op) { queue_.push(op); }
-  /// Begins what is queued, if no other record waits for room. True if there was anything.
-  bool begin_sends(OperationList& done) {
-    return sending_.empty() && notes_.empty() && push_sends(true, done);
-  }
+  /// Begins what is queued, if no other record waits for room. True if there was anything. A rank that only
+  /// sends must hear of a small message that did not fit, so this first takes what has arrived, unless
+  /// records were taken since the last time. Throws what `advance` throws.
+  bool begin_sends(OperationList& done);
   /// Gives a receive the first message with its tag that has arrived already. False if there is none.
   bool receive_arrived(Operation& op, OperationList& done);
 
@@ -113,6 +113,7 @@ class Channel {
   std::deque<Unexpected> unexpected_;
   std::vector<std::uint64_t> refused_;  // messages that did not fit; more of their bytes may be on the way
   std::uint64_t next_id_ = 1;
+  bool took_records_ = false;  // since begin_sends
 };
 
 }  // namespace occl::coll

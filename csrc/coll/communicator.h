@@ -50,12 +50,9 @@ class Communicator {
   /// Queues an operation. It and its buffers must live until Listener::released.
   /// After an error that ended the group, or close(), the operation ends at once with that error.
   void submit(Operation& op);
-  /// The same, and drives if the operation is brief and no other thread drives. Whether it has driven. A
-  /// caller that waits next may let it look several times (`looks`, each about 30 ns) before it lets go of
-  /// the group: an operation that ends meanwhile is never counted, and no thread is told that one waits.
+  /// For Engine. The same, and drives if the operation is brief and no other thread drives. Whether it has
+  /// driven. It looks up to `looks` times for something that ends before it lets go of the group.
   bool submit_and_drive(Operation& op, int looks = 1);
-  /// For `looks`: so long as answers of peers take that have called the same already.
-  static constexpr int kMoment = 64;
 
   /// The next collective was called with wrong arguments and is not submitted: ranks that wait for it in vain
   /// are told `text`, which begins with the name of the call. See coll/refusals.h.

@@ -40,6 +40,11 @@ class Engine {
   /// background.
   void submit(Communicator& group, Operation& op);
 
+  /// Submits for a caller that waits next, and keeps the group for a moment, as long as answers of peers take
+  /// that have called the same already. An operation that ends meanwhile is never counted, and no thread is
+  /// told that one waits.
+  void submit_before_wait(Communicator& group, Operation& op);
+
   /// Lets an operation begin that was submitted on hold.
   void release(Communicator& group, Operation& op);
 

@@ -12,7 +12,7 @@
 //     listed[2][N]     addresses and sizes of blocks that do not lie back to back
 //     SendLine[N]      point-to-point to rank j: where the ring is
 //     RecvLine[N]      point-to-point from rank j: how much is read
-//     payload[2]       one-shot contributions that do not fit into Post
+//     payload[2]       small one-shot contributions that do not fit into Post
 //
 // Why two posts are enough and no exit barrier is needed: a rank writes Post[q % 2] when it starts operation
 // q. It has then finished q - 1, for which it has seen every other rank's stamp q - 1; so every other rank
@@ -44,7 +44,7 @@ struct alignas(kLine) GroupHeader {
   Atomic<std::uint64_t> incarnation = 0;  // random: invitations name it
   std::uint32_t magic = shm::kMagic;
   Atomic<std::uint32_t> presence = 0;    // bits; with kAborted, `reason` was written before
-  Atomic<std::uint32_t> joined = 0;      // 1: it has mapped the others; seq_cst: pairs with Member::joined
+  Atomic<std::uint32_t> joined = 0;      // 1: it has mapped the others; release: pairs with Member::joined
   Atomic<std::uint32_t> connecting = 0;  // 1 + the rank that it connects to. Relaxed: only for a text
   std::array<char, 8 * kLine - 28> reason{};
 
@@ -60,7 +60,7 @@ struct alignas(kLine) GroupHeader {
 static_assert(sizeof(GroupHeader) == 8 * kLine);
 
 struct alignas(kLine) Tick {
-  Atomic<std::uint64_t> value = 0;  // seq_cst: pairs with Executor::all_reached, and with sleepers
+  Atomic<std::uint64_t> value = 0;  // release: pairs with Executor::all_reached
 };
 
 struct alignas(kLine) RollCall {
@@ -83,7 +83,7 @@ struct alignas(kLine) Refusal {
 };
 
 struct alignas(kLine) Post {
-  Atomic<std::uint64_t> stamp = 0;  // seq_cst: pairs with Meeting::all_posted, and with sleepers
+  Atomic<std::uint64_t> stamp = 0;  // release: pairs with Meeting::all_posted
   std::uint64_t signature = 0;
   double factor = 1;  // PREMUL_SUM
   std::array<std::byte, kInlineBytes> payload{};

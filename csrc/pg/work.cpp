@@ -131,7 +131,7 @@ void WorkOCCL::add(Request&& request, Mode mode) {
   if (mode == Mode::held) part.operation.hold();
   c10::raw::intrusive_ptr::incref(this);  // until released(): the group holds the operation
   if (mode == Mode::blocking)
-    group_->submit_and_drive(part.operation, coll::Communicator::kMoment);
+    engine().submit_before_wait(*group_, part.operation);
   else
     engine().submit(*group_, part.operation);
 }

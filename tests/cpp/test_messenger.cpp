@@ -240,6 +240,20 @@ TEST("a message that does not fit is an error on both sides that names both") {
   }
 }
 
+TEST("a rank that only sends hears of a small message that did not fit") {
+  Cluster cluster(2);
+  Rank &zero = cluster[0], &one = cluster[1];
+  Message small(zero, 8, false), other(one, 9, false);
+  small.fill(0, 3);
+  Call receive(transfer(other, false, 0, 3), Deadline::after(kPatience));
+  one.submit(receive);
+  zero.run(transfer(small, true, 1, 3));
+  one.group->drive(false);  // it tells rank 0, and no message follows that rank 0 would have to take
+  CHECK(receive.operation.finished());
+  CHECK(
+      contains(error_of([&] { zero.run(transfer(small, true, 1, 3)); }), "rank 0 sent uint8[8] with tag 3"));
+}
+
 TEST("an answer for which there is no room is given later, by a rank that has nothing else to do") {
   const std::size_t kRecords = ring_bytes_by_ranks(2) / kLine, kPayload = kInsideBytes;  // one line for each
   Cluster cluster(2);

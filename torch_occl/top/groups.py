@@ -42,7 +42,7 @@ class Rank:
 
     def waits_since(self) -> int | None:
         if self.record.stage == "meeting" or self.receives:
-            return self.call.posted if self.call else None
+            return (self.call.posted or None) if self.call else None  # 0: a message that just begins
         return self.record.since if self.record.stage == "syncing" else None
 
     def waited(self, now: int) -> float:
