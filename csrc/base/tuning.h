@@ -52,8 +52,8 @@ struct Tuning {
 inline constexpr std::uint32_t kMaxOneShotBytes = 64 << 10;
 inline constexpr std::uint32_t kMaxSlotBytes = 64 << 20;
 inline constexpr std::uint32_t kMaxAreaBytes = 512 << 20;
-/// Of a staging area, with a core for each rank: twice what a core's own cache holds.
-inline constexpr std::uint32_t kAreaBytes = 2 << 20;
+/// Of a staging area, with a core for each rank: somewhat more than what a core's own cache holds.
+inline constexpr std::uint32_t kAreaBytes = 3 << 19;
 inline constexpr std::uint32_t kMaxEagerBytes = 32 << 10, kMaxUnaskedBytes = 1 << 20;
 inline constexpr std::uint32_t kLeastRingBytes = 128 << 10, kMaxRingBytes = 64 << 20;
 inline constexpr int kMaxRanks = 256;

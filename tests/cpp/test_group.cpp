@@ -359,7 +359,7 @@ TEST("ranks that are bound to different cores have a core for each") {
   CHECK(own->cores_for_each(1) && own->tuning().direct_bytes == kDirectBytes);
   CHECK(!shared->cores_for_each(1) && shared->tuning().direct_bytes == kByCores);
   CHECK(own->tuning().slot_bytes == 256 << 10 && shared->tuning().slot_bytes == 1 << 20);
-  CHECK(own->tuning().area_bytes == kAreaBytes && shared->tuning().area_bytes == 2 << 20);
+  CHECK(own->tuning().area_bytes == 3 << 19 && shared->tuning().area_bytes == 2 << 20);
   CHECK(!joined(0, 0)->cores_for_each(1));  // nothing is known
   CHECK(joined(3, 3)->cores_for_each(2) && !joined(3, 1)->cores_for_each(2));
   Tuning tuning;
