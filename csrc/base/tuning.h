@@ -20,8 +20,8 @@ std::uint32_t slot_bytes_by_cores(int ranks, bool core_for_each);
 std::uint32_t ring_bytes_by_ranks(int ranks);
 
 struct Tuning {
-  /// Largest contribution per rank for the one-step path: every rank shows its contribution when it posts, and
-  /// every rank combines all of them.
+  /// Largest contribution per rank for the one-step path: every rank shows its contribution when it posts,
+  /// and every rank combines all of them.
   std::uint32_t one_shot_bytes = 16 << 10;
   /// Above this, buffers that all ranks have mapped are used in place, though that takes one more
   /// synchronisation.
