@@ -282,7 +282,7 @@ void Activity::time_last_message() {
   keep_time(now);
 }
 
-void Activity::messages_still_blocked() {
+void Activity::block_messages() {
   if (record_->messages_open.get() == 0) return;
   looks_for_messages_ = std::max(looks_for_messages_, kLooks);
   const Writing writing(*record_);

@@ -80,6 +80,7 @@ class Activity {
   /// Nothing has moved for a while, so the thread is about to sleep.
   void still_blocked() {
     if (looks_ > 0 && looks_ < kLooks) block();
+    block_messages();
   }
   void unblocked() {
     looks_ = 0;
@@ -100,9 +101,8 @@ class Activity {
   void message_ended(const Operation& op);
   /// As for collectives: a rank has waited for a message from the look kLooks on, since no message was open.
   void messages_blocked() {
-    if (record_->messages_open.get() > 0 && ++looks_for_messages_ == kLooks) messages_still_blocked();
+    if (record_->messages_open.get() > 0 && ++looks_for_messages_ == kLooks) block_messages();
   }
-  void messages_still_blocked();
 
   /// Rarely called: bytes of shared memory that this rank holds for the group.
   void set_memory(std::size_t bytes) { record_->memory.set(bytes); }
@@ -114,6 +114,7 @@ class Activity {
   class Writing;
 
   void block();
+  void block_messages();
   void unblock(Ticks now);
   void keep_time(Ticks now);
   void time_last_message();

@@ -45,7 +45,8 @@ bool Channel::begin_sends(OperationList& done) {
   if (!took_records_)
     while (take_records(done)) moved = true;
   took_records_ = false;
-  return moved | (sending_.empty() && notes_.empty() && push_sends(true, done));
+  if (sending_.empty() && notes_.empty()) moved |= push_sends(true, done);
+  return moved;
 }
 
 void Channel::drop() {

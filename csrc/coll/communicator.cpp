@@ -145,7 +145,6 @@ bool Communicator::drive_locked(bool checks, OperationList& done) {
       activity_.messages_blocked();
     if (!moved && checks) {
       activity_.still_blocked();
-      activity_.messages_still_blocked();
       activity_.set_memory(memory_held().total());
       check(done);
     }

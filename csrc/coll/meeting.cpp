@@ -207,15 +207,15 @@ Meeting::Mapped Meeting::learn_from_posts() {
 
 // ---- locating
 
-/// Where this rank stages: in its post (`small`) or beside it if one step is enough, else in its staging
-/// slots, which peers are told of.
+/// Where this rank stages: in its post (`small`) or beside it what is small and takes one step, else in its
+/// staging areas, which peers are told of.
 void Meeting::use_own_slot(Payload& small) {
   in_staging_ = plan_.path != Path::one_shot || staged_bytes(shape_) > kBesidePostBytes;
   if (in_staging_) {
     slots_[mesh_.rank()] = mesh_.staging();
     mesh_.own().post(q_).staging = mesh_.staging_ref();
   } else {
-    slots_[mesh_.rank()] = fits_into_post() ? small.data() : mesh_.own().payload(q_);
+    slots_[mesh_.rank()] = slot_beside_post(mesh_.own(), small);
   }
 }
 
@@ -224,11 +224,14 @@ void Meeting::locate_slots() {
   for (int i = 0; i < mesh_.size(); ++i) {
     if (i == mesh_.rank()) continue;
     const SharedBlock& block = mesh_.member(i).block;
-    slots_[i] = in_staging_        ? reach(i, shm::Ref::unpack(block.post(q_).staging), bytes)
-                : fits_into_post() ? block.post(q_).payload.data()
-                                   : block.payload(q_);
+    slots_[i] = in_staging_ ? reach(i, shm::Ref::unpack(block.post(q_).staging), bytes)
+                            : slot_beside_post(block, block.post(q_).payload);
   }
   complete_ = true;
+}
+
+std::byte* Meeting::slot_beside_post(const SharedBlock& block, Payload& small) const {
+  return staged_bytes(shape_) <= kInlineBytes ? small.data() : block.payload(q_);
 }
 
 void Meeting::locate_tensors() {

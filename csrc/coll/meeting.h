@@ -96,7 +96,7 @@ class Meeting {
   void compare_pairs() const;
   using Payload = std::array<std::byte, kInlineBytes>;
   void use_own_slot(Payload& small);
-  bool fits_into_post() const { return staged_bytes(shape_) <= kInlineBytes; }
+  std::byte* slot_beside_post(const SharedBlock& block, Payload& small) const;
   std::size_t place(std::uint32_t block, bool per_rank) const;
   void locate_tensors();
   void locate_for_domain();

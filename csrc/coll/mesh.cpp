@@ -159,8 +159,8 @@ void Mesh::join(const std::vector<Invitation>& invitations, std::vector<std::sha
   // A slot holds what one_shot may stage, and at least a cache line for every other rank.
   const auto least = std::max<std::uint32_t>(tuning_.one_shot_bytes + kLine, size_ * kLine);
   tuning_.slot_bytes = std::clamp<std::uint32_t>(tuning_.slot_bytes / kLine * kLine, least, kMaxSlotBytes);
-  tuning_.area_bytes = std::clamp(tuning_.area_bytes / std::uint32_t{kLine} * std::uint32_t{kLine},
-                                  2 * tuning_.slot_bytes, kMaxAreaBytes);
+  tuning_.area_bytes =
+      std::clamp<std::uint32_t>(tuning_.area_bytes / kLine * kLine, 2 * tuning_.slot_bytes, kMaxAreaBytes);
   if (tuning_.ring_bytes == kByCores) tuning_.ring_bytes = ring_bytes_by_ranks(size_);
   tuning_.ring_bytes = std::clamp(std::bit_floor(tuning_.ring_bytes), kLeastRingBytes, kMaxRingBytes);
   tuning_.eager_bytes = std::min(tuning_.eager_bytes, kMaxEagerBytes);

@@ -91,7 +91,7 @@ class Mesh {
   /// More memory that peers can read, zeroed. Freed with the group.
   shm::Arena::Block allocate(std::size_t bytes);
 
-  /// This rank's staging slots, allocated at first use: one of contributions, one of results, and in a group
+  /// This rank's staging areas, allocated at first use: one of contributions, one of results, and in a group
   /// over several sockets one of partial sums.
   std::byte* staging();
   /// The offset of something in this rank's control region.

@@ -22,7 +22,7 @@ class Rotation {
     const std::uint64_t before_the_end = (area_ - next_) / bytes;
     return w < before_the_end ? next_ + w * bytes : (w - before_the_end) % (area_ / bytes) * bytes;
   }
-  /// The current operation has staged so many windows, at least one.
+  /// Call it at the end of the current operation, which staged `windows` windows, at least one.
   void advance(std::uint64_t windows, std::size_t bytes) { next_ = at(windows - 1, bytes) + bytes; }
 
  private:

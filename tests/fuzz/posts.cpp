@@ -25,6 +25,7 @@ void one(Input& in) {
   tuning.one_shot_bytes = in.below(2) ? 256 : 0;
   tuning.direct_bytes = in.below(2) ? kByCores : 40;
   tuning.slot_bytes = 512;
+  tuning.area_bytes = 0;
   Victim victim(me, size, tuning);
   std::array<std::vector<Block>, 8> lists;  // live as long as the operations
   std::size_t used = 0;

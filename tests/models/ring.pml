@@ -7,9 +7,9 @@
  * line, the writer clears all that is free.
  *
  * Broken variants that must be caught: -DPUBLISH_FIRST (the stamp goes before the bytes), -DRELEASE_FIRST (the reader
- * gives room back before it has copied), -DTOO_MUCH_ROOM (a line that was not read counts as free), -DNO_CLEAR (the place behind a record
- * keeps what it held), -DCLEAR_UNREAD (the writer clears a record that was not read), -DNO_BELL (a reader that has made
- * room does not ring).
+ * gives room back before it has copied), -DTOO_MUCH_ROOM (a line that was not read counts as free), -DNO_CLEAR (the
+ * place behind a record keeps what it held), -DCLEAR_UNREAD (the writer clears a record that was not read), -DNO_BELL
+ * (a reader that has made room does not ring).
  */
 #define CAPACITY 4
 #define TOTAL 6
