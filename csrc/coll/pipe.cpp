@@ -1,8 +1,5 @@
 #include "coll/pipe.h"
 
-#include <sys/mman.h>
-
-#include <cstdint>
 #include <cstring>
 
 #include "base/error.h"
@@ -14,18 +11,6 @@ namespace {
 
 bool lies_inside(const Envelope& e) { return e.bytes <= kInsideBytes; }
 
-/// Maps the pages of a new ring at once, which takes less than a fault for each page of the first turn. Where
-/// the kernel cannot do that, it faults them in one by one.
-void populate([[maybe_unused]] const std::byte* ring, [[maybe_unused]] std::size_t bytes,
-              [[maybe_unused]] bool write) {
-#ifdef MADV_POPULATE_WRITE
-  const auto page = shm::page_size();
-  const auto begin = reinterpret_cast<std::uintptr_t>(ring) / page * page;
-  const auto end = reinterpret_cast<std::uintptr_t>(ring) + bytes;
-  madvise(reinterpret_cast<void*>(begin), end - begin, write ? MADV_POPULATE_WRITE : MADV_POPULATE_READ);
-#endif
-}
-
 std::size_t record_bytes(const Envelope& e) { return kLine + (lies_inside(e) ? 0 : whole_lines(e.bytes)); }
 
 }  // namespace
@@ -36,7 +21,7 @@ bool Pipe::write(const Envelope& e, const std::byte* payload) {
     OCCL_FAULT_POINT("message.ring");
     const auto ring = mesh_.allocate(mesh_.tuning().ring_bytes);
     std::byte* const data = mesh_.endpoint().arena().at(ring.offset);
-    populate(data, mesh_.tuning().ring_bytes, true);
+    shm::populate(data, mesh_.tuning().ring_bytes, true);
     writer_ =
         shm::RingWriter(data, mesh_.tuning().ring_bytes, &mesh_.member(peer_).block.recv(mesh_.rank()).tail);
     line.ring.store(ring.offset, std::memory_order_release);  // pairs with next and Messenger::advance
@@ -70,7 +55,7 @@ bool Pipe::next(Envelope& e) {
     if (ring == 0) return false;
     fail_if(ring % kLine != 0);
     const std::byte* const data = member.peer->control(ring, bytes);
-    populate(data, bytes, false);
+    shm::populate(data, bytes, false);
     reader_ = shm::RingReader(data, bytes, &mesh_.own().recv(peer_).tail);
   }
   if (!reader_.readable()) return false;

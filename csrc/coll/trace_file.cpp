@@ -21,6 +21,7 @@
 #include "base/error.h"
 #include "base/ticks.h"
 #include "coll/collective.h"
+#include "shm/region.h"
 
 namespace occl::coll {
 
@@ -196,10 +197,7 @@ bool TraceFile::extend(std::uint64_t from, std::uint64_t to) const {
 
 /// Where the kernel can, it makes the pages of records [from, to) now, all at once.
 void TraceFile::populate(std::uint64_t from, std::uint64_t to) const noexcept {
-#ifdef MADV_POPULATE_WRITE
-  madvise(reinterpret_cast<std::byte*>(records_ + from), (to - from) * sizeof(TraceRecord),
-          MADV_POPULATE_WRITE);
-#endif
+  shm::populate(records_ + from, (to - from) * sizeof(TraceRecord), true);
 }
 
 bool TraceFile::write_line(const std::string& line) {

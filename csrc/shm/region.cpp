@@ -80,6 +80,15 @@ std::size_t round_up_to_pages(std::size_t bytes) {
   return (bytes + mask) & ~mask;
 }
 
+void populate([[maybe_unused]] const void* begin, [[maybe_unused]] std::size_t bytes,
+              [[maybe_unused]] bool write) noexcept {
+#ifdef MADV_POPULATE_WRITE
+  const auto at = reinterpret_cast<std::uintptr_t>(begin), first = at / page_size() * page_size();
+  madvise(reinterpret_cast<void*>(first), at + bytes - first,
+          write ? MADV_POPULATE_WRITE : MADV_POPULATE_READ);
+#endif
+}
+
 Region Region::create(const char* name, std::size_t bytes, Access peers) {
   OCCL_FAULT_POINT("region.create");
   Region region;

@@ -82,5 +82,8 @@ class Region {
 
 std::size_t page_size();
 std::size_t round_up_to_pages(std::size_t bytes);
+/// Maps the pages of these bytes at once, for writing or for reading, which takes less than a fault for each
+/// of them. Where the kernel cannot, they are faulted in one by one.
+void populate(const void* begin, std::size_t bytes, bool write) noexcept;
 
 }  // namespace occl::shm
