@@ -86,7 +86,7 @@ void report(Kind kind, int ranks, int sockets, int levels, std::size_t bytes, bo
         read(m.src, n);
         if (m.carries()) read(m.carried, n);
         write(m.dst, n);
-        if (m.also_result) own.write_near += n;
+        if (m.also != Where::tensor) own.write_near += n;
       }
       busiest = std::max(busiest, own.sum());
       of[rank].add(own);

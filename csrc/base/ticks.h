@@ -45,6 +45,16 @@ inline Ticks ticks_now() noexcept {
 #endif
 }
 
+/// The moment at which all loads before it have ended: the processor may ask for ticks_now() earlier.
+inline Ticks ticks_after_loads() noexcept {
+#if defined(__x86_64__)
+  _mm_lfence();
+#elif defined(__aarch64__)
+  asm volatile("dsb ld" ::: "memory");
+#endif
+  return ticks_now();
+}
+
 /// One moment on both clocks.
 struct Anchor {
   Ticks ticks = 0;

@@ -33,6 +33,7 @@ constexpr Name kNames[] = {
     {"eager_bytes", kMaxEagerBytes, assign<&Tuning::eager_bytes>},
     {"unasked_bytes", kMaxUnaskedBytes, assign<&Tuning::unasked_bytes>},
     {"both_ends_bytes", kAny, assign<&Tuning::both_ends_bytes>},
+    {"far_ns", kMaxFarNs, assign<&Tuning::far_ns>},
 };
 
 }  // namespace

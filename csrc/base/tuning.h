@@ -46,6 +46,9 @@ struct Tuning {
   std::uint32_t unasked_bytes = 64 << 10;
   /// From this size, a message between buffers that both ranks have mapped is copied by both of them.
   std::uint64_t both_ends_bytes = 128 << 10;
+  /// Where a cache line takes at least so many nanoseconds from another rank's core, what that rank reads is
+  /// stored past the caches (coll/distances.h). 0: always.
+  std::uint32_t far_ns = 100;
 };
 
 /// Limits of a group's memory layout, which tuning may not exceed.
@@ -56,6 +59,7 @@ inline constexpr std::uint32_t kMaxAreaBytes = 512 << 20;
 inline constexpr std::uint32_t kAreaBytes = 3 << 19;
 inline constexpr std::uint32_t kMaxEagerBytes = 32 << 10, kMaxUnaskedBytes = 1 << 20;
 inline constexpr std::uint32_t kLeastRingBytes = 128 << 10, kMaxRingBytes = 64 << 20;
+inline constexpr std::uint32_t kMaxFarNs = 1'000'000'000;
 inline constexpr int kMaxRanks = 256;
 
 /// Numbers by name, as users write them: {"one_shot_bytes": 16384}.

@@ -67,14 +67,17 @@ std::string Channel::unexpected() const {
 // ---- receiving
 
 bool Channel::take_records(OperationList& done) {
-  bool moved = false;
+  const bool measures = !sending_.empty() || !receiving_.empty();  // small messages do not pay for it
+  const Ticks before = measures ? ticks_now() : 0;
   Envelope e;
+  const bool moved = pipe_.next(e);
+  if (moved && measures && looked_in_vain_) mesh_.distances().add(peer_, ticks_after_loads() - before);
+  looked_in_vain_ = !moved;
   // After the last operation no look at the next record: fetching that line takes as long as a small message.
-  while ((!moved || !transfers_.empty()) && pipe_.next(e)) {
+  for (bool found = moved; found; found = !transfers_.empty() && pipe_.next(e)) {
     take(e, done);
     OCCL_FAULT_POINT("message.taken");
     pipe_.release(e);
-    moved = true;
   }
   if (moved) pipe_.tell_of_room();
   took_records_ |= moved;

@@ -114,6 +114,7 @@ class Channel {
   std::vector<std::uint64_t> refused_;  // messages that did not fit; more of their bytes may be on the way
   std::uint64_t next_id_ = 1;
   bool took_records_ = false;  // since begin_sends
+  bool looked_in_vain_ = false;
 };
 
 }  // namespace occl::coll

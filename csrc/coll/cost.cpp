@@ -65,7 +65,7 @@ Traffic traffic(const Shape& shape, const Plan& plan) {
         const std::uint64_t bytes = (move.hi - move.lo) * shape.element_size;
         mine.read += bytes * move.src.ranks();
         mine.read += move.carries() * (move.hi - move.lo) * shape.partial_size;
-        mine.written += bytes * (move.dst.ranks() + move.also_result);
+        mine.written += bytes * (move.dst.ranks() + (move.also != Where::tensor));
       }
     if (mine.read + mine.written > most.read + most.written) most = mine;
   }

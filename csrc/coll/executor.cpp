@@ -78,15 +78,21 @@ void Executor::publish_tick() {
   mesh_.ring_all();
   OCCL_FAULT_POINT("tick.rung");
   cursor_ = 0;
+  waits_for_ = -1;
   stage_ = Stage::sync;
 }
 
 bool Executor::all_reached(std::uint64_t tick) {
   for (; cursor_ < mesh_.size(); ++cursor_) {
     if (cursor_ == mesh_.rank()) continue;
+    const Ticks before = ticks_now();
     // seq_cst: pairs with publish_tick
     const std::uint64_t reached = mesh_.member(cursor_).block.tick().load(std::memory_order_seq_cst);
-    if (reached < tick) return false;
+    if (reached < tick) {
+      waits_for_ = cursor_;
+      return false;
+    }
+    if (waits_for_ == cursor_) mesh_.distances().add(cursor_, ticks_after_loads() - before);
     // No rank can pass a synchronisation before this rank has ticked. Trusting a false claim, this rank would
     // run through the steps of an operation without checking its deadline.
     if (reached > tick + 1)
@@ -145,19 +151,22 @@ std::size_t Executor::block_size(const Move& move) const {
 void Executor::make(const Move& move, std::size_t lo, std::size_t hi) {
   OCCL_FAULT_POINT("move.slice");
   const Collective& c = meeting_.collective();
+  const std::size_t bytes = (hi - lo) * meeting_.shape().element_size;
   std::array<std::byte*, kMaxRanks + 1> dsts, srcs;
   const std::size_t n_src = collect_addresses(move.src, move, lo, srcs.data());
   std::size_t n_dst = collect_addresses(move.dst, move, lo, dsts.data());
-  if (move.also_result) {
-    Side result = move.dst;
-    result.where = Where::result;
-    dsts[n_dst++] = address(result, mesh_.rank(), move, lo);
+  bool first = passes_caches(move.dst.where, move, bytes), last = first;
+  if (move.also != Where::tensor) {
+    Side also = move.dst;
+    also.where = move.also;
+    if (move.also == Where::output) also.block = static_cast<std::uint32_t>(mesh_.rank());
+    dsts[n_dst++] = address(also, mesh_.rank(), move, lo);
+    last = passes_caches(move.also, move, bytes);
+    if (last && !first) std::swap(dsts[0], dsts[1]), std::swap(first, last);
   }
-  // In-place reductions have just read their destination into the caches: streaming stores gain nothing.
-  const bool in_place = move.reduce && c.in.base == c.out.base;
-  const auto store = streaming_ && move.dst.where == Where::tensor && !move.also_result && !in_place
-                         ? kernels::Store::streaming
-                         : kernels::Store::cached;
+  const kernels::Store store = last    ? kernels::Store::streaming
+                               : first ? kernels::Store::first_streaming
+                                       : kernels::Store::cached;
   // A block that lies in its place already is not written, because peers may be reading it.
   if (!move.reduce) n_dst = std::remove(dsts.begin(), dsts.begin() + n_dst, srcs[0]) - dsts.begin();
   const std::span<void* const> to(reinterpret_cast<void* const*>(dsts.data()), n_dst);
@@ -171,8 +180,18 @@ void Executor::make(const Move& move, std::size_t lo, std::size_t hi) {
     kernels::reduce(c.dtype, c.op, to, {reinterpret_cast<const void* const*>(srcs.data()), n_src}, hi - lo,
                     store, factors, part);
   } else if (n_dst) {
-    kernels::copy(to, srcs[0], (hi - lo) * meeting_.shape().element_size, store);
+    kernels::copy(to, srcs[0], bytes, store);
   }
+}
+
+/// Whether what a move brings to one of its destinations is stored past the caches: slots where the ranks
+/// that read them are far, and tensors of large operations. In-place reductions have just read their
+/// destination into the caches, so they gain nothing.
+bool Executor::passes_caches(Where where, const Move& move, std::size_t bytes) const {
+  if (where != Where::tensor && where != Where::output)
+    return mesh_.distances().mostly_far() && bytes >= Distances::kLeastBytes;
+  const Collective& c = meeting_.collective();
+  return streaming_ && !(move.reduce && c.in.base == c.out.base);
 }
 
 std::size_t Executor::staged_window() const {

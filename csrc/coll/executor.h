@@ -45,6 +45,7 @@ class Executor {
   bool make_moves();
   std::size_t block_size(const Move& move) const;
   void make(const Move& move, std::size_t lo, std::size_t hi);
+  bool passes_caches(Where where, const Move& move, std::size_t bytes) const;
   std::byte* address(const Side& side, int rank, const Move& move, std::size_t lo) const;
   std::size_t staged_window() const;
   std::size_t collect_addresses(const Side& side, const Move& move, std::size_t lo, std::byte** out) const;
@@ -57,6 +58,7 @@ class Executor {
   Stage stage_ = Stage::meet;
   std::uint64_t tick_ = 0;  // synchronisations passed since the group began; the same on every rank
   int cursor_ = 0;          // all ranks before it have reached the tick
+  int waits_for_ = -1;      // the last rank that had not reached the tick at a look
   Rotation rotation_;
   bool streaming_ = false;  // whether stores into tensors go past the caches
   std::uint64_t step_ = 0;

@@ -146,7 +146,7 @@ void combine(const Plan& plan, const Shape& s, const Place& at, std::uint32_t wi
     m.dst = {Where::result, window, at.rank, 1, -1, 0, divides(s) ? 0 : kept_at};
   else
     m.dst = {Where::tensor, window, at.rank};
-  m.also_result = staged && last && s.kind == Kind::all_reduce;
+  if (staged && last && s.kind == Kind::all_reduce) m.also = Where::result;
 }
 
 void fetch(const Plan& plan, const Shape& s, const Place& at, std::uint32_t window, std::uint32_t index,
@@ -161,14 +161,14 @@ void fetch(const Plan& plan, const Shape& s, const Place& at, std::uint32_t wind
         const Range piece = pieces.at(index);
         m.src = {Where::result, window, last_first + pieces.owner(index)};
         m.lo = piece.lo, m.hi = piece.hi;
-        m.also_result = true;
+        m.also = Where::result;
         return;
       }
       m.src = {Where::output, window, s.domains.fetches_from(at.rank)};
       break;
     case Kind::broadcast:
       m.src = {staged ? Where::slot : Where::tensor, window, s.root};
-      m.also_result = staged;
+      if (staged) m.also = Where::result;
       break;
     case Kind::reduce_scatter: {
       const int helper = s.domains.handler(last, at.rank);
@@ -180,7 +180,7 @@ void fetch(const Plan& plan, const Shape& s, const Place& at, std::uint32_t wind
       const int from = s.domains.handled(at.rank, index + staged);
       m.src = {staged ? Where::slot : Where::tensor, window, from};
       m.dst.block = static_cast<std::uint32_t>(from);
-      m.also_result = staged;
+      if (staged) m.also = Where::result;
       if (staged) m.dst.offset = static_cast<std::int32_t>(index * plan.window);
       if (!staged) m.dst.first = at.first, m.dst.count = at.size;
       return;

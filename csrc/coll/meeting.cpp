@@ -28,6 +28,7 @@ void Meeting::begin(const Collective& collective, std::uint64_t number, Deadline
   pairwise_ = c_->kind == Kind::all_to_all && c_->in.list;
   equal_parts_.reset();
   complete_ = exposed_ = mapped_ = false;
+  measures_ = staged_bytes(shape_) > kBesidePostBytes;
   in_[mesh_.rank()] = c_->in.base;
   out_[mesh_.rank()] = c_->out.base;
 
@@ -101,11 +102,13 @@ bool Meeting::all_posted() {
   for (; cursor_ < mesh_.size(); ++cursor_) {
     if (cursor_ == mesh_.rank()) continue;
     const Post& post = mesh_.member(cursor_).block.post(q_);
+    const Ticks before = measures_ ? ticks_now() : 0;
     const std::uint64_t stamp = post.stamp.load(std::memory_order_seq_cst);  // pairs with post()
     if (stamp < q_) {
       last_ = cursor_;
       return false;
     }
+    if (measures_ && last_ == cursor_) mesh_.distances().add(cursor_, ticks_after_loads() - before);
     if (stamp > q_)
       fail(Errc::protocol, mesh_.describe(cursor_), " of group ", mesh_.name(), " is at operation #", stamp,
            " where this rank is at #", q_);

@@ -118,6 +118,7 @@ class Meeting {
   bool complete_ = false;
   bool exposed_ = false;
   bool in_staging_ = false;
+  bool measures_ = false;  // small operations do not pay for looking at the clock
   int odd_rank_ = -1;  // the first rank whose call does not fit, and its signature
   Signature odd_signature_;
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/tuning.h"
+#include "coll/distances.h"
 #include "coll/domains.h"
 #include "coll/invitation.h"
 #include "coll/layout.h"
@@ -69,6 +70,8 @@ class Mesh {
   int size() const { return size_; }
   const Tuning& tuning() const { return tuning_; }
   const Domains& domains() const { return domains_; }
+  /// Requires that this rank has joined.
+  Distances& distances() { return *distances_; }
   /// Whether each rank can have so many cores, of those that any of the ranks may run on.
   bool cores_for_each(int cores) const { return cores_ >= cores * size_; }
   shm::Endpoint& endpoint() const { return *endpoint_; }
@@ -128,6 +131,7 @@ class Mesh {
   int cores_ = 0;
   std::optional<std::int64_t> listed_domain_;  // as OCCL_TOPOLOGY says
   Domains domains_;
+  std::optional<Distances> distances_;
   std::uint64_t incarnation_;
   std::uint64_t header_;
   std::vector<shm::Arena::Block> blocks_;

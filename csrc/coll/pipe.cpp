@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/fault_point.h"
+#include "kernels/kernels.h"
 #include "shm/region.h"
 
 namespace occl::coll {
@@ -30,7 +31,13 @@ bool Pipe::write(const Envelope& e, const std::byte* payload) {
   if (!writer_.has_room(bytes)) return false;
   OCCL_FAULT_POINT("message.write");
   const bool inside = lies_inside(e);
-  if (!inside) writer_.put({payload, e.bytes});
+  const auto store = mesh_.distances().far(peer_) && e.bytes >= Distances::kLeastBytes
+                         ? kernels::Store::streaming
+                         : kernels::Store::cached;
+  if (!inside)
+    writer_.put({payload, e.bytes}, [store](void* to, const std::byte* from, std::size_t n) {
+      kernels::copy({&to, 1}, from, n, store);
+    });
   OCCL_FAULT_POINT("message.publish");
   writer_.publish<Envelope>(bytes, [&](Envelope& first) {
     first = e;

@@ -24,6 +24,12 @@ bool shows_in(const Plan& plan, const Shape& s, int rank) {
   return has_in(s, rank) && s.size > 1 && !(only_root_reads && rank == s.root);
 }
 
+/// Whether a rank brings what it stages into its own output too, as all_gather has it.
+bool fills_output(const Plan& plan, const Shape& s, int rank) {
+  const Traits& t = traits(s.kind);
+  return t.out_per_rank && !t.in_per_rank && !t.out_root_only && shows_in(plan, s, rank);
+}
+
 /// How many blocks a rank stages for others, and how many it receives.
 std::uint32_t staged_blocks(const Shape& s) { return traits(s.kind).in_per_rank ? s.size - 1 : 1; }
 std::uint32_t outputs(const Shape& s, int rank) {
@@ -102,6 +108,7 @@ void fill(const Plan& plan, const Shape& s, int rank, std::uint32_t index, Move&
   m.dst = m.src;
   m.dst.where = Where::slot;
   m.dst.window = window;
+  if (fills_output(plan, s, rank)) m.also = Where::output;
 }
 
 /// Whether in one-shot every rank reads all contributions, and could read less on another path: in all_reduce
@@ -116,7 +123,7 @@ std::uint32_t moves_in(const Plan& plan, const Shape& s, int rank, int stage) {
   const bool ranged = plan.split == Split::range;
   if (stage == 0) return !shows_in(plan, s, rank) ? 0 : ranged ? 2 : staged_blocks(s);
   if (stage == 2) return has_out(s, rank) ? s.size - 1 : 0;
-  return ranged ? 1 : outputs(s, rank);
+  return ranged ? 1 : outputs(s, rank) - fills_output(plan, s, rank);
 }
 
 }  // namespace
@@ -229,12 +236,13 @@ bool move_at(const Plan& plan, const Shape& s, int rank, std::uint64_t step, std
       m.dst.window = window;
       fill(plan, s, rank, index, m);
     } else if (stage == 1) {
-      pull(s, rank, Where::slot, window, index, m);
+      const bool others = fills_output(plan, s, rank) && index >= static_cast<std::uint32_t>(rank);
+      pull(s, rank, Where::slot, window, index + others, m);
       if (ranged) narrow_to_part(s, rank, m);
       if (ranged && !has_out(s, rank))
         m.dst.where = Where::result;
       else
-        m.also_result = ranged && !traits(s.kind).out_root_only;
+        m.also = ranged && !traits(s.kind).out_root_only ? Where::result : Where::tensor;
     } else {
       const int from = (rank + 1 + static_cast<int>(index)) % s.size;  // each rank starts at another one
       narrow_to_part(s, from, m);

@@ -41,7 +41,8 @@
 //             0     out0, out1 [0,4) = in0 + in1                 out0, out1 [4,6) = in0 + in1
 //             tick
 //
-// A rank reads its own contribution from its tensor, and stages only what the other rank reads. Sums are
+// A rank reads its own contribution from its tensor, and stages only what the other rank reads. In all_gather
+// it brings its own block into its output in the same step, for both take the same bytes. Sums are
 // always in rank order, so all three paths give the same bits. The first two need no tick at the end: slots
 // and results stay unchanged until every rank has posted the next operation. `direct` needs one, because a
 // rank may reuse its tensor as soon as the call returns.
@@ -114,9 +115,9 @@ enum class Where : std::uint8_t {
   tensor,  // the rank's own buffer
   slot,    // its staging slot; for the executing rank's own input, its tensor
   result,  // its slot of finished results
+  output,  // the rank's own buffer of results, where `tensor` would be another one
   // Only in two levels:
   partial,  // its slot of sums over some of the ranks
-  output,   // as a source: the rank's own buffer of results
 };
 
 /// Ranks first, first + 1, ... (count of them), leaving out `except`; the same block of each.
@@ -140,7 +141,8 @@ enum class SumPart : std::uint8_t { whole, begins, continues, ends };
 struct Move {
   Side dst, src;
   bool reduce = false;
-  bool also_result = false;  // the executing rank's result slot is one more destination
+  /// One more destination, of the executing rank: its slot of results, or its output. `tensor`: none.
+  Where also = Where::tensor;
   SumPart part = SumPart::whole;
   Side carried;                  // the partial sum that this move continues or ends
   std::size_t lo = 0, hi = 0;    // elements, within the block

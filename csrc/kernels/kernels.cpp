@@ -56,6 +56,11 @@ bool in_table(DType dtype, ReduceOp op) {
   return static_cast<int>(dtype) < kDTypes && static_cast<int>(op) < kReduceOps;
 }
 
+/// How many of the first destinations are stored past the caches.
+std::size_t streaming(std::span<void* const> dsts, Store store) {
+  return store == Store::cached ? 0 : store == Store::first_streaming ? 1 : dsts.size();
+}
+
 }  // namespace
 
 std::span<const Kernels* const> available() {
@@ -104,9 +109,8 @@ void reduce(DType dtype, ReduceOp op, std::span<void* const> dsts, std::span<con
   assert(factors.size() == (op == ReduceOp::premul_sum ? srcs.size() : 0));
   const DefaultFloatEnvironment environment;
   const std::size_t bytes = count * size_of(dtype);
-  Call call{
-      dsts.data(), dsts.size(),  srcs.data(), srcs.size(), bytes, factors.data(), store == Store::streaming,
-      part.ranks,  part.carried, part.keeps};
+  Call call{dsts.data(), dsts.size(), srcs.data(), srcs.size(), bytes, factors.data(), streaming(dsts, store),
+            part.ranks, part.carried, part.keeps};
   const Kernels& kernels = chosen(bytes);
   const auto d = static_cast<int>(dtype);
   const bool whole = !part.carried && !part.keeps;
@@ -132,7 +136,7 @@ void copy(std::span<void* const> dsts, const void* src, std::size_t bytes, Store
     std::memcpy(dsts[0], src, bytes);
     return;
   }
-  chosen(bytes).copy({dsts.data(), dsts.size(), &src, 1, bytes, nullptr, store == Store::streaming});
+  chosen(bytes).copy({dsts.data(), dsts.size(), &src, 1, bytes, nullptr, streaming(dsts, store)});
 }
 
 }  // namespace occl::kernels

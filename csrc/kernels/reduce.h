@@ -28,7 +28,7 @@ class Loop {
       loop.some(at, n);
       at += n;
     }
-    if (call.streaming) Isa::fence();
+    if (call.streaming > 0) Isa::fence();
   }
 
   /// A part of a reduction (kernels.h): begins with a partial sum, or ends with one.
@@ -100,7 +100,7 @@ class Loop {
     for (std::size_t v = 0; v < kVectors; ++v) raw[v] = last(acc[v]);
     for (std::size_t j = 0; j < call_.dst_count; ++j) {
       std::byte* to = dst(j, at);
-      if (call_.streaming && reinterpret_cast<std::uintptr_t>(to) % kWidth == 0)
+      if (j < call_.streaming && reinterpret_cast<std::uintptr_t>(to) % kWidth == 0)
 #pragma GCC unroll 4
         for (std::size_t v = 0; v < kVectors; ++v) Isa::stream(to + v * kWidth, raw[v]);
       else

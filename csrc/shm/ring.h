@@ -75,11 +75,12 @@ class RingWriter : public RingEnd {
     return capacity_ - (position_ - seen_tail_) >= bytes;
   }
 
-  /// Copies into the lines behind the record's first. The reader sees nothing yet. Requires room.
-  void put(std::span<const std::byte> bytes) {
-    each_piece(position_ + kLine, bytes.size(), [&](std::byte* to, std::size_t from, std::size_t n) {
-      std::memcpy(to, bytes.data() + from, n);
-    });
+  /// Copies into the lines behind the record's first, with `copy(to, from, n)`. The reader sees nothing yet.
+  /// Requires room.
+  template <class Copy = decltype(&std::memcpy)>
+  void put(std::span<const std::byte> bytes, Copy&& copy = std::memcpy) {
+    each_piece(position_ + kLine, bytes.size(),
+               [&](std::byte* to, std::size_t from, std::size_t n) { copy(to, bytes.data() + from, n); });
   }
   /// Shows the reader a record of `bytes` bytes: its first line, which `fill(Head&)` writes, and what was
   /// put. Requires room.

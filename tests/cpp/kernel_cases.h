@@ -125,7 +125,7 @@ inline std::vector<unsigned char> all_codes(DType dtype) {
   return all;
 }
 
-/// Runs one case on every instruction set, both ways to store, one to three destinations, in place and not.
+/// Runs one case on every instruction set, with no, one and all destinations past the caches, one to three destinations, in place and not.
 inline void check_case(DType dtype, ReduceOp op, const std::vector<const void*>& given, std::size_t count,
                        const std::vector<double>& factors, std::vector<Buffer>& buffers) {
   const std::size_t size = size_of(dtype), bytes = count * size;
@@ -133,7 +133,7 @@ inline void check_case(DType dtype, ReduceOp op, const std::vector<const void*>&
   reference::reduce(dtype, op, count, given, expected.data(), factors);
   std::size_t variant = given.size() + count;
   for (const Kernels* isa : kernels::available())
-    for (const bool streaming : {false, true})
+    for (const std::size_t streaming : {std::size_t{0}, std::size_t{1}, kMostDsts})
       for (std::size_t m = 1; m <= kMostDsts; ++m, ++variant) {
         auto srcs = given;
         std::vector<void*> dsts;
@@ -156,7 +156,7 @@ inline void check_case(DType dtype, ReduceOp op, const std::vector<const void*>&
               static_cast<std::size_t>(std::mismatch(got, got + bytes, expected.data()).first - got);
           const auto where = [&] {
             return concat(isa->name, " ", name_of(dtype), " ", name_of(op), ", k ", srcs.size(), ", count ",
-                          count, ", destination ", j, " of ", m, streaming ? ", streaming" : ", cached",
+                          count, ", destination ", j, " of ", m, ", of which streaming ", streaming,
                           in_place ? ", in place" : "");
           };
           if (at < bytes)

@@ -14,18 +14,24 @@ using namespace occl::test;
 namespace {
 
 /// `area_bytes`: 0 for two slots.
-void run_random_cases(int size, int cases, std::uint64_t seed, std::uint32_t area_bytes = 0) {
+Tuning with_small_slots(std::uint32_t area_bytes = 0) {
   Tuning tuning;
   tuning.one_shot_bytes = 256;
   tuning.direct_bytes = 64;
   tuning.slot_bytes = 512;
   tuning.area_bytes = area_bytes;
+  return tuning;
+}
+
+/// Blocks have up to `most` elements.
+void run_random_cases(int size, int cases, std::uint64_t seed, const Tuning& tuning = with_small_slots(),
+                      std::size_t most = 500) {
   Cluster cluster(size, tuning);
   std::mt19937_64 random(seed);
   std::vector<std::pair<Case, std::vector<bool>>> list;
   for (int k = 0; k < cases; ++k) {
     Case c{static_cast<Kind>(random() % kKinds), static_cast<int>(random() % size), {}, false, k};
-    const std::size_t limit = random() % 3 == 0 ? 6 : random() % 2 ? 40 : 500;
+    const std::size_t limit = random() % 3 == 0 ? 6 : random() % 2 ? 40 : most;
     c.counts.assign(size, random() % limit);
     const Traits& t = traits(c.kind);
     c.listed = random() % 2 && !rooted(c.kind) && (t.in_per_rank || t.out_per_rank);
@@ -45,8 +51,18 @@ void run_random_cases(int size, int cases, std::uint64_t seed, std::uint32_t are
 
 TEST("a mix of all collectives on all paths is right with 2 ranks") { run_random_cases(2, 600, 1); }
 TEST("a mix of all collectives on all paths is right where windows lie one behind the other") {
-  run_random_cases(2, 300, 6, 3 * 512);
-  run_random_cases(3, 300, 7, 4096);
+  run_random_cases(2, 300, 6, with_small_slots(3 * 512));
+  run_random_cases(3, 300, 7, with_small_slots(4096));
+}
+TEST("a mix of all collectives on all paths is right where ranks are far from each other") {
+  Tuning tuning;
+  tuning.far_ns = 0;
+  tuning.slot_bytes = 32 << 10;
+  for (const std::uint32_t area : {0, 100 << 10}) {
+    tuning.area_bytes = area;
+    run_random_cases(2, 150, 8, tuning, 9000);
+    run_random_cases(3, 100, 9, tuning, 9000);
+  }
 }
 TEST("a mix of all collectives on all paths is right with 3 ranks") { run_random_cases(3, 300, 2); }
 TEST("a mix of all collectives on all paths is right with 5 ranks, more than there are cores") {

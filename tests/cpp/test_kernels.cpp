@@ -324,7 +324,7 @@ TEST("copies are exact, wherever they lie, and write nothing else") {
   for (const std::size_t count : kCounts)
     for (std::size_t offset = 0; offset < 64; offset += 5)
       for (std::size_t m = 1; m <= kMostDsts; ++m)
-        for (const bool streaming : {false, true}) {
+        for (const Store store : {Store::cached, Store::first_streaming, Store::streaming}) {
           const auto check = [&](auto copy) {
             std::vector<void*> dsts;
             for (std::size_t j = 0; j < m; ++j)
@@ -336,11 +336,11 @@ TEST("copies are exact, wherever they lie, and write nothing else") {
                     ", offset ", offset, ", destination ", j, " of ", m);
           };
           check([&](auto& dsts, const void* src) {
-            kernels::copy(dsts, src, count, streaming ? Store::streaming : Store::cached);
+            kernels::copy(dsts, src, count, store);
           });
           for (const Kernels* isa : kernels::available())
             check([&](auto& dsts, const void* src) {
-              isa->copy({dsts.data(), m, &src, 1, count, nullptr, streaming});
+              isa->copy({dsts.data(), m, &src, 1, count, nullptr, static_cast<std::size_t>(store)});
             });
         }
 }
@@ -348,7 +348,7 @@ TEST("copies are exact, wherever they lie, and write nothing else") {
 TEST("a copy onto itself leaves the bytes") {
   std::vector<unsigned char> data(1000, 3), other(1000);
   std::vector<void*> dsts{data.data(), other.data()};
-  for (const Store store : {Store::cached, Store::streaming}) {
+  for (const Store store : {Store::cached, Store::first_streaming, Store::streaming}) {
     kernels::copy({dsts.data(), 1}, data.data(), data.size(), store);
     kernels::copy(dsts, data.data(), data.size(), store);
     CHECK(data == std::vector<unsigned char>(1000, 3) && other == data);

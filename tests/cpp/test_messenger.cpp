@@ -87,21 +87,25 @@ TEST("messages arrive whatever may travel at once and unasked") {
     }
 }
 
-TEST("large messages cross in both directions at once") {
-  Cluster cluster(2);
-  cluster.each([](Rank& rank) {
-    for (bool mapped : {false, true}) {
-      Message out(rank, 1000000, mapped), in(rank, 1000000, mapped);
-      out.fill(rank.rank, 5);
-      Call send(transfer(out, true, 1 - rank.rank, 5), Deadline::after(kPatience));
-      Call receive(transfer(in, false, 1 - rank.rank, 5), Deadline::after(kPatience));
-      rank.submit(send);
-      rank.submit(receive);
-      rank.wait(send);
-      rank.wait(receive);
-      in.check(1 - rank.rank, 5);
-    }
-  });
+TEST("large messages cross in both directions at once, between ranks that are near and far") {
+  for (const std::uint32_t far_ns : {kMaxFarNs, std::uint32_t{0}}) {
+    Tuning tuning;
+    tuning.far_ns = far_ns;
+    Cluster cluster(2, tuning);
+    cluster.each([](Rank& rank) {
+      for (bool mapped : {false, true}) {
+        Message out(rank, 1000000, mapped), in(rank, 1000000, mapped);
+        out.fill(rank.rank, 5);
+        Call send(transfer(out, true, 1 - rank.rank, 5), Deadline::after(kPatience));
+        Call receive(transfer(in, false, 1 - rank.rank, 5), Deadline::after(kPatience));
+        rank.submit(send);
+        rank.submit(receive);
+        rank.wait(send);
+        rank.wait(receive);
+        in.check(1 - rank.rank, 5);
+      }
+    });
+  }
 }
 
 TEST("long messages between mapped buffers are copied from both ends, around every threshold") {

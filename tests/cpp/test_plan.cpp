@@ -155,10 +155,11 @@ struct Simulation {
       };
       for (int r = m.dst.first; r < m.dst.first + m.dst.count; ++r)
         if (r != m.dst.except) write(m.dst, r);
-      if (m.also_result) {
-        Side result = m.dst;
-        result.where = Where::result;
-        write(result, rank);
+      if (m.also != Where::tensor) {
+        Side also = m.dst;
+        also.where = m.also;
+        if (m.also == Where::output) also.block = static_cast<std::uint32_t>(rank);
+        write(also, rank);
       }
     }
   }
@@ -309,7 +310,7 @@ TEST("the first step of a plan can be made during the last step of the plan befo
     for (int rank = 0; rank < size; ++rank)
       for (std::uint32_t i = 0; move_at(second, after, rank, 0, i, m); ++i) {
         CHECK(m.src.where == Where::tensor && m.src.first == rank && m.src.count == 1);
-        CHECK(m.dst.where == Where::slot && m.dst.first == rank && !m.also_result);
+        CHECK(m.dst.where == Where::slot && m.dst.first == rank && m.also != Where::result);
         const int turn = static_cast<int>((first.windows + m.dst.window) & 1);
         CHECK(!read.contains({rank, Where::slot, turn}), traits(before.kind).name, " then ",
               traits(after.kind).name);

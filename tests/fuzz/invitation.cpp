@@ -42,6 +42,7 @@ void one(Input& in) {
             it.tuning.eager_bytes = static_cast<std::uint32_t>(in.number());
             it.tuning.unasked_bytes = static_cast<std::uint32_t>(in.number());
             it.tuning.both_ends_bytes = in.number();
+            it.tuning.far_ns = static_cast<std::uint32_t>(in.number());
             break;
           case 3:
             in.fill(it.address.host.data(), it.address.host.size());

@@ -54,11 +54,10 @@ void one(Input& in) {
         require(index <= 5u * shape.size + 4, "the moves of a step come to an end");
         require(move.lo <= move.hi && move.hi <= shape.largest, "moves lie inside of blocks");
         if (move.lo == move.hi) continue;
-        Side result = move.dst;
-        result.where = Where::result;
-        for (const Side* side : {&move.dst, &move.src, &move.carried, &result}) {
+        Side also = move.dst;
+        also.where = move.also;
+        for (const Side* side : {&move.dst, &move.src, &move.carried, &also}) {
           if (side == &move.carried && !move.carries()) continue;
-          if (side == &result && !move.also_result) continue;
           require(side->first >= 0 && side->count >= 1 && side->first + side->count <= shape.size,
                   "ranks exist");
           const bool tensor = side->where == Where::tensor || side->where == Where::output;

@@ -1,0 +1,47 @@
+// How far the other ranks' cores are: the time in which a cache line comes from another core's cache. Where
+// cores share a cache that is less than memory takes. Between sockets, or between the groups of cores of one
+// processor, it is more, and a core that reads what another has just written gets a quarter of what memory
+// would give. So data for a rank that is far are stored past the caches (docs/decisions.md).
+//
+// It is measured while the group works, because processes move from core to core: at a look that found
+// something new where this rank had looked in vain just before, so that the line was written a moment ago.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <vector>
+
+#include "base/ticks.h"
+
+namespace occl::coll {
+
+class Distances {
+ public:
+  /// Fewer bytes go through the caches to ranks that are far, too.
+  static constexpr std::size_t kLeastBytes = std::size_t{4} << 10;
+
+  /// Ranks are far if lines take at least `limit`.
+  Distances(int size, Ticks limit) : limit_(limit), average_(size), far_(limit ? 0 : size) {}
+
+  /// A line came from that rank in this time.
+  void add(int rank, Ticks took) {
+    const bool was_far = far(rank);
+    // An interruption weighs no more than a line that takes four times the limit.
+    const auto difference = static_cast<double>(std::min(took, 4 * limit_)) - average_[rank];
+    average_[rank] += difference / kWeight;
+    far_ += far(rank) - was_far;
+  }
+
+  bool far(int rank) const { return average_[rank] >= static_cast<double>(limit_); }
+  /// Whether most of the other ranks are far.
+  bool mostly_far() const { return 2 * far_ > static_cast<int>(average_.size()) - 1; }
+
+ private:
+  static constexpr double kWeight = 8;
+
+  Ticks limit_;
+  std::vector<double> average_;  // by rank
+  int far_;                      // how many ranks are far
+};
+
+}  // namespace occl::coll
