@@ -26,8 +26,8 @@ class Distances {
   /// A line came from that rank in this time.
   void add(int rank, Ticks took) {
     const bool was_far = far(rank);
-    // An interruption weighs no more than a line that takes four times the limit.
-    const auto difference = static_cast<double>(std::min(took, 4 * limit_)) - average_[rank];
+    // An interruption weighs no more than a line that takes twice the limit.
+    const auto difference = static_cast<double>(std::min(took, 2 * limit_)) - average_[rank];
     average_[rank] += difference / kWeight;
     far_ += far(rank) - was_far;
   }
