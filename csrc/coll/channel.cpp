@@ -13,10 +13,11 @@ namespace occl::coll {
 namespace {
 
 /// Bytes of a message that one record carries: the receiver copies them while the sender writes the next
-/// record. Smaller records cost more transfers between the cores than they save waiting.
-std::uint32_t piece_of(std::size_t bytes) {
-  constexpr std::size_t kLeast = 8 << 10, kMost = 32 << 10;
-  return static_cast<std::uint32_t>(std::clamp(whole_lines(bytes / 2), kLeast, kMost));
+/// record. Smaller records cost more transfers between the cores than they save waiting, and past the caches
+/// also a fence each.
+std::uint32_t piece_of(std::size_t bytes, bool far) {
+  constexpr std::size_t kLeast = 8 << 10, kMostOfFar = 32 << 10;
+  return static_cast<std::uint32_t>(std::clamp(whole_lines(bytes / 2), kLeast, far ? kMostOfFar : kLeast));
 }
 
 /// How long a sender waits until it can map the receiver's memory. Then it leaves the message to the
@@ -264,7 +265,7 @@ bool Channel::push_sends(bool room, OperationList& done) {
       if (ref) e.ref = ref->pack();
       unasked = ref ? 0 : std::min<std::size_t>(bytes, mesh_.tuning().unasked_bytes);
     }
-    e.bytes = static_cast<std::uint32_t>(std::min<std::size_t>(unasked, piece_of(bytes)));
+    e.bytes = static_cast<std::uint32_t>(std::min<std::size_t>(unasked, piece_of(bytes, far())));
     if (!pipe_.write(e, t.buffer.data)) break;
     ++next_id_;
     queue_.pop();
@@ -324,7 +325,7 @@ bool Channel::push_pieces(Sending& sending) {
     Envelope e;
     e.record = Record::data;
     e.id = sending.id;
-    e.bytes = static_cast<std::uint32_t>(std::min<std::size_t>(piece_of(t.bytes()), now - sending.sent));
+    e.bytes = static_cast<std::uint32_t>(std::min<std::size_t>(piece_of(t.bytes(), far()), now - sending.sent));
     if (!pipe_.write(e, t.buffer.data + sending.sent)) break;
     sending.sent += e.bytes;
     moved = true;

@@ -81,6 +81,7 @@ class Channel {
     std::optional<std::uint64_t> rest;  // direct: how many pieces the sender copied; it copies no more
   };
 
+  bool far() { return mesh_.distances().far(peer_); }
   bool quiet() const { return queue_.empty() && sending_.empty() && receiving_.empty() && notes_.empty(); }
   bool take_records(OperationList& done);
   void take(const Envelope& envelope, OperationList& done);

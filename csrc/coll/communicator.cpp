@@ -55,6 +55,7 @@ bool Communicator::submit_and_drive(Operation& op, int looks) {
     op.set_counted();
     engine_.add_pending();
   }
+  wake_peers();
   driving.unlock();
   finish(done);
   return true;
@@ -129,6 +130,7 @@ bool Communicator::drive(bool checks) {
   if (!driving) return false;
   OperationList done;
   const bool moved = drive_locked(checks, done);
+  wake_peers();
   driving.unlock();
   finish(done);
   return moved;
@@ -143,6 +145,7 @@ bool Communicator::drive_locked(bool checks, OperationList& done) {
       moved = true;
     else
       activity_.messages_blocked();
+    if (!moved) wake_peers();
     if (!moved && checks) {
       activity_.still_blocked();
       activity_.set_memory(memory_held().total());
@@ -165,6 +168,7 @@ void Communicator::or_end(OperationList& done, F&& f) try {
 }
 
 Communicator::Held::~Held() {
+  group_.wake_peers();
   group_.drive_mutex_.unlock();
   group_.engine_.ring();
 }

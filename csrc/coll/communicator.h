@@ -139,6 +139,9 @@ class Communicator {
   virtual void give_up(const Error& error) = 0;
   /// Tells the other ranks that this rank has left.
   virtual void leave() = 0;
+  /// Wakes ranks that may sleep although something was published for them: called where nothing moves, and
+  /// before the driving lock is released.
+  virtual void wake_peers() {}
 
   virtual Memory memory_held() const = 0;
   virtual std::string ahead_of_this(const shm::Peer& process) const = 0;
@@ -147,13 +150,13 @@ class Communicator {
   /// about to sleep, so releasing it rings.
   class Held {
    public:
-    explicit Held(const Communicator& group) : group_(group) { group.drive_mutex_.lock(); }
+    explicit Held(Communicator& group) : group_(group) { group.drive_mutex_.lock(); }
     ~Held();
     Held(const Held&) = delete;
     Held& operator=(const Held&) = delete;
 
    private:
-    const Communicator& group_;
+    Communicator& group_;
   };
 
   bool advance_collectives(OperationList& done);

@@ -75,7 +75,7 @@ void Executor::publish_tick() {
   ++tick_;
   mesh_.own().tick().store(tick_, std::memory_order_release);  // pairs with all_reached
   OCCL_FAULT_POINT("tick.stamped");
-  mesh_.ring_all();
+  mesh_.tell_all();
   OCCL_FAULT_POINT("tick.rung");
   cursor_ = 0;
   waits_for_ = -1;

@@ -64,7 +64,7 @@ void Meeting::post() {
   post.payload = payload_;
   post.stamp.store(q_, std::memory_order_release);  // pairs with all_posted
   OCCL_FAULT_POINT("post.stamped");
-  mesh_.ring_all();
+  mesh_.tell_all();
   OCCL_FAULT_POINT("post.rung");
 }
 

@@ -91,6 +91,33 @@ class Mesh {
       if (i != rank_) members_[i].peer->bell().ring_after_fence();
   }
 
+  // For the thread that drives the group: something was published for one rank, or for all others. Who is seen
+  // to sleep is woken now. The rest is owed: a fence waits until all stores have left this core, which is time
+  // in which it could look for what peers have published.
+  void tell(int rank) {
+    if (bell_of(rank).rings_now())
+      bell_of(rank).ring();
+    else
+      owed_ = owed_ == kNone || owed_ == rank ? rank : kAll;
+  }
+  void tell_all() {
+    bool now = false;
+    for (int i = 0; i < size_; ++i) now |= i != rank_ && bell_of(i).rings_now();
+    if (now)
+      ring_all();
+    else
+      owed_ = kAll;
+  }
+  /// Call it before the driving lock is released, and where a look was in vain.
+  void ring_owed() {
+    if (owed_ == kNone) return;
+    if (owed_ == kAll)
+      ring_all();
+    else
+      bell_of(owed_).ring();
+    owed_ = kNone;
+  }
+
   /// More memory that peers can read, zeroed. Freed with the group.
   shm::Arena::Block allocate(std::size_t bytes);
 
@@ -120,6 +147,9 @@ class Mesh {
   std::string exited_ranks(int but) const;
 
  private:
+  static constexpr int kNone = -1, kAll = -2;
+
+  const shm::Bell& bell_of(int rank) const { return members_[rank].peer->bell(); }
   std::vector<std::shared_ptr<shm::Peer>> connect(const std::vector<Invitation>& invitations,
                                                   Deadline deadline);
 
@@ -138,6 +168,7 @@ class Mesh {
   SharedBlock own_;
   std::vector<Member> members_;
   shm::Arena::Block staging_;
+  int owed_ = kNone;  // the rank whose bell is to be rung
 };
 
 }  // namespace occl::coll

@@ -44,7 +44,7 @@ bool Pipe::write(const Envelope& e, const std::byte* payload) {
     if (inside && e.bytes) std::memcpy(first.inside.data(), payload, e.bytes);
   });
   OCCL_FAULT_POINT("message.published");
-  mesh_.member(peer_).peer->bell().ring();
+  mesh_.tell(peer_);
   return true;
 }
 

@@ -50,7 +50,7 @@ class Pipe {
  public:
   Pipe(Mesh& mesh, int peer) : mesh_(mesh), peer_(peer) {}
 
-  /// Writes a record and wakes the peer. False if there is no room now; then nothing was written.
+  /// Writes a record and tells the peer. False if there is no room now; then nothing was written.
   bool write(const Envelope& envelope, const std::byte* payload);
 
   /// Reads the envelope of the next record, if the peer has written one. Throws Error(protocol) if it is
@@ -60,8 +60,8 @@ class Pipe {
   void read_payload(const Envelope& envelope, std::byte* to) const;
   /// Lets the peer overwrite the record that `next` found.
   void release(const Envelope& envelope);
-  /// Wakes the peer, which may wait for the room that was released.
-  void tell_of_room() const { mesh_.member(peer_).peer->bell().ring(); }
+  /// Tells the peer, which may wait for the room that was released.
+  void tell_of_room() const { mesh_.tell(peer_); }
 
  private:
   Mesh& mesh_;

@@ -195,9 +195,9 @@ Plan make_plan(const Shape& s, const Tuning& tuning, bool mapped) {
   if (!t.reduces || s.size == 1 || (t.out_root_only && !divided)) plan.split = Split::pull;
   const std::size_t unit = std::max<std::size_t>(kLine / s.element_size, 1);
   const std::size_t room = tuning.slot_bytes / staged_blocks(s);
-  // Where some ranks only fill and others only read, small windows let them overlap early.
+  // Where some ranks only fill and others only read, smaller windows let them overlap.
   const bool one_way = rooted(s.kind) && plan.split == Split::pull;
-  const std::size_t bytes = one_way ? std::max(room / 4, std::min(room, kSmallWindow)) : room;
+  const std::size_t bytes = one_way ? std::max(room / 2, std::min(room, kSmallWindow)) : room;
   plan.window = std::max(bytes / s.element_size / unit * unit, unit);
   plan.window = std::min(plan.window, std::max((s.largest + unit - 1) / unit * unit, unit));
   plan.windows = (s.largest + plan.window - 1) / plan.window;

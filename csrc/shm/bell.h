@@ -14,8 +14,9 @@
 // operations, free locks, deaths.
 //
 // The fence belongs to the ring and not to the store, because a seq_cst store on x86-64 waits for all stores
-// before it. A peer that polls takes the line away meanwhile, and the stamp has to fetch it back. Stores past
-// the caches need a fence of their own before the stamp (kernels/reduce.h).
+// before it. A peer that polls takes the line away meanwhile, and the stamp has to fetch it back. For the same
+// reason the fence may come later than the store, when the publisher has nothing better to do (Mesh::tell).
+// Stores past the caches need a fence of their own before the stamp (kernels/reduce.h).
 #pragma once
 
 #include "shm/futex.h"
@@ -42,6 +43,9 @@ class Bell {
     futex_wake_all(*word_);
     ++rung_;
   }
+
+  /// Whether a thread of the owner was seen to sleep. One that goes to sleep now may be missed: ring later.
+  bool rings_now() const { return sleepers_->load(std::memory_order_relaxed) != 0; }
 
   /// How often this thread has rung for sleepers: these take a while to come.
   static unsigned rung() { return rung_; }
