@@ -55,7 +55,8 @@ struct Tuning {
 inline constexpr std::uint32_t kMaxOneShotBytes = 64 << 10;
 inline constexpr std::uint32_t kMaxSlotBytes = 64 << 20;
 inline constexpr std::uint32_t kMaxAreaBytes = 512 << 20;
-/// Of a staging area, with a core for each rank: somewhat more than what a core's own cache holds.
+/// Of a staging area, with a core for each rank: two slots for exchanges, and for the rotation as much as a
+/// core's own cache holds.
 inline constexpr std::uint32_t kAreaBytes = 3 << 19;
 inline constexpr std::uint32_t kMaxEagerBytes = 32 << 10, kMaxUnaskedBytes = 1 << 20;
 inline constexpr std::uint32_t kLeastRingBytes = 128 << 10, kMaxRingBytes = 64 << 20;

@@ -20,10 +20,6 @@ std::uint32_t piece_of(std::size_t bytes, bool far) {
   return static_cast<std::uint32_t>(std::clamp(whole_lines(bytes / 2), kLeast, far ? kMostOfFar : kLeast));
 }
 
-/// How long a sender waits until it can map the receiver's memory. Then it leaves the message to the
-/// receiver.
-constexpr auto kReachPatience = std::chrono::seconds(1);
-
 bool fits(const Transfer& t, const Envelope& e) {
   return t.buffer.count == e.count && static_cast<std::uint8_t>(t.dtype) == e.dtype && t.order == e.order;
 }
@@ -325,7 +321,8 @@ bool Channel::push_pieces(Sending& sending) {
     Envelope e;
     e.record = Record::data;
     e.id = sending.id;
-    e.bytes = static_cast<std::uint32_t>(std::min<std::size_t>(piece_of(t.bytes(), far()), now - sending.sent));
+    e.bytes =
+        static_cast<std::uint32_t>(std::min<std::size_t>(piece_of(t.bytes(), far()), now - sending.sent));
     if (!pipe_.write(e, t.buffer.data + sending.sent)) break;
     sending.sent += e.bytes;
     moved = true;

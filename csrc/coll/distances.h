@@ -17,8 +17,9 @@ namespace occl::coll {
 
 class Distances {
  public:
-  /// Fewer bytes go through the caches to ranks that are far, too.
-  static constexpr std::size_t kLeastBytes = std::size_t{4} << 10;
+  /// Fewer bytes go through the caches to ranks that are far, too; of exchanges (coll/rotation.h) fewer than
+  /// the other number.
+  static constexpr std::size_t kLeastBytes = std::size_t{4} << 10, kLeastExchanged = std::size_t{64} << 10;
 
   /// Ranks are far if lines take at least `limit`.
   Distances(int size, Ticks limit) : limit_(limit), average_(size), far_(limit ? 0 : size) {}

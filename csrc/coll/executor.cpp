@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "base/error.h"
 #include "base/fault_point.h"
@@ -10,7 +11,7 @@
 namespace occl::coll {
 
 Executor::Executor(Mesh& mesh, Activity& activity)
-    : mesh_(mesh), activity_(activity), meeting_(mesh), rotation_(mesh.tuning().area_bytes) {}
+    : mesh_(mesh), activity_(activity), meeting_(mesh), rotation_(mesh.tuning()), exchange_(mesh.tuning()) {}
 
 void Executor::start(const Collective& collective, std::uint64_t number, Deadline deadline) {
   step_ = index_ = done_ = 0;
@@ -51,7 +52,10 @@ Outcome Executor::advance() {
   // After the last step of a plan with slots no tick is needed: slots stay as they are until all ranks are in
   // the next operation. After a direct plan one is: no rank may return while others still use its tensors.
   if (step_ == plan.steps && plan.path != Path::direct) {
-    if (meeting_.in_staging()) rotation_.advance(plan.windows, staged_window());
+    if (meeting_.in_staging() && plan.exchanges)
+      exchange_.advance(plan.windows);
+    else if (meeting_.in_staging())
+      rotation_.advance(plan.windows, plan.window_bytes);
     return Outcome::finished;
   }
   if (step_ == plan.steps) activity_.moved();
@@ -189,13 +193,10 @@ void Executor::make(const Move& move, std::size_t lo, std::size_t hi) {
 /// destination into the caches, so they gain nothing.
 bool Executor::passes_caches(Where where, const Move& move, std::size_t bytes) const {
   if (where != Where::tensor && where != Where::output)
-    return mesh_.distances().mostly_far() && bytes >= Distances::kLeastBytes;
+    return mesh_.distances().mostly_far() &&
+           bytes >= (meeting_.plan().exchanges ? Distances::kLeastExchanged : Distances::kLeastBytes);
   const Collective& c = meeting_.collective();
   return streaming_ && !(move.reduce && c.in.base == c.out.base);
-}
-
-std::size_t Executor::staged_window() const {
-  return window_bytes(meeting_.plan(), meeting_.shape(), mesh_.tuning());
 }
 
 /// Stores the address of element `lo` for each rank of a side into `out`. Returns their number.
@@ -219,14 +220,24 @@ std::byte* Executor::address(const Side& side, int rank, const Move& move, std::
     if (own) return (output ? c.out : c.in).at(side.block, size).data + lo * size;
     return (output ? meeting_.out(rank, side.block) : meeting_.in(rank, side.block)) + lo * size;
   }
+  const Plan& plan = meeting_.plan();
   const bool partial = side.where == Where::partial;
   const int area = partial ? 2 : side.where == Where::result ? 1 : 0;
-  std::byte* slot = meeting_.slot(rank);
-  if (meeting_.in_staging())
-    slot += area * std::size_t{mesh_.tuning().area_bytes} + rotation_.at(side.window, staged_window());
-  const std::size_t blocks_before = area ? 0 : slot_position(traits(c.kind), rank, side.block);
-  const std::size_t at = blocks_before * meeting_.plan().window + lo - move.window_start + side.offset;
-  return slot + at * (partial ? meeting_.shape().partial_size : size);
+  std::uint32_t block = side.block;
+  std::size_t place = 0;
+  if (meeting_.in_staging() && plan.exchanges) {
+    const auto [offset, swapped] = exchange_.at(side.window);
+    place = offset;
+    if (swapped) {  // the place of what the reader contributes to this rank
+      const int reader = traits(c.kind).in_per_rank ? static_cast<int>(block) : 1 - rank;
+      block = static_cast<std::uint32_t>(std::exchange(rank, reader));
+    }
+  } else if (meeting_.in_staging()) {
+    place = area * std::size_t{mesh_.tuning().area_bytes} + rotation_.at(side.window, plan.window_bytes);
+  }
+  const std::size_t blocks_before = area ? 0 : slot_position(traits(c.kind), rank, block);
+  const std::size_t at = blocks_before * plan.window + lo - move.window_start + side.offset;
+  return meeting_.slot(rank) + place + at * (partial ? meeting_.shape().partial_size : size);
 }
 
 }  // namespace occl::coll

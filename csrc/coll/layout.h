@@ -33,8 +33,9 @@
 namespace occl::coll {
 
 inline constexpr std::size_t kInlineBytes = 40;
-/// Larger contributions of one step go into a staging area.
-inline constexpr std::size_t kBesidePostBytes = 2048;
+/// Larger contributions of one step go into a staging area, between two ranks that exchange them sooner:
+/// there an exchange (coll/rotation.h) is faster.
+inline constexpr std::size_t kBesidePostBytes = 2048, kBesidePostOfTwo = 128;
 inline constexpr std::uint64_t kUnmapped = ~std::uint64_t{0};
 
 /// Bits of GroupHeader::presence.
@@ -106,8 +107,10 @@ struct ListedBlock {
 };
 
 struct alignas(kLine) SendLine {
-  Atomic<std::uint64_t> ring = 0;   // offset in the control region, 0: none yet; see shm/ring.h
-  Atomic<std::uint64_t> taken = 0;  // pieces of a direct message, from its back: see shm/two_ends.h
+  Atomic<std::uint64_t> ring = 0;           // offset in the control region, 0: none yet; see shm/ring.h
+  Atomic<std::uint64_t> taken = 0;          // pieces of a direct message, from its back: see shm/two_ends.h
+  Atomic<std::uint64_t> cells = kUnmapped;  // Ref of this rank's cells, or kUnmapped: see coll/cells.h
+  Atomic<std::uint32_t> maps_cells = 0;     // 1: it has mapped the other rank's
 };
 struct alignas(kLine) RecvLine {
   Atomic<std::uint64_t> tail = 0;    // see shm/ring.h

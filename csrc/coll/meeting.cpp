@@ -14,7 +14,12 @@ constexpr std::uint64_t kMaxBlockBytes = std::uint64_t{1} << 47;
 }  // namespace
 
 Meeting::Meeting(Mesh& mesh)
-    : mesh_(mesh), in_(mesh.size()), out_(mesh.size()), slots_(mesh.size()), factors_(mesh.size(), 1.0) {}
+    : mesh_(mesh),
+      in_(mesh.size()),
+      out_(mesh.size()),
+      slots_(mesh.size()),
+      areas_(mesh.size()),
+      factors_(mesh.size(), 1.0) {}
 
 void Meeting::begin(const Collective& collective, std::uint64_t number, Deadline deadline) {
   c_ = &collective;
@@ -213,9 +218,10 @@ Meeting::Mapped Meeting::learn_from_posts() {
 /// Where this rank stages: in its post (`small`) or beside it what is small and takes one step, else in its
 /// staging areas, which peers are told of.
 void Meeting::use_own_slot(Payload& small) {
-  in_staging_ = plan_.path != Path::one_shot || staged_bytes(shape_) > kBesidePostBytes;
+  const std::size_t beside = plan_.exchanges && shape_.size == 2 ? kBesidePostOfTwo : kBesidePostBytes;
+  in_staging_ = plan_.path != Path::one_shot || staged_bytes(shape_) > beside;
   if (in_staging_) {
-    slots_[mesh_.rank()] = mesh_.staging();
+    areas_[mesh_.rank()] = mesh_.staging();
     mesh_.own().post(q_).staging = mesh_.staging_ref();
   } else {
     slots_[mesh_.rank()] = slot_beside_post(mesh_.own(), small);
@@ -227,8 +233,10 @@ void Meeting::locate_slots() {
   for (int i = 0; i < mesh_.size(); ++i) {
     if (i == mesh_.rank()) continue;
     const SharedBlock& block = mesh_.member(i).block;
-    slots_[i] = in_staging_ ? reach(i, shm::Ref::unpack(block.post(q_).staging), bytes)
-                            : slot_beside_post(block, block.post(q_).payload);
+    if (!in_staging_)
+      slots_[i] = slot_beside_post(block, block.post(q_).payload);
+    else if (!areas_[i])
+      areas_[i] = reach(i, shm::Ref::unpack(block.post(q_).staging), bytes);
   }
   complete_ = true;
 }

@@ -81,7 +81,7 @@ class Meeting {
   std::byte* out(int rank, std::uint32_t block) const {
     return out_[place(block, traits(c_->kind).out_per_rank) + rank];
   }
-  std::byte* slot(int rank) const { return slots_[rank]; }
+  std::byte* slot(int rank) const { return in_staging_ ? areas_[rank] : slots_[rank]; }
   const std::vector<double>& factors() const { return factors_; }
 
  private:
@@ -119,7 +119,7 @@ class Meeting {
   bool exposed_ = false;
   bool in_staging_ = false;
   bool measures_ = false;  // small operations do not pay for looking at the clock
-  int odd_rank_ = -1;  // the first rank whose call does not fit, and its signature
+  int odd_rank_ = -1;      // the first rank whose call does not fit, and its signature
   Signature odd_signature_;
 
   // Uneven all_to_all.
@@ -132,7 +132,8 @@ class Meeting {
 
   // By rank; in two levels once for each block that this rank handles.
   std::vector<std::byte*> in_, out_;
-  std::vector<std::byte*> slots_;
+  std::vector<std::byte*> slots_;  // beside the posts
+  std::vector<std::byte*> areas_;  // of staging, null before the first operation that stages
   std::vector<double> factors_;
 };
 

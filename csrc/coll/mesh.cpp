@@ -6,6 +6,7 @@
 #include <bit>
 #include <cstring>
 #include <functional>
+#include <tuple>
 #include <utility>
 
 #include "base/environment.h"
@@ -71,8 +72,8 @@ Mesh::~Mesh() {
   const auto unread = [members = std::move(members_)] {
     return !members.empty() && std::all_of(members.begin(), members.end(), std::mem_fn(&Member::gone));
   };
-  if (staging_.bytes) {
-    endpoint_->staging().retire({staging_}, unread);
+  if (!staged_.empty()) {
+    endpoint_->staging().retire(std::move(staged_), unread);
     endpoint_->staging().collect();
   }
   blocks_.push_back({header_, sizeof(GroupHeader)});
@@ -166,7 +167,8 @@ void Mesh::join(const std::vector<Invitation>& invitations, std::vector<std::sha
   tuning_.eager_bytes = std::min(tuning_.eager_bytes, kMaxEagerBytes);
   tuning_.unasked_bytes = std::min(tuning_.unasked_bytes, kMaxUnaskedBytes);
   tuning_.far_ns = std::min(tuning_.far_ns, kMaxFarNs);
-  distances_.emplace(size_, static_cast<Ticks>(tuning_.far_ns / ns_per_tick(endpoint_->first_anchor(), Anchor::now())));
+  distances_.emplace(
+      size_, static_cast<Ticks>(tuning_.far_ns / ns_per_tick(endpoint_->first_anchor(), Anchor::now())));
   own_.header().joined.store(1, std::memory_order_release);  // pairs with Member::joined
   ring_all();
 }
@@ -176,15 +178,26 @@ shm::Arena::Block Mesh::allocate(std::size_t bytes) {
   return blocks_.back();
 }
 
-std::byte* Mesh::staging() {
+std::pair<std::byte*, std::uint64_t> Mesh::allocate_staging(std::size_t bytes) {
   auto& arena = endpoint_->staging();
-  if (!staging_.bytes) staging_ = arena.allocate(areas_bytes());
-  return arena.at(staging_.offset);
+  staged_.push_back(arena.allocate(bytes));
+  return {arena.at(staged_.back().offset), endpoint_->staging_ref(staged_.back().offset)};
+}
+
+std::byte* Mesh::staging() {
+  if (!areas_) std::tie(areas_, areas_ref_) = allocate_staging(areas_bytes());
+  return areas_;
 }
 
 std::size_t Mesh::block_bytes() const {
   std::size_t bytes = sizeof(GroupHeader);
   for (const auto& block : blocks_) bytes += block.bytes;
+  return bytes;
+}
+
+std::size_t Mesh::staging_bytes() const {
+  std::size_t bytes = 0;
+  for (const auto& block : staged_) bytes += block.bytes;
   return bytes;
 }
 

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/tuning.h"
@@ -19,6 +21,9 @@ namespace occl::coll {
 
 /// Bytes moved between checks of deadlines, peers and other groups.
 inline constexpr std::size_t kSliceBytes = std::size_t{4} << 20;
+/// How long a rank that sends a message waits until it can map the receiver's memory. The message can do
+/// without.
+inline constexpr auto kReachPatience = std::chrono::seconds(1);
 
 struct Member {
   std::shared_ptr<shm::Peer> peer;
@@ -91,9 +96,9 @@ class Mesh {
       if (i != rank_) members_[i].peer->bell().ring_after_fence();
   }
 
-  // For the thread that drives the group: something was published for one rank, or for all others. Who is seen
-  // to sleep is woken now. The rest is owed: a fence waits until all stores have left this core, which is time
-  // in which it could look for what peers have published.
+  // For the thread that drives the group: something was published for one rank, or for all others. Who is
+  // seen to sleep is woken now. The rest is owed: a fence waits until all stores have left this core, which
+  // is time in which it could look for what peers have published.
   void tell(int rank) {
     if (bell_of(rank).rings_now())
       bell_of(rank).ring();
@@ -120,6 +125,8 @@ class Mesh {
 
   /// More memory that peers can read, zeroed. Freed with the group.
   shm::Arena::Block allocate(std::size_t bytes);
+  /// More memory that peers can read and write, and its Ref. Freed with the group.
+  std::pair<std::byte*, std::uint64_t> allocate_staging(std::size_t bytes);
 
   /// This rank's staging areas, allocated at first use: one of contributions, one of results, and in a group
   /// over several sockets one of partial sums.
@@ -128,11 +135,11 @@ class Mesh {
   std::uint64_t offset_of(const void* part) const {
     return static_cast<std::uint64_t>(static_cast<const std::byte*>(part) - endpoint_->arena().at(0));
   }
-  std::uint64_t staging_ref() const { return endpoint_->staging_ref(staging_.offset); }
+  std::uint64_t staging_ref() const { return areas_ref_; }
 
-  /// Bytes of shared memory that this rank holds for the group: without the slots, and the slots.
+  /// Bytes of shared memory that this rank holds for the group: what only it writes, and the rest.
   std::size_t block_bytes() const;
-  std::size_t staging_bytes() const { return staging_.bytes; }
+  std::size_t staging_bytes() const;
   /// Of the staging areas of any rank of the group.
   std::size_t areas_bytes() const { return (domains_.count > 1 ? 3 : 2) * std::size_t{tuning_.area_bytes}; }
 
@@ -167,7 +174,9 @@ class Mesh {
   std::vector<shm::Arena::Block> blocks_;
   SharedBlock own_;
   std::vector<Member> members_;
-  shm::Arena::Block staging_;
+  std::vector<shm::Arena::Block> staged_;
+  std::byte* areas_ = nullptr;
+  std::uint64_t areas_ref_ = 0;
   int owed_ = kNone;  // the rank whose bell is to be rung
 };
 

@@ -10,9 +10,14 @@
 namespace occl::coll {
 namespace {
 
+/// Smaller payloads lie in the ring: lines behind the one that a peer looks at come with it.
+constexpr std::uint32_t kLeastInCell = 512;
+
 bool lies_inside(const Envelope& e) { return e.bytes <= kInsideBytes; }
 
-std::size_t record_bytes(const Envelope& e) { return kLine + (lies_inside(e) ? 0 : whole_lines(e.bytes)); }
+std::size_t record_bytes(const Envelope& e) {
+  return kLine + (lies_inside(e) || e.cell ? 0 : whole_lines(e.bytes));
+}
 
 }  // namespace
 
@@ -27,25 +32,34 @@ bool Pipe::write(const Envelope& e, const std::byte* payload) {
         shm::RingWriter(data, mesh_.tuning().ring_bytes, &mesh_.member(peer_).block.recv(mesh_.rank()).tail);
     line.ring.store(ring.offset, std::memory_order_release);  // pairs with next and Messenger::advance
   }
-  const std::size_t bytes = record_bytes(e);
+  const bool inside = lies_inside(e);
+  const bool in_cell = e.bytes >= kLeastInCell && e.bytes <= Cells::kBytes && cells_.ready();
+  const std::size_t bytes = in_cell ? kLine : record_bytes(e);
   if (!writer_.has_room(bytes)) return false;
   OCCL_FAULT_POINT("message.write");
-  const bool inside = lies_inside(e);
-  const auto store = mesh_.distances().far(peer_) && e.bytes >= Distances::kLeastBytes
-                         ? kernels::Store::streaming
-                         : kernels::Store::cached;
-  if (!inside)
-    writer_.put({payload, e.bytes}, [store](void* to, const std::byte* from, std::size_t n) {
-      kernels::copy({&to, 1}, from, n, store);
-    });
+  const std::uint16_t cell = in_cell ? cells_.take() : 0;
+  if (in_cell)
+    std::memcpy(cells_.at(cell), payload, e.bytes);
+  else if (!inside)
+    put({payload, e.bytes});
   OCCL_FAULT_POINT("message.publish");
   writer_.publish<Envelope>(bytes, [&](Envelope& first) {
     first = e;
+    first.cell = cell;
     if (inside && e.bytes) std::memcpy(first.inside.data(), payload, e.bytes);
   });
   OCCL_FAULT_POINT("message.published");
   mesh_.tell(peer_);
   return true;
+}
+
+void Pipe::put(std::span<const std::byte> payload) {
+  const auto store = payload.size() >= Distances::kLeastBytes && mesh_.distances().far(peer_)
+                         ? kernels::Store::streaming
+                         : kernels::Store::cached;
+  writer_.put(payload, [store](void* to, const std::byte* from, std::size_t n) {
+    kernels::copy({&to, 1}, from, n, store);
+  });
 }
 
 bool Pipe::next(Envelope& e) {
@@ -67,17 +81,22 @@ bool Pipe::next(Envelope& e) {
   }
   if (!reader_.readable()) return false;
   reader_.peek_first(e);
-  fail_if(record_bytes(e) > bytes);
+  fail_if(record_bytes(e) > bytes || (e.cell && (e.bytes > Cells::kBytes || !cells_.expected(e.cell))));
   return true;
 }
 
 void Pipe::read_payload(const Envelope& e, std::byte* to) const {
-  if (!lies_inside(e))
+  if (e.cell)
+    std::memcpy(to, cells_.at(e.cell), e.bytes);
+  else if (!lies_inside(e))
     reader_.peek({to, e.bytes});
   else if (e.bytes)
     std::memcpy(to, e.inside.data(), e.bytes);
 }
 
-void Pipe::release(const Envelope& e) { reader_.release(record_bytes(e)); }
+void Pipe::release(const Envelope& e) {
+  reader_.release(record_bytes(e));
+  if (e.cell) cells_.put_back(e.cell);
+}
 
 }  // namespace occl::coll

@@ -3,7 +3,7 @@
 //
 //     record = stamp and Envelope, together a cache line, then the payload, padded to whole lines
 //
-// A payload of at most kInsideBytes lies in the envelope.
+// A payload of at most kInsideBytes lies in the envelope, and one that fits may lie in a cell (coll/cells.h).
 //
 // Not thread safe: the thread that drives the group calls it.
 #pragma once
@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "coll/cells.h"
 #include "coll/mesh.h"
 #include "shm/ring.h"
 
@@ -32,7 +33,7 @@ struct Unfit {
 struct Envelope {
   Record record = Record::eager;
   std::uint8_t dtype = 0;
-  std::uint16_t reserved = 0;
+  std::uint16_t cell = 0;  // where the payload lies (coll/cells.h), 0: in the ring or inside
   std::uint32_t tag = 0;
   std::uint64_t id = 0;     // number of the message in its direction
   std::uint64_t count = 0;  // elements of the whole message; rest: pieces that the sender copied
@@ -48,7 +49,7 @@ static_assert(shm::kStampBytes + sizeof(Envelope) == kLine);
 
 class Pipe {
  public:
-  Pipe(Mesh& mesh, int peer) : mesh_(mesh), peer_(peer) {}
+  Pipe(Mesh& mesh, int peer) : mesh_(mesh), peer_(peer), cells_(mesh, peer) {}
 
   /// Writes a record and tells the peer. False if there is no room now; then nothing was written.
   bool write(const Envelope& envelope, const std::byte* payload);
@@ -64,10 +65,13 @@ class Pipe {
   void tell_of_room() const { mesh_.tell(peer_); }
 
  private:
+  void put(std::span<const std::byte> payload);
+
   Mesh& mesh_;
   const int peer_;
   shm::RingWriter writer_;
   shm::RingReader reader_;
+  Cells cells_;
 };
 
 }  // namespace occl::coll

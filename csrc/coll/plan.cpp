@@ -4,6 +4,7 @@
 
 #include "coll/levels.h"
 #include "coll/parts.h"
+#include "coll/rotation.h"
 #include "kernels/kernels.h"
 
 namespace occl::coll {
@@ -126,6 +127,20 @@ std::uint32_t moves_in(const Plan& plan, const Shape& s, int rank, int stage) {
   return ranged ? 1 : outputs(s, rank) - fills_output(plan, s, rank);
 }
 
+std::size_t window_bytes(const Plan& plan, const Shape& s, const Tuning& tuning) {
+  if (plan.two_level || tuning.area_bytes < 3 * tuning.slot_bytes) return tuning.slot_bytes;
+  return std::max(kLine, whole_lines(plan.window * s.element_size * staged_blocks(s)));
+}
+
+/// Whether each contribution is read by one other rank, which stages as much for this one.
+bool exchanges(const Plan& plan, const Shape& s, const Tuning& tuning) {
+  const bool one_reader = traits(s.kind).in_per_rank || s.size == 2;
+  return has_exchanges(tuning) && !rooted(s.kind) && plan.split == Split::pull && !plan.two_level &&
+         one_reader;
+}
+
+Plan choose(const Shape& s, const Tuning& tuning, bool mapped);
+
 }  // namespace
 
 Shape shape_of(const Collective& c, int size, const Domains& domains) {
@@ -150,11 +165,6 @@ std::size_t staged_bytes(const Shape& s) {
   return s.size == 1 ? 0 : s.largest * s.element_size * staged_blocks(s);
 }
 
-std::size_t window_bytes(const Plan& plan, const Shape& s, const Tuning& tuning) {
-  if (plan.two_level || tuning.area_bytes < 3 * tuning.slot_bytes) return tuning.slot_bytes;
-  return std::max(kLine, whole_lines(plan.window * s.element_size * staged_blocks(s)));
-}
-
 std::size_t footprint(const Shape& s) {
   const Traits& t = traits(s.kind);
   const bool one_tensor = !t.in_per_rank && !t.out_per_rank;  // both input and output
@@ -174,6 +184,15 @@ bool is_one_shot(const Shape& s, const Tuning& tuning, bool mapped) {
 }
 
 Plan make_plan(const Shape& s, const Tuning& tuning, bool mapped) {
+  Plan plan = choose(s, tuning, mapped);
+  plan.window_bytes = window_bytes(plan, s, tuning);
+  plan.exchanges = exchanges(plan, s, tuning);
+  return plan;
+}
+
+namespace {
+
+Plan choose(const Shape& s, const Tuning& tuning, bool mapped) {
   const Traits& t = traits(s.kind);
   Plan plan;
   plan.window = std::max<std::size_t>(s.largest, 1);
@@ -204,6 +223,8 @@ Plan make_plan(const Shape& s, const Tuning& tuning, bool mapped) {
   plan.steps = plan.windows + (plan.split == Split::range ? 2 : 1);
   return plan;
 }
+
+}  // namespace
 
 bool move_at(const Plan& plan, const Shape& s, int rank, std::uint64_t step, std::uint32_t index, Move& m) {
   if (plan.two_level) return levels::move_at(plan, s, rank, step, index, m);

@@ -85,6 +85,9 @@ struct Plan {
   std::size_t window = 0;  // elements of a block that one step handles
   std::uint64_t windows = 1;
   std::uint64_t steps = 1;
+  // Of a plan with slots: where its windows lie in staging areas (coll/rotation.h).
+  std::size_t window_bytes = 0;  // of an area that each takes, on every rank; at most a slot
+  bool exchanges = false;        // ranks take turns with the places of their contributions to each other
 };
 
 /// How `direct` divides the work on one level. With `range` and `push`, ranks write outputs of other ranks.
@@ -95,9 +98,6 @@ bool writes_outputs(const Shape& shape, const Tuning& tuning);
 
 /// Bytes that one rank shows to the others if everything is staged at once.
 std::size_t staged_bytes(const Shape& shape);
-
-/// Of a staged plan: the bytes of a staging area that each window takes, on every rank. At most a slot.
-std::size_t window_bytes(const Plan& plan, const Shape& shape, const Tuning& tuning);
 
 /// Bytes of the tensors of all ranks, counting each rank like the one that has most.
 std::size_t footprint(const Shape& shape);

@@ -109,8 +109,9 @@ void reduce(DType dtype, ReduceOp op, std::span<void* const> dsts, std::span<con
   assert(factors.size() == (op == ReduceOp::premul_sum ? srcs.size() : 0));
   const DefaultFloatEnvironment environment;
   const std::size_t bytes = count * size_of(dtype);
-  Call call{dsts.data(), dsts.size(), srcs.data(), srcs.size(), bytes, factors.data(), streaming(dsts, store),
-            part.ranks, part.carried, part.keeps};
+  Call call{
+      dsts.data(), dsts.size(),  srcs.data(), srcs.size(), bytes, factors.data(), streaming(dsts, store),
+      part.ranks,  part.carried, part.keeps};
   const Kernels& kernels = chosen(bytes);
   const auto d = static_cast<int>(dtype);
   const bool whole = !part.carried && !part.keeps;

@@ -13,8 +13,8 @@
 namespace occl::kernels {
 
 enum class Store : unsigned char {
-  cached,     // ordinary stores
-  streaming,  // past the caches: for results larger than they are, and for cores that do not share them
+  cached,           // ordinary stores
+  streaming,        // past the caches: for results larger than they are, and for cores that do not share them
   first_streaming,  // the first destination past the caches, the others not
 };
 

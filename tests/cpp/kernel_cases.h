@@ -125,7 +125,8 @@ inline std::vector<unsigned char> all_codes(DType dtype) {
   return all;
 }
 
-/// Runs one case on every instruction set, with no, one and all destinations past the caches, one to three destinations, in place and not.
+/// Runs one case on every instruction set, with no, one and all destinations past the caches, one to three
+/// destinations, in place and not.
 inline void check_case(DType dtype, ReduceOp op, const std::vector<const void*>& given, std::size_t count,
                        const std::vector<double>& factors, std::vector<Buffer>& buffers) {
   const std::size_t size = size_of(dtype), bytes = count * size;

@@ -168,6 +168,8 @@ TEST("message rings and records that make no sense are an error") {
     CHECK(
         contains(with([bytes](Game&, SendLine&, Envelope& e) { e.bytes = bytes; }), "broken message record"),
         bytes);
+  for (const std::uint16_t cell : {1, 257, 65535})  // this rank has mapped none
+    CHECK(contains(with([cell](Game&, SendLine&, Envelope& e) { e.cell = cell; }), "broken message record"));
   for (const std::uint32_t record : {0u, 9u, 255u})
     CHECK(contains(with([record](Game&, SendLine&, Envelope& e) { e.record = static_cast<Record>(record); }),
                    "record of unknown kind"));

@@ -54,6 +54,16 @@ TEST("a mix of all collectives on all paths is right where windows lie one behin
   run_random_cases(2, 300, 6, with_small_slots(3 * 512));
   run_random_cases(3, 300, 7, with_small_slots(4096));
 }
+TEST(
+    "a mix of all collectives on all paths is right where ranks take turns with the places of what they "
+    "stage") {
+  for (const std::uint32_t one_shot : {0, 256}) {
+    Tuning tuning = with_small_slots(5 * 512);
+    tuning.one_shot_bytes = one_shot;
+    run_random_cases(2, 300, 10, tuning);
+    run_random_cases(4, 100, 11, tuning);
+  }
+}
 TEST("a mix of all collectives on all paths is right where ranks are far from each other") {
   Tuning tuning;
   tuning.far_ns = 0;
@@ -406,18 +416,29 @@ TEST("consecutive windows never overlap in a staging area, and use all of it") {
     const std::size_t slot = kLine * (1 + random() % 16);
     const bool same = random() % 4 == 0;  // two slots, of which each window takes one
     const std::size_t area = same ? 2 * slot : 3 * slot + kLine * (random() % 64);
-    Rotation rotation(area);
+    Tuning tuning;
+    tuning.slot_bytes = static_cast<std::uint32_t>(slot),
+    tuning.area_bytes = static_cast<std::uint32_t>(area);
+    Rotation rotation(tuning);
+    Exchange exchange(tuning);
     std::size_t last = 0, last_bytes = 0, end = 0;
+    std::uint64_t exchanged = 0;
     for (int operation = 0; operation < 50; ++operation) {
       const std::size_t bytes = same ? slot : kLine * (1 + random() % (slot / kLine));
       const std::uint64_t windows = 1 + random() % 8;
+      const bool exchanges = has_exchanges(tuning) && random() % 2;
       for (std::uint64_t w = 0; w < windows; ++w) {
-        const std::size_t at = rotation.at(w, bytes);
+        if (exchanges) {  // the places of two windows in turn, twice in this rank's area and twice in the
+                          // other
+          CHECK(exchange.at(w).swapped == (exchanged / 2 % 2 != 0));
+          ++exchanged;
+        }
+        const std::size_t at = exchanges ? exchange.at(w).offset : rotation.at(w, bytes);
         CHECK(at % kLine == 0 && at + bytes <= area);
         CHECK(last_bytes == 0 || at + bytes <= last || last + last_bytes <= at, "they overlap");
         last = at, last_bytes = bytes, end = std::max(end, at + bytes);
       }
-      rotation.advance(windows, bytes);
+      exchanges ? exchange.advance(windows) : rotation.advance(windows, bytes);
     }
     CHECK(end > area - slot);
   }

@@ -335,9 +335,7 @@ TEST("copies are exact, wherever they lie, and write nothing else") {
               CHECK(std::memcmp(dsts[j], src, count) == 0 && buffers[j].margins_untouched(), "count ", count,
                     ", offset ", offset, ", destination ", j, " of ", m);
           };
-          check([&](auto& dsts, const void* src) {
-            kernels::copy(dsts, src, count, store);
-          });
+          check([&](auto& dsts, const void* src) { kernels::copy(dsts, src, count, store); });
           for (const Kernels* isa : kernels::available())
             check([&](auto& dsts, const void* src) {
               isa->copy({dsts.data(), m, &src, 1, count, nullptr, static_cast<std::size_t>(store)});

@@ -143,6 +143,35 @@ TEST("long messages between mapped buffers are copied from both ends, around eve
   }
 }
 
+TEST(
+    "messages that go to and fro change the places of their payloads, and those that only go run out of "
+    "them") {
+  Tuning tuning;
+  tuning.ring_bytes = kLeastRingBytes;  // eight cells of each rank for each other
+  for (const int size : {2, 3}) {
+    Cluster cluster(size, tuning);
+    cluster.each([&](Rank& rank) {
+      std::mt19937 random(7);  // the same on all ranks
+      for (std::uint32_t round = 0; round < 400; ++round) {
+        const int from = static_cast<int>(random() % size), to = (from + 1 + random() % (size - 1)) % size;
+        const bool one_way = round / 100 % 2;
+        const std::size_t bytes = 1 + random() % (random() % 4 ? 9000 : 40000);
+        for (const auto& [source, target] : {std::pair{from, to}, std::pair{to, from}}) {
+          Message message(rank, bytes, false);
+          if (one_way && source > target) continue;
+          if (rank.rank == source) {
+            message.fill(source, round);
+            rank.run(transfer(message, true, target, 1));
+          } else if (rank.rank == target) {
+            rank.run(transfer(message, false, source, 1));
+            message.check(source, round);
+          }
+        }
+      }
+    });
+  }
+}
+
 TEST("a thousand messages match their receives in any order of posting, by tag and source") {
   for (const int size : {2, 3}) {
     Cluster cluster(size);
