@@ -139,7 +139,38 @@ bool exchanges(const Plan& plan, const Shape& s, const Tuning& tuning) {
          one_reader;
 }
 
-Plan choose(const Shape& s, const Tuning& tuning, bool mapped);
+/// The plan without the places of its windows.
+Plan choose(const Shape& s, const Tuning& tuning, bool mapped) {
+  const Traits& t = traits(s.kind);
+  Plan plan;
+  plan.window = std::max<std::size_t>(s.largest, 1);
+  if (is_one_shot(s, tuning, mapped)) {
+    plan.path = Path::one_shot;
+    plan.steps = 2;
+    return plan;
+  }
+  if (levels::apply(s, tuning, mapped)) return levels::make_plan(s, tuning, mapped);
+  plan.split = direct_split(s.kind);
+  if (mapped) {
+    plan.path = Path::direct;
+    return plan;
+  }
+  plan.path = Path::staged;
+  // A second hop pays where it divides the work of combining. Of a small reduce the root may as well do it
+  // alone.
+  const bool divided = s.size > 2 && s.size * s.largest * s.element_size >= kDividedSlots * tuning.slot_bytes;
+  if (!t.reduces || s.size == 1 || (t.out_root_only && !divided)) plan.split = Split::pull;
+  const std::size_t unit = std::max<std::size_t>(kLine / s.element_size, 1);
+  const std::size_t room = tuning.slot_bytes / staged_blocks(s);
+  // Where some ranks only fill and others only read, smaller windows let them overlap.
+  const bool one_way = rooted(s.kind) && plan.split == Split::pull;
+  const std::size_t bytes = one_way ? std::max(room / 2, std::min(room, kSmallWindow)) : room;
+  plan.window = std::max(bytes / s.element_size / unit * unit, unit);
+  plan.window = std::min(plan.window, std::max((s.largest + unit - 1) / unit * unit, unit));
+  plan.windows = (s.largest + plan.window - 1) / plan.window;
+  plan.steps = plan.windows + (plan.split == Split::range ? 2 : 1);
+  return plan;
+}
 
 }  // namespace
 
@@ -189,42 +220,6 @@ Plan make_plan(const Shape& s, const Tuning& tuning, bool mapped) {
   plan.exchanges = exchanges(plan, s, tuning);
   return plan;
 }
-
-namespace {
-
-Plan choose(const Shape& s, const Tuning& tuning, bool mapped) {
-  const Traits& t = traits(s.kind);
-  Plan plan;
-  plan.window = std::max<std::size_t>(s.largest, 1);
-  if (is_one_shot(s, tuning, mapped)) {
-    plan.path = Path::one_shot;
-    plan.steps = 2;
-    return plan;
-  }
-  if (levels::apply(s, tuning, mapped)) return levels::make_plan(s, tuning, mapped);
-  plan.split = direct_split(s.kind);
-  if (mapped) {
-    plan.path = Path::direct;
-    return plan;
-  }
-  plan.path = Path::staged;
-  // A second hop pays where it divides the work of combining. Of a small reduce the root may as well do it
-  // alone.
-  const bool divided = s.size > 2 && s.size * s.largest * s.element_size >= kDividedSlots * tuning.slot_bytes;
-  if (!t.reduces || s.size == 1 || (t.out_root_only && !divided)) plan.split = Split::pull;
-  const std::size_t unit = std::max<std::size_t>(kLine / s.element_size, 1);
-  const std::size_t room = tuning.slot_bytes / staged_blocks(s);
-  // Where some ranks only fill and others only read, smaller windows let them overlap.
-  const bool one_way = rooted(s.kind) && plan.split == Split::pull;
-  const std::size_t bytes = one_way ? std::max(room / 2, std::min(room, kSmallWindow)) : room;
-  plan.window = std::max(bytes / s.element_size / unit * unit, unit);
-  plan.window = std::min(plan.window, std::max((s.largest + unit - 1) / unit * unit, unit));
-  plan.windows = (s.largest + plan.window - 1) / plan.window;
-  plan.steps = plan.windows + (plan.split == Split::range ? 2 : 1);
-  return plan;
-}
-
-}  // namespace
 
 bool move_at(const Plan& plan, const Shape& s, int rank, std::uint64_t step, std::uint32_t index, Move& m) {
   if (plan.two_level) return levels::move_at(plan, s, rank, step, index, m);

@@ -177,6 +177,34 @@ TEST("message rings and records that make no sense are an error") {
                  "data of an unknown message"));
 }
 
+TEST("a record names a cell that its writer has, or is an error") {
+  // The peer's records name these cells, one after the other. Cells 1 to 8 were this rank's, 9 to 16 the
+  // peer's, and this rank has sent a message in cell 1.
+  const auto naming = [](std::vector<std::uint16_t> cells) {
+    auto game = std::make_unique<Game>();
+    const auto transfer = [&](bool send) {
+      return Transfer{send, 1, 0, DType::u8, {game->victim.memory(600, false), 600}};
+    };
+    game->line().cells.store(shm::Ref{0, 0}.pack());
+    game->line().maps_cells.store(1);
+    game->victim.submit(transfer(true));
+    game->victim.group->drive(true);
+    for (const std::uint16_t cell : cells) {
+      game->victim.submit(transfer(false));
+      Envelope e;
+      e.count = e.bytes = 600;
+      e.cell = cell;
+      game->send(e);
+      game->victim.group->drive(true);
+    }
+    return game;
+  };
+  CHECK(!naming({9, 16, 1})->victim.group->error());
+  CHECK(!naming({9})->victim.calls.back()->operation.error());
+  for (const auto& cells : {std::vector<std::uint16_t>{9, 9}, {2}, {8}, {17}, {1, 1}})
+    CHECK(contains(naming(cells)->error(Errc::protocol), "broken message record"), cells[0]);
+}
+
 TEST("what arrives of a message is not more than the whole") {
   // The first record carries `first` bytes, and a second one `more`.
   const auto received = [](Record record, std::uint32_t first, std::uint32_t more) -> std::string {

@@ -22,7 +22,7 @@ using namespace occl::coll;
 
 /// Bytes of a hostile rank's control region behind its block and its message ring.
 inline constexpr std::size_t kExtra = std::size_t{64} << 10;
-inline constexpr std::uint32_t kRing = 256 << 10;  // bytes of a ring
+inline constexpr std::uint32_t kRing = kLeastRingBytes;
 
 inline std::shared_ptr<shm::Region> guarded_region() {
   auto region = std::make_shared<shm::Region>(
@@ -76,7 +76,7 @@ struct Hostile {
     std::memcpy(line + shm::kStampBytes, &e, sizeof(e));
     const std::uint64_t stamp = position + 1;
     std::memcpy(line, &stamp, sizeof(stamp));
-    const std::uint64_t behind = e.bytes <= kInsideBytes ? 0 : std::uint64_t{whole_lines(e.bytes)};
+    const std::uint64_t behind = e.bytes <= kInsideBytes || e.cell ? 0 : std::uint64_t{whole_lines(e.bytes)};
     position += kLine + std::min<std::uint64_t>(behind, kRing);
     block.send(to).ring.store(extra());
   }

@@ -1,9 +1,10 @@
-/* The doorbell (csrc/shm/bell.h): nobody sleeps for ever on what has been published.
+/* The doorbell (csrc/shm/bell.h): no thread sleeps for ever on what has been published.
  *
- * Stores go through a buffer, as on real processors: a thread's later loads may overtake them. SEQ_CST_STORE drains
- * the buffer before going on; an atomic addition always does.
+ * Stores go through a buffer, as on real processors: a thread's later loads may overtake them. A fence drains the
+ * buffer, and so does an atomic addition. A publisher looks for sleepers at once, and again after a fence, which may
+ * come later (Mesh::tell, Mesh::ring_owed).
  *
- * Broken variants that must be caught: -DRELEASE_STORE (the stamp is published without draining),
+ * Broken variants that must be caught: -DNO_FENCE (the last look does not wait for the stamp to be in memory),
  * -DLOOK_FIRST (the sleeper looks at the stamp before it counts itself), -DSEEN_LATE (the sleeper reads the bell's
  * word after it has looked).
  */
@@ -22,21 +23,28 @@ inline drain(i) {
   fi
 }
 
+inline ring(i) {
+  drain(i);
+  atomic { bell++ };
+  atomic {  /* futex_wake */
+    for (k : 0 .. SLEEPERS - 1) { asleep[k] = 0 }
+  }
+}
+
 active [PUBLISHERS] proctype publisher() {
   byte i = _pid;
   byte k;
   buffered[i] = 1;
-#ifndef RELEASE_STORE
-  drain(i);
-#endif
   if
-  :: sleepers == 0
-  :: else ->
+  :: sleepers != 0 -> ring(i)
+  :: else ->  /* the ring is owed */
+#ifndef NO_FENCE
     drain(i);
-    atomic { bell++ };
-    atomic {  /* futex_wake */
-      for (k : 0 .. SLEEPERS - 1) { asleep[k] = 0 }
-    }
+#endif
+    if
+    :: sleepers == 0
+    :: else -> ring(i)
+    fi
   fi;
   drain(i)  /* a buffered store gets to memory some time */
 }
