@@ -1,7 +1,7 @@
-// Places for the payloads of messages between this rank and one peer, which change hands: who has read a cell
-// fills it next. A processor writes a line that it has just read from another core without asking that core
-// again, so two ranks that answer each other copy up to twice as fast through cells as through rings
-// (docs/decisions.md).
+// Places for the payloads of messages between this rank and one peer, which change hands: the rank that has
+// read a cell fills it next. A processor writes a line that it has just read from another core without asking
+// that core again, so two ranks that answer each other copy up to twice as fast through cells as through
+// rings (docs/decisions.md).
 //
 //     rank 0   fills cell 7 ── record "cell 7" ──▶  rank 1   reads it, fills it ── record "cell 7" ──▶  ...
 //

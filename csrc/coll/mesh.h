@@ -96,18 +96,18 @@ class Mesh {
       if (i != rank_) members_[i].peer->bell().ring_after_fence();
   }
 
-  // For the thread that drives the group: something was published for one rank, or for all others. Who is
-  // seen to sleep is woken now. The rest is owed: a fence waits until all stores have left this core, which
-  // is time in which it could look for what peers have published.
+  // For the thread that drives the group, after it has published something for one rank or for all others. A
+  // rank that is seen to sleep is woken now. The others are owed a ring: it needs a fence, which waits until
+  // all stores have left this core, and meanwhile this rank could look for what peers have published.
   void tell(int rank) {
-    if (bell_of(rank).rings_now())
+    if (bell_of(rank).seen_asleep())
       bell_of(rank).ring();
     else
       owed_ = owed_ == kNone || owed_ == rank ? rank : kAll;
   }
   void tell_all() {
     bool now = false;
-    for (int i = 0; i < size_; ++i) now |= i != rank_ && bell_of(i).rings_now();
+    for (int i = 0; i < size_; ++i) now |= i != rank_ && bell_of(i).seen_asleep();
     if (now)
       ring_all();
     else
@@ -177,7 +177,7 @@ class Mesh {
   std::vector<shm::Arena::Block> staged_;
   std::byte* areas_ = nullptr;
   std::uint64_t areas_ref_ = 0;
-  int owed_ = kNone;  // the rank whose bell is to be rung
+  int owed_ = kNone;  // the rank whose bell must still be rung
 };
 
 }  // namespace occl::coll

@@ -45,7 +45,7 @@ class Bell {
   }
 
   /// Whether a thread of the owner was seen to sleep. One that goes to sleep now may be missed: ring later.
-  bool rings_now() const { return sleepers_->load(std::memory_order_relaxed) != 0; }
+  bool seen_asleep() const { return sleepers_->load(std::memory_order_relaxed) != 0; }
 
   /// How often this thread has rung for sleepers: these take a while to come.
   static unsigned rung() { return rung_; }
