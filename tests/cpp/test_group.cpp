@@ -54,9 +54,7 @@ TEST("a mix of all collectives on all paths is right where windows lie one behin
   run_random_cases(2, 300, 6, with_small_slots(3 * 512));
   run_random_cases(3, 300, 7, with_small_slots(4096));
 }
-TEST(
-    "a mix of all collectives on all paths is right where ranks take turns with the places of what they "
-    "stage") {
+TEST("a mix of all collectives on all paths is right where ranks exchange places") {
   for (const std::uint32_t one_shot : {0, 256}) {
     Tuning tuning = with_small_slots(5 * 512);
     tuning.one_shot_bytes = one_shot;

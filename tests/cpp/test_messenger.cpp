@@ -143,9 +143,7 @@ TEST("long messages between mapped buffers are copied from both ends, around eve
   }
 }
 
-TEST(
-    "messages that go to and fro change the places of their payloads, and those that only go run out of "
-    "them") {
+TEST("messages that go to and fro use cells again, and those that only go run out of them") {
   Tuning tuning;
   tuning.ring_bytes = kLeastRingBytes;  // eight cells of each rank for each other
   for (const int size : {2, 3}) {
