@@ -87,7 +87,7 @@ MUTATIONS = [
     Mutation("a ring has no fence", "shm/bell.h", "    fence();\n", "", SLEEP),
     Mutation("several bells are rung without a fence", "coll/mesh.h", "    fence();\n", "", WHOLE),
     Mutation("a bell that is owed is never rung", "coll/mesh.h", "    if (owed_ == kNone) return;\n", "    return;\n", WHOLE),
-    Mutation("a bell is owed after the driving lock has been released", "coll/communicator.cpp", "  const bool moved = drive_locked(checks, done);\n  wake_peers();\n", "  const bool moved = drive_locked(checks, done);\n", ("explore/test_interleavings:message", "explore/test_interleavings:collectives")),
+    Mutation("a bell is owed after the driving lock has been released", "coll/communicator.cpp", "  const bool moved = drive_locked(checks, done);\n  wake_peers();\n", "  const bool moved = drive_locked(checks, done);\n", ("explore/test_interleavings:collectives",)),
     Mutation("ring looks for sleepers with acquire", "shm/bell.h", f"sleepers_->load({SEQ})", f"sleepers_->load({ACQUIRE})", SLEEP),
     Mutation("a sleeper is counted with relaxed", "shm/bell.h", f"sleepers_->fetch_add(1, {SEQ})", f"sleepers_->fetch_add(1, {RELAXED})", SLEEP),
     Mutation("ring does not change the word", "shm/bell.h", f"word_->fetch_add(1, {SEQ});", "", SLEEP),
