@@ -46,8 +46,8 @@ struct Tuning {
   std::uint32_t unasked_bytes = 64 << 10;
   /// From this size, a message between buffers that both ranks have mapped is copied by both of them.
   std::uint64_t both_ends_bytes = 128 << 10;
-  /// Where a cache line takes at least so many nanoseconds from another rank's core, what that rank reads is
-  /// stored past the caches (coll/distances.h). 0: always.
+  /// Nanoseconds. If a cache line takes at least that long to come from a peer's core, this rank stores what
+  /// the peer reads past the caches (coll/distances.h). 0: always.
   std::uint32_t far_ns = 100;
 };
 

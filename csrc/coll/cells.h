@@ -40,8 +40,8 @@ class Cells {
 
  private:
   bool open();
-  void make_own(std::byte*& memory);
-  bool map_other(std::byte*& memory);
+  void make_own();
+  bool map_other();
   /// Of the two halves, this rank's is the second one if its rank is the higher.
   std::size_t own_half() const { return mesh_.rank() > peer_; }
 

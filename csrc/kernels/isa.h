@@ -17,7 +17,7 @@ struct Call {
   std::size_t src_count;
   std::size_t bytes;      // of each buffer
   const double* factors;  // one for each source, PREMUL_SUM only
-  std::size_t streaming;  // so many of the first destinations are stored past the caches
+  std::size_t streaming;  // how many destinations, from the first on, are stored past the caches
   // Of a part of a reduction: kernels::Part.
   std::size_t ranks = 0;
   const void* carried = nullptr;  // here and below: only for the kernels of `Kernels::parts`
