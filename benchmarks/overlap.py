@@ -7,7 +7,8 @@ together   a 64 MiB all_reduce is issued, matrices are multiplied for about 16 m
            each rank, then it is waited for. `of the sum` compares this with one after the other. Where no
            core is free, 1 is the best that can be had.
 one waits  the same, but only rank 0 multiplies; the others wait from the beginning, so their cores are free.
-           `of the larger` compares it with the longer of the all_reduce and the products.
+           `of the larger` compares it with the longer of the all_reduce and the products. `least` is what it
+           would take if no core were ever idle, and an all_reduce took all the time of a core on each rank.
 waiting    the share of a core that a rank takes which waits in all_reduce for one that sleeps
 idle       the same for a rank that has a group and calls nothing
 
@@ -16,6 +17,7 @@ All contenders live in the same processes and take turns. Every time is that of 
 
 import argparse
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -88,15 +90,20 @@ def work(rank: int, options: argparse.Namespace, folder: str, counters) -> None:
                 if round_:  # the first one warms up
                     seconds[name][kind].append(took)
     results = {}
+    cores = len(os.sched_getaffinity(0))
     for name, row in seconds.items():
         median = {kind: statistics.median(row[kind]) for kind in kinds}
+        larger = max(median["alone"], median["one computes"])
+        core_seconds = median["one computes"] * min(cores, options.threads)
+        core_seconds += median["alone"] * min(cores, options.ranks)
         results[name] = {
             "all_reduce ms": median["alone"] * 1e3,
             "compute ms": median["compute"] * 1e3,
             "together ms": median["together"] * 1e3,
             "of the sum": median["together"] / (median["alone"] + median["compute"]),
             "one waits ms": median["one waits"] * 1e3,
-            "of the larger": median["one waits"] / max(median["alone"], median["one computes"]),
+            "least ms": max(larger, core_seconds / cores) * 1e3,
+            "of the larger": median["one waits"] / larger,
         }
     for name in NAMES:
         results[name]["idle"] = slowest([used(lambda: time.sleep(QUIET_SECONDS))])[0]
@@ -123,7 +130,7 @@ if __name__ == "__main__":
     run_script(
         __doc__,
         work,
-        15,
+        40,
         "with computation beside",
         show,
         lambda parser: parser.add_argument("--threads", type=int, default=1, help="that compute, in a rank"),

@@ -112,7 +112,8 @@ MUTATIONS = [
     Mutation("a cell goes back before it is read", "coll/cells.cpp", "  return open_ = ", "  for (std::size_t i = half_; i > 0; --i) stack_.push_back(static_cast<std::uint16_t>(i));\n  return open_ = ", MESSAGES),
     Mutation("exchanges have one place", "coll/rotation.h", "(turn_ + w) % 2 * slot_", "0 * (turn_ + w) * slot_", ("plain/test_group:consecutive", "tsan/test_group:exchange places")),
     Mutation("the reader looks for an exchanged contribution where it lay before", "coll/executor.cpp", "block = static_cast<std::uint32_t>(std::exchange(rank, reader));", "rank = reader;", ("plain/test_group:exchange places",)),
-    Mutation("all_gather delivers no own block", "coll/plan.cpp", "  if (fills_output(plan, s, rank)) m.also = Where::output;\n", "", PLANS),
+    Mutation("all_gather delivers no own block", "coll/plan.cpp", "    if (keeps_own_block(s, rank)) m.also = Where::output;\n", "", PLANS),
+    Mutation("the root of a gather leaves out its own block", "coll/plan.cpp", "? keeps_own_block(s, rank) : ranged", "? 0 : ranged", PLANS),
     Mutation("an interruption makes a rank far", "coll/distances.h", "std::min(took, 2 * limit_)", "took", ("plain/test_distances",)),
     Mutation("one far rank is enough", "coll/distances.h", "2 * far_ > static_cast<int>(average_.size()) - 1", "far_ > 0", ("plain/test_distances",)),
     # Both ends of a message.

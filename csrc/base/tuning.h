@@ -36,7 +36,7 @@ struct Tuning {
   /// area of three slots and more, windows lie one behind the other (coll/rotation.h).
   std::uint32_t area_bytes = kByCores;
   /// From this many bytes in the tensors of all ranks together, results are stored past the caches.
-  std::uint64_t streaming_bytes = std::uint64_t{48} << 20;
+  std::uint64_t streaming_bytes = std::uint64_t{36} << 20;
   /// Bytes of the ring of each ordered pair that exchanges messages, a power of two. As for staging areas, a
   /// large one is faster; the rings of many pairs would be a lot of memory.
   std::uint32_t ring_bytes = kByCores;

@@ -12,14 +12,6 @@
 namespace occl::coll {
 namespace {
 
-/// Bytes of a message that one record carries: the receiver copies them while the sender writes the next
-/// record. Smaller records cost more transfers between the cores than they save waiting, and past the caches
-/// also a fence each.
-std::uint32_t piece_of(std::size_t bytes, bool far) {
-  constexpr std::size_t kLeast = 8 << 10, kMostOfFar = 32 << 10;
-  return static_cast<std::uint32_t>(std::clamp(whole_lines(bytes / 2), kLeast, far ? kMostOfFar : kLeast));
-}
-
 bool fits(const Transfer& t, const Envelope& e) {
   return t.buffer.count == e.count && static_cast<std::uint8_t>(t.dtype) == e.dtype && t.order == e.order;
 }
@@ -65,11 +57,8 @@ std::string Channel::unexpected() const {
 
 bool Channel::take_records(OperationList& done) {
   const bool measures = !sending_.empty() || !receiving_.empty();  // small messages do not pay for it
-  const Ticks before = measures ? ticks_now() : 0;
   Envelope e;
-  const bool moved = pipe_.next(e);
-  if (moved && measures && looked_in_vain_) mesh_.distances().add(peer_, ticks_after_loads() - before);
-  looked_in_vain_ = !moved;
+  const bool moved = looks_.found(mesh_.distances(), peer_, measures, [&] { return pipe_.next(e); });
   // After the last operation no look at the next record: fetching that line takes as long as a small message.
   for (bool found = moved; found; found = !transfers_.empty() && pipe_.next(e)) {
     take(e, done);
@@ -129,7 +118,7 @@ bool Channel::take_data(const Envelope& e, OperationList& done) {
   if (const auto it = receiving(e.id); it != receiving_.end()) {
     const Transfer& t = it->op->transfer();
     if (it->envelope.record == Record::direct || e.bytes > t.bytes() - it->received) return false;
-    pipe_.read_payload(e, t.buffer.data + it->received);
+    pipe_.read_payload(e, t.buffer.data + it->received, message_store(t.bytes(), mesh_.tuning()));
     it->received += e.bytes;
     end_if_whole(it, done);
     return true;
@@ -261,7 +250,7 @@ bool Channel::push_sends(bool room, OperationList& done) {
       if (ref) e.ref = ref->pack();
       unasked = ref ? 0 : std::min<std::size_t>(bytes, mesh_.tuning().unasked_bytes);
     }
-    e.bytes = static_cast<std::uint32_t>(std::min<std::size_t>(unasked, piece_of(bytes, far())));
+    e.bytes = static_cast<std::uint32_t>(std::min(unasked, piece(bytes)));
     if (!pipe_.write(e, t.buffer.data)) break;
     ++next_id_;
     queue_.pop();
@@ -303,6 +292,16 @@ bool Channel::push_data(bool& room, OperationList& done) {
   return moved;
 }
 
+/// How much of a message of so many bytes one record carries: the receiver copies that while the sender
+/// writes the next record. Smaller records cost more transfers between the cores than they save waiting, and
+/// also a fence each where either side stores past the caches.
+std::size_t Channel::piece(std::size_t bytes) const {
+  constexpr std::size_t kLeast = 8 << 10, kMostPastCaches = 32 << 10;
+  const bool past_caches =
+      mesh_.distances().far(peer_) || message_store(bytes, mesh_.tuning()) == kernels::Store::streaming;
+  return std::clamp(whole_lines(bytes / 2), kLeast, past_caches ? kMostPastCaches : kLeast);
+}
+
 /// How much of a message that is not direct may be sent now: what the peer has granted, or gets unasked.
 std::size_t Channel::allowed(const Sending& sending) const {
   const std::size_t bytes = sending.op->transfer().bytes();
@@ -321,8 +320,7 @@ bool Channel::push_pieces(Sending& sending) {
     Envelope e;
     e.record = Record::data;
     e.id = sending.id;
-    e.bytes =
-        static_cast<std::uint32_t>(std::min<std::size_t>(piece_of(t.bytes(), far()), now - sending.sent));
+    e.bytes = static_cast<std::uint32_t>(std::min(piece(t.bytes()), now - sending.sent));
     if (!pipe_.write(e, t.buffer.data + sending.sent)) break;
     sending.sent += e.bytes;
     moved = true;

@@ -81,7 +81,7 @@ class Channel {
     std::optional<std::uint64_t> rest;  // direct: how many pieces the sender copied; it copies no more
   };
 
-  bool far() { return mesh_.distances().far(peer_); }
+  std::size_t piece(std::size_t bytes) const;
   bool quiet() const { return queue_.empty() && sending_.empty() && receiving_.empty() && notes_.empty(); }
   bool take_records(OperationList& done);
   void take(const Envelope& envelope, OperationList& done);
@@ -115,7 +115,7 @@ class Channel {
   std::vector<std::uint64_t> refused_;  // messages that did not fit; more of their bytes may be on the way
   std::uint64_t next_id_ = 1;
   bool took_records_ = false;  // since begin_sends
-  bool looked_in_vain_ = false;
+  Distances::Looks looks_;
 };
 
 }  // namespace occl::coll

@@ -50,7 +50,12 @@ bool Communicator::submit_and_drive(Operation& op, int looks) {
     return true;
   }
   OperationList done;
-  for (drive_locked(false, done); done.empty() && --looks > 0; drive_locked(false, done)) relax();
+  for (;;) {
+    const bool moved = drive_locked(false, done);
+    if (!done.empty() || --looks <= 0) break;
+    if (!moved) wake_peers();
+    relax();
+  }
   if (!done.has(op)) {
     op.set_counted();
     engine_.add_pending();
@@ -145,7 +150,6 @@ bool Communicator::drive_locked(bool checks, OperationList& done) {
       moved = true;
     else
       activity_.messages_blocked();
-    if (!moved) wake_peers();
     if (!moved && checks) {
       activity_.still_blocked();
       activity_.set_memory(memory_held().total());

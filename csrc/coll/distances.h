@@ -17,10 +17,6 @@ namespace occl::coll {
 
 class Distances {
  public:
-  /// Fewer bytes go through the caches to ranks that are far, too; of exchanges (coll/rotation.h) fewer than
-  /// the other number.
-  static constexpr std::size_t kLeastBytes = std::size_t{4} << 10, kLeastExchanged = std::size_t{64} << 10;
-
   /// Ranks are far if lines take at least `limit`.
   Distances(int size, Ticks limit) : limit_(limit), average_(size), far_(limit ? 0 : size) {}
 
@@ -37,8 +33,36 @@ class Distances {
   /// Whether most of the other ranks are far.
   bool mostly_far() const { return 2 * far_ > static_cast<int>(average_.size()) - 1; }
 
+  /// Whether to store so many bytes past the caches that this rank will read.
+  bool past_caches_to(int rank, std::size_t bytes) const { return bytes >= kLeastBytes && far(rank); }
+  /// The same for bytes that any of the others may read. `exchanged`: see coll/rotation.h.
+  bool past_caches_to_most(std::size_t bytes, bool exchanged) const {
+    return bytes >= (exchanged ? kLeastExchanged : kLeastBytes) && mostly_far();
+  }
+
+  /// Looks for something new that ranks write, and measures how long it took to come.
+  class Looks {
+   public:
+    /// Returns what `look` finds: whether there is something new from `rank`. Only with `measures` does this
+    /// look at the clock.
+    template <class F>
+    bool found(Distances& distances, int rank, bool measures, F&& look) {
+      const Ticks before = measures ? ticks_now() : 0;
+      const bool found = look();
+      if (found && measures && in_vain_ == rank) distances.add(rank, ticks_after_loads() - before);
+      in_vain_ = found ? -1 : rank;
+      return found;
+    }
+
+   private:
+    int in_vain_ = -1;  // the rank for which the last look found nothing
+  };
+
  private:
   static constexpr double kWeight = 8;
+  /// Fewer bytes go through the caches to ranks that are far, too. Lines that are exchanged change hands
+  /// faster than memory takes up to the other number.
+  static constexpr std::size_t kLeastBytes = std::size_t{4} << 10, kLeastExchanged = std::size_t{64} << 10;
 
   Ticks limit_;
   std::vector<double> average_;  // by rank

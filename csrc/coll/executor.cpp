@@ -28,7 +28,6 @@ Outcome Executor::advance() {
     activity_.met(meeting_.last());
     if (meeting_.mismatched()) return Outcome::mismatch;
     meeting_.agree();
-    streaming_ = footprint(meeting_.shape()) >= mesh_.tuning().streaming_bytes;
     stage_ = Stage::move;
     if (meeting_.first_step_made()) {
       step_ = 1;
@@ -82,21 +81,19 @@ void Executor::publish_tick() {
   mesh_.tell_all();
   OCCL_FAULT_POINT("tick.rung");
   cursor_ = 0;
-  waits_for_ = -1;
   stage_ = Stage::sync;
 }
 
 bool Executor::all_reached(std::uint64_t tick) {
   for (; cursor_ < mesh_.size(); ++cursor_) {
     if (cursor_ == mesh_.rank()) continue;
-    const Ticks before = ticks_now();
-    // seq_cst: pairs with publish_tick
-    const std::uint64_t reached = mesh_.member(cursor_).block.tick().load(std::memory_order_seq_cst);
-    if (reached < tick) {
-      waits_for_ = cursor_;
-      return false;
-    }
-    if (waits_for_ == cursor_) mesh_.distances().add(cursor_, ticks_after_loads() - before);
+    std::uint64_t reached = 0;
+    const auto look = [&] {
+      // seq_cst: pairs with publish_tick
+      reached = mesh_.member(cursor_).block.tick().load(std::memory_order_seq_cst);
+      return reached >= tick;
+    };
+    if (!looks_.found(mesh_.distances(), cursor_, true, look)) return false;
     // No rank can pass a synchronisation before this rank has ticked. Trusting a false claim, this rank would
     // run through the steps of an operation without checking its deadline.
     if (reached > tick + 1)
@@ -193,10 +190,10 @@ void Executor::make(const Move& move, std::size_t lo, std::size_t hi) {
 /// destination into the caches, so they gain nothing.
 bool Executor::passes_caches(Where where, const Move& move, std::size_t bytes) const {
   if (where != Where::tensor && where != Where::output)
-    return mesh_.distances().mostly_far() &&
-           bytes >= (meeting_.plan().exchanges ? Distances::kLeastExchanged : Distances::kLeastBytes);
+    return mesh_.distances().past_caches_to_most(bytes, meeting_.plan().exchanges);
   const Collective& c = meeting_.collective();
-  return streaming_ && !(move.reduce && c.in.base == c.out.base);
+  return footprint(meeting_.shape()) >= mesh_.tuning().streaming_bytes &&
+         !(move.reduce && c.in.base == c.out.base);
 }
 
 /// Stores the address of element `lo` for each rank of a side into `out`. Returns their number.
@@ -215,29 +212,35 @@ std::byte* Executor::address(const Side& side, int rank, const Move& move, std::
   const bool own = rank == mesh_.rank();
   // A rank reads its own contribution from its tensor; only what others read was staged.
   const bool source_of_own = own && side.where == Where::slot && &side == &move.src;
-  if (side.where == Where::tensor || side.where == Where::output || source_of_own) {
-    const bool output = &side == &move.dst || side.where == Where::output;
-    if (own) return (output ? c.out : c.in).at(side.block, size).data + lo * size;
-    return (output ? meeting_.out(rank, side.block) : meeting_.in(rank, side.block)) + lo * size;
-  }
+  if (side.where != Where::tensor && side.where != Where::output && !source_of_own)
+    return staged(side, rank, move, lo);
+  const bool output = &side == &move.dst || side.where == Where::output;
+  if (own) return (output ? c.out : c.in).at(side.block, size).data + lo * size;
+  return (output ? meeting_.out(rank, side.block) : meeting_.in(rank, side.block)) + lo * size;
+}
+
+/// The same of what the rank stages.
+std::byte* Executor::staged(const Side& side, int rank, const Move& move, std::size_t lo) const {
   const Plan& plan = meeting_.plan();
-  const bool partial = side.where == Where::partial;
-  const int area = partial ? 2 : side.where == Where::result ? 1 : 0;
+  const Traits& t = traits(meeting_.collective().kind);
+  const int area = side.where == Where::partial ? 2 : side.where == Where::result ? 1 : 0;
   std::uint32_t block = side.block;
   std::size_t place = 0;
   if (meeting_.in_staging() && plan.exchanges) {
     const auto [offset, swapped] = exchange_.at(side.window);
     place = offset;
     if (swapped) {  // the place of what the reader contributes to this rank
-      const int reader = traits(c.kind).in_per_rank ? static_cast<int>(block) : 1 - rank;
+      const int reader = t.in_per_rank ? static_cast<int>(block) : 1 - rank;
       block = static_cast<std::uint32_t>(std::exchange(rank, reader));
     }
   } else if (meeting_.in_staging()) {
     place = area * std::size_t{mesh_.tuning().area_bytes} + rotation_.at(side.window, plan.window_bytes);
   }
-  const std::size_t blocks_before = area ? 0 : slot_position(traits(c.kind), rank, block);
+  const Shape& shape = meeting_.shape();
+  const std::size_t size = side.where == Where::partial ? shape.partial_size : shape.element_size;
+  const std::size_t blocks_before = area ? 0 : slot_position(t, rank, block);
   const std::size_t at = blocks_before * plan.window + lo - move.window_start + side.offset;
-  return meeting_.slot(rank) + place + at * (partial ? meeting_.shape().partial_size : size);
+  return meeting_.slot(rank) + place + at * size;
 }
 
 }  // namespace occl::coll

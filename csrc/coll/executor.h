@@ -47,6 +47,7 @@ class Executor {
   void make(const Move& move, std::size_t lo, std::size_t hi);
   bool passes_caches(Where where, const Move& move, std::size_t bytes) const;
   std::byte* address(const Side& side, int rank, const Move& move, std::size_t lo) const;
+  std::byte* staged(const Side& side, int rank, const Move& move, std::size_t lo) const;
   std::size_t collect_addresses(const Side& side, const Move& move, std::size_t lo, std::byte** out) const;
   void publish_tick();
   bool all_reached(std::uint64_t tick);
@@ -57,10 +58,9 @@ class Executor {
   Stage stage_ = Stage::meet;
   std::uint64_t tick_ = 0;  // synchronisations passed since the group began; the same on every rank
   int cursor_ = 0;          // all ranks before it have reached the tick
-  int waits_for_ = -1;      // the last rank that had not reached the tick at a look
+  Distances::Looks looks_;
   Rotation rotation_;
   Exchange exchange_;
-  bool streaming_ = false;  // whether stores into tensors go past the caches
   std::uint64_t step_ = 0;
   std::uint32_t index_ = 0;  // the next move of the step
   std::size_t done_ = 0;     // elements of that move

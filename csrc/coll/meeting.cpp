@@ -107,13 +107,15 @@ bool Meeting::all_posted() {
   for (; cursor_ < mesh_.size(); ++cursor_) {
     if (cursor_ == mesh_.rank()) continue;
     const Post& post = mesh_.member(cursor_).block.post(q_);
-    const Ticks before = measures_ ? ticks_now() : 0;
-    const std::uint64_t stamp = post.stamp.load(std::memory_order_seq_cst);  // pairs with post()
-    if (stamp < q_) {
+    std::uint64_t stamp = 0;
+    const auto look = [&] {
+      stamp = post.stamp.load(std::memory_order_seq_cst);  // pairs with post()
+      return stamp >= q_;
+    };
+    if (!looks_.found(mesh_.distances(), cursor_, measures_, look)) {
       last_ = cursor_;
       return false;
     }
-    if (measures_ && last_ == cursor_) mesh_.distances().add(cursor_, ticks_after_loads() - before);
     if (stamp > q_)
       fail(Errc::protocol, mesh_.describe(cursor_), " of group ", mesh_.name(), " is at operation #", stamp,
            " where this rank is at #", q_);

@@ -109,10 +109,11 @@ class Meeting {
   Plan plan_;
   Signature signature_;
   Deadline deadline_ = Deadline::never();
-  std::uint64_t number_ = 0;      // the operation's, for errors
-  std::uint64_t q_ = 0;           // collectives since the group began; the same on every rank
-  int cursor_ = 0;                // all ranks before it have posted
-  int last_ = -1;                 // see the function
+  std::uint64_t number_ = 0;  // the operation's, for errors
+  std::uint64_t q_ = 0;       // collectives since the group began; the same on every rank
+  int cursor_ = 0;            // all ranks before it have posted
+  int last_ = -1;             // see the function
+  Distances::Looks looks_;
   bool mapped_ = false;           // peers can reach what the `direct` path needs of this rank
   bool first_step_made_ = false;  // see the function
   bool complete_ = false;

@@ -28,6 +28,12 @@ int count_cores(const std::vector<Invitation>& invitations) {
   return count;
 }
 
+std::size_t bytes_of(const std::vector<shm::Arena::Block>& blocks) {
+  std::size_t bytes = 0;
+  for (const auto& block : blocks) bytes += block.bytes;
+  return bytes;
+}
+
 }  // namespace
 
 Mesh::Mesh(std::shared_ptr<shm::Endpoint> endpoint, std::string name, int rank, int size,
@@ -189,17 +195,9 @@ std::byte* Mesh::staging() {
   return areas_;
 }
 
-std::size_t Mesh::block_bytes() const {
-  std::size_t bytes = sizeof(GroupHeader);
-  for (const auto& block : blocks_) bytes += block.bytes;
-  return bytes;
-}
+std::size_t Mesh::block_bytes() const { return sizeof(GroupHeader) + bytes_of(blocks_); }
 
-std::size_t Mesh::staging_bytes() const {
-  std::size_t bytes = 0;
-  for (const auto& block : staged_) bytes += block.bytes;
-  return bytes;
-}
+std::size_t Mesh::staging_bytes() const { return bytes_of(staged_); }
 
 std::byte* Mesh::reach(int rank, shm::Ref ref, std::size_t bytes, Deadline deadline) const {
   try {

@@ -12,6 +12,12 @@
 
 namespace occl::coll {
 
+/// How a message of this size is stored where it arrives: past the caches if both of its buffers, and those
+/// of one in the other direction, are more than these hold.
+inline kernels::Store message_store(std::size_t bytes, const Tuning& tuning) {
+  return 4 * bytes >= tuning.streaming_bytes ? kernels::Store::streaming : kernels::Store::cached;
+}
+
 struct Pieces {
   Pieces(std::byte* to, const std::byte* from, std::size_t bytes, const Tuning& tuning)
       : to(to),
@@ -19,8 +25,7 @@ struct Pieces {
         bytes(bytes),
         size(std::clamp(bytes / 16 / kLine * kLine, least(tuning), kMostBytes)),
         n(static_cast<std::uint32_t>((bytes + size - 1) / size)),
-        store(kFootprint * bytes >= tuning.streaming_bytes ? kernels::Store::streaming
-                                                           : kernels::Store::cached) {}
+        store(message_store(bytes, tuning)) {}
 
   /// Copies one piece and returns its size.
   std::size_t copy(std::size_t piece) const {
@@ -31,8 +36,6 @@ struct Pieces {
   }
 
   static constexpr std::size_t kMostBytes = std::size_t{1} << 20;
-  /// Buffers that share the caches: both ends of this message, and of one in the other direction.
-  static constexpr std::size_t kFootprint = 4;
   static std::size_t least(const Tuning& tuning) {
     return std::clamp<std::size_t>(tuning.both_ends_bytes / 8 / kLine * kLine, kLine, kMostBytes);
   }

@@ -4,7 +4,6 @@
 
 #include "base/error.h"
 #include "base/fault_point.h"
-#include "kernels/kernels.h"
 #include "shm/region.h"
 
 namespace occl::coll {
@@ -14,6 +13,10 @@ namespace {
 constexpr std::uint32_t kLeastInCell = 512;
 
 bool lies_inside(const Envelope& e) { return e.bytes <= kInsideBytes; }
+
+auto copying(kernels::Store store) {
+  return [store](void* to, const std::byte* from, std::size_t n) { kernels::copy({&to, 1}, from, n, store); };
+}
 
 std::size_t record_bytes(const Envelope& e) {
   return kLine + (lies_inside(e) || e.cell ? 0 : whole_lines(e.bytes));
@@ -54,12 +57,9 @@ bool Pipe::write(const Envelope& e, const std::byte* payload) {
 }
 
 void Pipe::put(std::span<const std::byte> payload) {
-  const auto store = payload.size() >= Distances::kLeastBytes && mesh_.distances().far(peer_)
-                         ? kernels::Store::streaming
-                         : kernels::Store::cached;
-  writer_.put(payload, [store](void* to, const std::byte* from, std::size_t n) {
-    kernels::copy({&to, 1}, from, n, store);
-  });
+  const auto store = mesh_.distances().past_caches_to(peer_, payload.size()) ? kernels::Store::streaming
+                                                                             : kernels::Store::cached;
+  writer_.put(payload, copying(store));
 }
 
 bool Pipe::next(Envelope& e) {
@@ -85,11 +85,11 @@ bool Pipe::next(Envelope& e) {
   return true;
 }
 
-void Pipe::read_payload(const Envelope& e, std::byte* to) const {
+void Pipe::read_payload(const Envelope& e, std::byte* to, kernels::Store store) const {
   if (e.cell)
-    std::memcpy(to, cells_.at(e.cell), e.bytes);
+    copying(store)(to, cells_.at(e.cell), e.bytes);
   else if (!lies_inside(e))
-    reader_.peek({to, e.bytes});
+    reader_.peek({to, e.bytes}, copying(store));
   else if (e.bytes)
     std::memcpy(to, e.inside.data(), e.bytes);
 }

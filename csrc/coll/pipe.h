@@ -14,6 +14,7 @@
 
 #include "coll/cells.h"
 #include "coll/mesh.h"
+#include "kernels/kernels.h"
 #include "shm/ring.h"
 
 namespace occl::coll {
@@ -57,8 +58,10 @@ class Pipe {
   /// Reads the envelope of the next record, if the peer has written one. Throws Error(protocol) if it is
   /// broken.
   bool next(Envelope& envelope);
-  /// Of the record that `next` found: copies its payload.
-  void read_payload(const Envelope& envelope, std::byte* to) const;
+  /// Of the record that `next` found: copies its payload. `store`: how a payload outside the envelope is
+  /// stored.
+  void read_payload(const Envelope& envelope, std::byte* to,
+                    kernels::Store store = kernels::Store::cached) const;
   /// Lets the peer overwrite the record that `next` found.
   void release(const Envelope& envelope);
   /// Tells the peer, which may wait for the room that was released.

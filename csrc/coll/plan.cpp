@@ -25,10 +25,11 @@ bool shows_in(const Plan& plan, const Shape& s, int rank) {
   return has_in(s, rank) && s.size > 1 && !(only_root_reads && rank == s.root);
 }
 
-/// Whether a rank brings what it stages into its own output too, as all_gather has it.
-bool fills_output(const Plan& plan, const Shape& s, int rank) {
+/// Whether a rank brings its own block into its output in the first stage: in all_gather while it stages the
+/// block for others, in gather while the others stage theirs.
+bool keeps_own_block(const Shape& s, int rank) {
   const Traits& t = traits(s.kind);
-  return t.out_per_rank && !t.in_per_rank && !t.out_root_only && shows_in(plan, s, rank);
+  return t.out_per_rank && !t.in_per_rank && has_out(s, rank) && s.size > 1;
 }
 
 /// How many blocks a rank stages for others, and how many it receives.
@@ -94,8 +95,9 @@ void narrow_to_part(const Shape& s, int rank, Move& m) {
   m.hi = m.lo + part.hi, m.lo += part.lo;
 }
 
-/// The rank's input into its slot, for others. It leaves out what the rank combines itself: one block of
-/// several, or one part of the window, which takes two moves, before and behind that part.
+/// The first stage: the rank's input into its slot, for others. It leaves out what the rank combines itself:
+/// one block of several, or one part of the window, which takes two moves, before and behind that part. What
+/// no other rank reads goes into the rank's output only.
 void fill(const Plan& plan, const Shape& s, int rank, std::uint32_t index, Move& m) {
   m.src.first = rank;
   if (plan.split == Split::range) {
@@ -107,9 +109,13 @@ void fill(const Plan& plan, const Shape& s, int rank, std::uint32_t index, Move&
   }
   const auto window = m.dst.window;
   m.dst = m.src;
-  m.dst.where = Where::slot;
   m.dst.window = window;
-  if (fills_output(plan, s, rank)) m.also = Where::output;
+  if (shows_in(plan, s, rank)) {
+    m.dst.where = Where::slot;
+    if (keeps_own_block(s, rank)) m.also = Where::output;
+  } else {
+    m.dst.block = static_cast<std::uint32_t>(rank);
+  }
 }
 
 /// Whether in one-shot every rank reads all contributions, and could read less on another path: in all_reduce
@@ -122,9 +128,9 @@ bool reads_in_vain(const Shape& s) {
 std::uint32_t moves_in(const Plan& plan, const Shape& s, int rank, int stage) {
   if (plan.split == Split::push) return 1;
   const bool ranged = plan.split == Split::range;
-  if (stage == 0) return !shows_in(plan, s, rank) ? 0 : ranged ? 2 : staged_blocks(s);
+  if (stage == 0) return !shows_in(plan, s, rank) ? keeps_own_block(s, rank) : ranged ? 2 : staged_blocks(s);
   if (stage == 2) return has_out(s, rank) ? s.size - 1 : 0;
-  return ranged ? 1 : outputs(s, rank) - fills_output(plan, s, rank);
+  return ranged ? 1 : outputs(s, rank) - keeps_own_block(s, rank);
 }
 
 std::size_t window_bytes(const Plan& plan, const Shape& s, const Tuning& tuning) {
@@ -252,8 +258,8 @@ bool move_at(const Plan& plan, const Shape& s, int rank, std::uint64_t step, std
       m.dst.window = window;
       fill(plan, s, rank, index, m);
     } else if (stage == 1) {
-      const bool others = fills_output(plan, s, rank) && index >= static_cast<std::uint32_t>(rank);
-      pull(s, rank, Where::slot, window, index + others, m);
+      const bool behind_own = keeps_own_block(s, rank) && index >= static_cast<std::uint32_t>(rank);
+      pull(s, rank, Where::slot, window, index + behind_own, m);
       if (ranged) narrow_to_part(s, rank, m);
       if (ranged && !has_out(s, rank))
         m.dst.where = Where::result;

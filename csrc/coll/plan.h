@@ -42,10 +42,10 @@
 //             tick
 //
 // A rank reads its own contribution from its tensor, and stages only what the other rank reads. In all_gather
-// it brings its own block into its output in the same step, for both take the same bytes. Sums are
-// always in rank order, so all three paths give the same bits. The first two need no tick at the end: slots
-// and results stay unchanged until every rank has posted the next operation. `direct` needs one, because a
-// rank may reuse its tensor as soon as the call returns.
+// it brings its own block into its output in the same step, for both take the same bytes. The root of a
+// gather does so while the others stage. Sums are always in rank order, so all three paths give the same
+// bits. The first two need no tick at the end: slots and results stay unchanged until every rank has posted
+// the next operation. `direct` needs one, because a rank may reuse its tensor as soon as the call returns.
 //
 // Sources: staging with alternating slots and range partition follow Rabenseifner's reduce-scatter/all-gather
 // decomposition on shared memory (Li, Hoefler et al., "Improved MPI collectives for MPI processes in shared

@@ -122,11 +122,11 @@ class RingReader : public RingEnd {
            position_ + 1;  // pairs with RingWriter::publish
   }
 
-  /// Copies out of the lines behind the record's first.
-  void peek(std::span<std::byte> bytes) const {
-    each_piece(position_ + kLine, bytes.size(), [&](std::byte* from, std::size_t to, std::size_t n) {
-      std::memcpy(bytes.data() + to, from, n);
-    });
+  /// Copies out of the lines behind the record's first, with `copy(to, from, n)`.
+  template <class Copy = decltype(&std::memcpy)>
+  void peek(std::span<std::byte> bytes, Copy&& copy = std::memcpy) const {
+    each_piece(position_ + kLine, bytes.size(),
+               [&](std::byte* from, std::size_t to, std::size_t n) { copy(bytes.data() + to, from, n); });
   }
   /// Copies out of the first line, behind the stamp.
   template <class Head>

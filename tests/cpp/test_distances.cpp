@@ -48,3 +48,27 @@ TEST("with the limit 0 all ranks are far from the beginning") {
   distances.add(1, 0);
   CHECK(distances.far(1) && distances.mostly_far());
 }
+
+TEST("few bytes go through the caches to ranks that are far, and of exchanges more") {
+  Distances near(2, kLimit), far(2, 0);
+  for (const std::size_t bytes : {4 << 10, 1 << 30})
+    CHECK(far.past_caches_to(1, bytes) && far.past_caches_to_most(bytes, false) &&
+          !near.past_caches_to(1, bytes) && !near.past_caches_to_most(bytes, false) &&
+          !near.past_caches_to_most(bytes, true));
+  CHECK(!far.past_caches_to(1, (4 << 10) - 1) && !far.past_caches_to_most((4 << 10) - 1, false));
+  CHECK(!far.past_caches_to_most((64 << 10) - 1, true) && far.past_caches_to_most(64 << 10, true));
+}
+
+TEST("a line is measured at a look after one in vain, for the same rank, with the clock") {
+  const auto measured = [](bool vain, int in_vain, int found, bool measures) {
+    Distances distances(3, 1);  // any line takes longer than this limit
+    Distances::Looks looks;
+    for (int i = 0; i < 20; ++i) {
+      if (vain) CHECK(!looks.found(distances, in_vain, measures, [] { return false; }));
+      CHECK(looks.found(distances, found, measures, [] { return true; }));
+    }
+    return distances.far(found);
+  };
+  CHECK(measured(true, 1, 1, true));
+  CHECK(!measured(true, 2, 1, true) && !measured(true, 1, 1, false) && !measured(false, 1, 1, true));
+}

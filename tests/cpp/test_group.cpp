@@ -68,6 +68,7 @@ TEST("a mix of all collectives on all paths is right where ranks are far from ea
   tuning.slot_bytes = 32 << 10;
   for (const std::uint32_t area : {0, 100 << 10}) {
     tuning.area_bytes = area;
+    if (area) tuning.streaming_bytes = 0;
     run_random_cases(2, 150, 8, tuning, 9000);
     run_random_cases(3, 100, 9, tuning, 9000);
   }

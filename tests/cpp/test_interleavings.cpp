@@ -76,6 +76,14 @@ Collective all_reduce(std::int64_t* data, std::size_t count) {
   return c;
 }
 
+Collective reduce_scatter(std::int64_t* in, std::int64_t* out, std::size_t count) {
+  Collective c = all_reduce(in, count);
+  c.kind = Kind::reduce_scatter;
+  c.in.n = 2;
+  c.out.base = reinterpret_cast<std::byte*>(out);
+  return c;
+}
+
 Transfer message(std::byte* data, std::size_t count, bool send, int peer) {
   return {send, peer, 1, DType::u8, {data, count}};
 }
@@ -209,6 +217,26 @@ TEST("collectives on every path, 2 ranks") {
                 },
                 150 * kFactor, kSeed),
             150);
+}
+
+TEST("ranks that take turns with the places of what they exchange") {
+  check_all(sample(
+                [] {
+                  Tuning tuning = small();
+                  tuning.area_bytes = 5 * tuning.slot_bytes;
+                  Cluster cluster(2, tuning);
+                  cluster.each([](Rank& rank) {
+                    for (int round = 0; round < 3; ++round) {
+                      std::vector<std::int64_t> in(80), out(40);  // three windows
+                      for (int i = 0; i < 80; ++i) in[i] = 1000 * round + 100 * rank.rank + i;
+                      rank.run(reduce_scatter(in.data(), out.data(), 40), kPatience);
+                      for (int i = 0; i < 40; ++i)
+                        CHECK(out[i] == 2 * (1000 * round + 40 * rank.rank + i) + 100);
+                    }
+                  });
+                },
+                60 * kFactor, kSeed),
+            60);
 }
 
 TEST("collectives in two levels, one after the other, 4 ranks") {
@@ -365,6 +393,23 @@ TEST("messages of every kind in both directions") {
                 },
                 100 * kFactor, kSeed),
             100);
+}
+
+TEST("messages that go to and fro in cells") {
+  check_all(sample(
+                [] {
+                  Cluster cluster(2, small());
+                  cluster.each([](Rank& rank) {
+                    for (int round = 0; round < 8; ++round) {
+                      const bool sends = round % 2 == rank.rank;
+                      std::vector<std::byte> data(600, std::byte(sends ? round : -1));
+                      rank.run(message(data.data(), data.size(), sends, 1 - rank.rank), kPatience);
+                      for (const auto byte : data) CHECK(byte == std::byte(round));
+                    }
+                  });
+                },
+                60 * kFactor, kSeed),
+            60);
 }
 
 TEST("one message, larger than the ring it goes through") {

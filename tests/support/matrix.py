@@ -14,7 +14,7 @@ WORLD_SIZES = [1, 2, 3, 4, 8]
 INLINE_BYTES = 40
 ONE_SHOT_BYTES = 16 << 10
 SLOT_BYTES = 256 << 10
-STREAMING_BYTES = 48 << 20  # Tuning::streaming_bytes
+STREAMING_BYTES = 36 << 20  # Tuning::streaming_bytes
 EAGER_BYTES = 8 << 10
 RING_BYTES = 128 << 10
 
