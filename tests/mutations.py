@@ -318,7 +318,7 @@ MUTATIONS = [
     Mutation("the CPU looks before the stream is there", "torch_occl/dev/interchange.py", "    streams.current_stream(tensor.device).synchronize()\n", "", HOST),
     # Order within the core.
     Mutation("results are staged where parts are", "coll/executor.cpp", "side.where == Where::result ? 1 : 0;", "0;", WHOLE),
-    Mutation("a step begins before the last one has ended elsewhere", "coll/executor.cpp", "  cursor_ = 0;\n  waits_for_ = -1;\n", "  waits_for_ = -1;\n", WHOLE),
+    Mutation("a step begins before the last one has ended elsewhere", "coll/executor.cpp", "  cursor_ = 0;\n  stage_ = Stage::sync;\n", "  stage_ = Stage::sync;\n", WHOLE),
     Mutation("a tick rings no bell", "coll/executor.cpp", "  OCCL_FAULT_POINT(\"tick.stamped\");\n  mesh_.tell_all();", "  OCCL_FAULT_POINT(\"tick.stamped\");", ("explore/test_interleavings:every path",)),
     Mutation("a collective on hold begins", "coll/communicator.cpp", "    if (!op.ready()) {\n      activity_.held(op);\n      return moved;\n    }\n", "", HOLD),
     Mutation("a message on hold begins", "coll/communicator.cpp", "while (!messages_held_.empty() && messages_held_.front().ready())", "while (!messages_held_.empty())", HOLD),
