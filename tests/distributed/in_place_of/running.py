@@ -1,0 +1,45 @@
+"""Groups that a program makes as those of Gloo."""
+
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+import torch_occl
+from tests.support.checks import assert_works, backend
+from torch_occl import ProcessGroupOCCL
+
+ABSENT = 'did not ask for it, by OCCL_IN_PLACE_OF=gloo or torch_occl.replace("gloo")'
+"""What a rank is said not to have done that did not ask for occl."""
+
+
+def begin(rank, n, store, name="gloo", timeout=50.0, **options):
+    """``options``: what else ``init_process_group`` takes."""
+    dist.init_process_group(
+        name,
+        store=store if isinstance(store, dist.Store) else dist.FileStore(store, n),
+        rank=rank,
+        world_size=n,
+        timeout=timedelta(seconds=timeout),
+        **options,
+    )
+
+
+def run(fresh, body, n=2, device="cpu", **params):
+    with fresh(n) as team:
+        return team.run(body, device, store=team.zygote.new_file(), **params)
+
+
+def assert_occl(group=None, name="gloo"):
+    """The group is one of occl that the program knows under this name."""
+    assert type(backend("cpu", group)) is ProcessGroupOCCL and torch_occl.serves(group)
+    assert dist.get_backend(group) == name
+    assert_works("cpu", group)
+
+
+def assert_gloo(group=None):
+    assert type(backend("cpu", group)) is dist.ProcessGroupGloo and not torch_occl.serves(group)
+    assert dist.get_backend(group) == "gloo"
+    t = torch.ones(1000)
+    dist.all_reduce(t, group=group)
+    assert (t == dist.get_world_size(group)).all()

@@ -1,0 +1,164 @@
+"""All ranks of a group get occl in the place of Gloo, or none."""
+
+import os
+import re
+import warnings
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+
+import torch_occl
+from tests.distributed.in_place_of.running import ABSENT, assert_gloo, assert_occl, begin, run
+from tests.support.worker import listen, tell
+from torch_occl import _in_place_of
+
+
+def some_ask(rank, n, device, *, store, asking, says):
+    if rank in asking:
+        torch_occl.replace("gloo")
+    said = f"group 0 uses Gloo, and not occl in its place: {says}"
+    for _ in range(2):  # and in the groups that follow
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            group = dist.new_group() if dist.is_initialized() else begin(rank, n, store)
+        texts = [str(it.message) for it in caught if "Gloo" in str(it.message)]
+        assert texts == ([said] if rank in asking else []), texts
+        assert_gloo(group)
+        said = said.replace("group 0", "group 1")
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("asking", "says"),
+    [([1, 2], f"rank 0 {ABSENT}"), ([0, 1], f"rank 2 {ABSENT}"), ([1], f"each of ranks 0, 2 {ABSENT}")],
+)
+def test_gloo_serves_all_ranks_if_some_did_not_ask(fresh, asking, says):
+    run(fresh, some_ask, n=3, asking=asking, says=says)
+
+
+def of_some(rank, n, device, *, store):
+    """Ranks 0 and 1 ask, rank 2 does not: a group of the first two is occl's."""
+    if rank < 2:
+        torch_occl.replace("gloo")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        begin(rank, n, store)
+    assert_gloo()
+    both = dist.new_group([0, 1])
+    if rank < 2:
+        assert_occl(both)
+    dist.barrier()
+
+
+def test_the_ranks_of_a_group_decide_and_no_others(fresh):
+    run(fresh, of_some, n=3)
+
+
+def cannot_load(name):
+    raise ImportError("no library")
+
+
+def lacks(rank, n, device, *, store, what):
+    """Rank 1 cannot, or cannot reach rank 0."""
+    says = "rank 1 cannot use occl: "
+    if what == "node":
+        os.environ["OCCL_NODE"] = f"node {rank}"
+        says = "rank 1 shares no memory with rank 0, because the host,"
+    elif what == "version":
+        _in_place_of._versions.VERSION = f"0.{rank}"
+        says = "rank 1 has another version of torch_occl than rank 0"
+    elif what == "size":
+        _in_place_of.MAX_RANKS = 1
+        says = "rank 0 cannot use occl: a group of occl has at most 1 ranks, not 2"
+    elif what == "extension":
+        says += "no library"
+        if rank == 1:
+            _in_place_of._torch_occl_autoload._without_device = cannot_load
+    elif what == "name":
+        says += "another package has registered a backend named 'occl'"
+        if rank == 1:
+            dist.Backend.register_backend("occl", cannot_load, devices=["cpu"])
+    torch_occl.replace("gloo")
+    with pytest.warns(UserWarning, match=re.escape(says)):
+        begin(rank, n, store)
+    assert_gloo()
+
+
+@pytest.mark.parametrize("what", ["node", "version", "extension", "name", "size"])
+def test_gloo_serves_all_ranks_if_one_cannot_use_occl(fresh, what):
+    run(fresh, lacks, what=what)
+
+
+def stays_away(rank, n, device, *, store):
+    if rank == 0:
+        torch_occl.replace("gloo")
+        with pytest.raises(
+            dist.DistBackendError,
+            match=r"Timed out after 200 ms on rank 0 of group 0 waiting for rank 1 of 2 to make the group",
+        ):
+            begin(rank, n, store, timeout=0.2)
+        assert not dist.is_initialized()
+
+
+def test_a_rank_that_stays_away_is_named_at_the_timeout(fresh):
+    run(fresh, stays_away)
+
+
+def late(rank, n, device, *, store):
+    """Rank 1 makes Gloo and rank 2 comes last: it finds what rank 0 has chosen without it."""
+    if rank == 2:
+        listen()
+    if rank != 1:
+        torch_occl.replace("gloo")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        begin(rank, n, store)
+    assert_gloo()
+
+
+def test_ranks_wait_for_one_that_comes_late(fresh):
+    with fresh(3) as team:
+        team.start(late, store=team.zygote.new_file())
+        team.say(2, "come")
+        assert not any(outcome.failed for outcome in team.finish())
+
+
+def leftover(rank, n, device, *, store):
+    """A store that Gloo has used under the same name looks as if ranks had not asked: the choice is one."""
+    store = dist.FileStore(store, n)
+    begin(rank, n, store)
+    dist.barrier()
+    dist.destroy_process_group()
+    store = dist.PrefixStore("0/", store)
+    vote = {"cannot": "", "place": "here", "version": "1", "kept": []}
+    if rank == 2:
+        listen()
+    choice = _in_place_of._agree(
+        store, dist.PrefixStore("cpu/", store), vote, rank, n, "0", timedelta(seconds=50)
+    )
+    if rank < 2:
+        tell("has chosen")
+    return choice
+
+
+def test_what_an_earlier_group_left_in_the_store_does_not_split_the_ranks(fresh):
+    with fresh(3) as team:
+        team.start(leftover, store=team.zygote.new_file())
+        team.hear(0)
+        team.hear(1)
+        team.say(2, "come")  # it sees all votes, and the choice that was made without its own
+        choices = [outcome.result for outcome in team.finish()]
+    assert choices[0] == choices[1] == choices[2] and not choices[0]["occl"], choices
+
+
+def test_the_first_choice_in_the_store_holds():
+    """Rank 0 has seen that rank 1 makes Gloo and stored that; rank 1's vote came after all."""
+    store = dist.HashStore()
+    store.set(f"{_in_place_of.KEYS}/2/0/chosen", '{"occl": false, "why": "first", "kept": []}')
+    store.set(f"{_in_place_of.KEYS}/2/0/0", '{"cannot": "", "place": "", "version": "", "kept": []}')
+    vote = {"cannot": "", "place": "", "version": "", "kept": []}
+    choice = _in_place_of._agree(
+        store, dist.PrefixStore("cpu/", store), vote, 1, 2, "g", timedelta(seconds=9)
+    )
+    assert choice == {"occl": False, "why": "first", "kept": []}

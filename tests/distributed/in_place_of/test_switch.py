@@ -1,0 +1,188 @@
+"""Switching it on and off: in a program, and by a variable."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+import torch_occl
+from tests.distributed.in_place_of.running import ABSENT, assert_occl, begin, run
+from tests.support.devices import DEVICES
+from tests.support.interpreter import install, run_python
+from torch_occl import _in_place_of
+
+
+def on_and_off(rank, n, device, *, store):
+    begin(rank, n, store, "occl")
+
+    def occl() -> bool:
+        return torch_occl.serves(dist.new_group(backend="gloo"))
+
+    assert not occl()
+    with torch_occl.replace("gloo"):
+        assert occl()
+        with torch_occl.replace("gloo"):
+            assert occl()
+        assert occl()
+        with torch_occl.replace(None):
+            assert not occl()
+        stays = dist.new_group(backend="gloo")
+        assert occl()
+    assert not occl()
+    assert_occl(stays)
+    with pytest.raises(KeyError), torch_occl.replace("Gloo"):
+        raise KeyError
+    assert not occl()
+    torch_occl.replace("gloo")
+    assert occl()
+    torch_occl.replace(None)
+    assert not occl()
+
+
+def test_it_is_switched_on_and_off_and_nests(fresh):
+    run(fresh, on_and_off)
+
+
+@pytest.mark.parametrize(("name", "error"), [("nccl", ValueError), ("", ValueError), (1, TypeError)])
+def test_a_name_that_cannot_be_replaced_is_refused(name, error):
+    before = distributed_c10d._new_process_group_helper
+    with pytest.raises(
+        error, match=re.escape("'gloo' only, not of 'nccl'") if name == "nccl" else "replace: "
+    ):
+        torch_occl.replace(name)
+    assert distributed_c10d._new_process_group_helper is before and not _in_place_of._on
+
+
+def test_without_a_group_there_is_nothing_to_say_about():
+    with pytest.raises(ValueError, match="there is no default group"):
+        torch_occl.serves()
+
+
+ASK = """
+import sys
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+print(dist.get_backend(), type(dist.group.WORLD._get_backend(torch.device("cpu"))).__name__)
+print(torch._C._get_privateuse1_backend_name(), "torch_occl" in sys.modules)
+"""
+OCCL, REAL = "gloo ProcessGroupOCCL", "gloo ProcessGroupGloo"
+
+
+@pytest.fixture
+def installed(tmp_path) -> Path:
+    return install(tmp_path)
+
+
+def python(code: str, path: Path, **env: str) -> list[str]:
+    environment = {"OCCL_DEVICE": "", "OCCL_IN_PLACE_OF": "", "OMP_NUM_THREADS": "1"} | env
+    return run_python("-W", "always", "-c", code, path=path, **environment).splitlines()
+
+
+def test_the_environment_switches_it_on_for_a_program_that_imports_torch_only(installed):
+    assert python(ASK, installed, OCCL_IN_PLACE_OF="gloo") == [OCCL, "privateuseone False"]
+    assert python(ASK, installed) == [REAL, "privateuseone False"]
+
+
+@pytest.mark.full
+def test_the_environment_holds_for_the_package_too(installed):
+    """With the device, by whichever way it is made, and after the package has been imported."""
+    with_it = {"OCCL_IN_PLACE_OF": "gloo"}
+    name = "dev" if "dev" in DEVICES else "privateuseone"
+    assert python(ASK, installed, OCCL_DEVICE="1", **with_it) == [OCCL, f"{name} True"]
+    code = "import torch_occl\n" + ASK
+    assert python(code, installed, TORCH_DEVICE_BACKEND_AUTOLOAD="0", **with_it) == [OCCL, f"{name} True"]
+    then = ASK.replace("dist.init", "import torch_occl\ntorch_occl.replace(None)\ndist.init")
+    assert python(then, installed, **with_it) == [REAL, f"{name} True"]
+
+
+def test_importing_torch_patches_nothing_and_loads_nothing_unasked(installed):
+    code = """
+import sys, torch
+from torch.distributed import distributed_c10d
+print(distributed_c10d._new_process_group_helper.__code__.co_filename == distributed_c10d.__file__)
+print([name for name in sys.modules if name.startswith("torch_occl")])
+"""
+    assert python(code, installed) == ["True", "[]"]
+    assert python(code, installed, OCCL_IN_PLACE_OF="gloo")[0] == "False"
+
+
+@pytest.mark.full
+def test_a_value_that_is_none_is_an_error_that_names_the_variable(installed):
+    says = "OCCL_IN_PLACE_OF='nccl': it must be gloo, the only backend that occl replaces, or empty"
+    said = python(ASK, installed, OCCL_IN_PLACE_OF="nccl")
+    assert any(says in line for line in said) and said[-2] == REAL
+    error = run_python(
+        "-c", "import torch_occl", path=installed, status=1, OCCL_IN_PLACE_OF="nccl", OCCL_DEVICE=""
+    )
+    assert error.splitlines()[-1] == f"ValueError: {says}" or says in error.splitlines()[-1]
+
+
+PROGRAM = """
+import os
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+x = torch.ones(3)
+dist.all_reduce(x)
+kind = type(dist.group.WORLD._get_backend(torch.device("cpu"))).__name__
+with open(f"{os.environ['SAID']}/{dist.get_rank()}", "w") as file:
+    file.write(f"{dist.get_backend()} {kind} {x.tolist()}")
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.full
+def test_torchrun_starts_a_program_that_knows_nothing_of_it(installed, tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    python_arguments = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    run_python(
+        *python_arguments,
+        tmp_path / "program.py",
+        path=installed,
+        OCCL_IN_PLACE_OF="gloo",
+        OCCL_DEVICE="",
+        OMP_NUM_THREADS="1",
+        SAID=str(tmp_path),
+    )
+    assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == [f"{OCCL} [2.0, 2.0, 2.0]"] * 2
+
+
+def test_one_process_of_two_has_the_variable(installed):
+    """By autoload, over a TCPStore, with a rank that has no torch_occl at all."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port = listening.getsockname()[1]
+    code = """
+import os, torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+x = torch.ones(3)
+dist.all_reduce(x)
+print(type(dist.group.WORLD._get_backend(torch.device("cpu"))).__name__, x.tolist())
+"""
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    settings = [{"OCCL_IN_PLACE_OF": "gloo"}, {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            env=os.environ
+            | common
+            | {"PYTHONPATH": str(installed), "RANK": str(rank), "OCCL_DEVICE": ""}
+            | own,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd="/",
+        )
+        for rank, own in enumerate(settings)
+    ]
+    said = [process.communicate(timeout=180) for process in processes]
+    assert [out for out, _ in said] == ["ProcessGroupGloo [2.0, 2.0, 2.0]\n"] * 2, said
+    assert f"rank 1 {ABSENT}" in said[0][1] and "occl" not in said[1][1]

@@ -1,0 +1,11 @@
+"""What the tests of the doctor share."""
+
+import pytest
+
+from tests.doctor.running import document
+
+
+@pytest.fixture(scope="session")
+def healthy() -> dict:
+    """The whole report of this machine."""
+    return document()

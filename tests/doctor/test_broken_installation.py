@@ -1,0 +1,101 @@
+"""The doctor where PyTorch or the extension cannot be loaded."""
+
+import shutil
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from tests.doctor.running import document
+from tests.support.interpreter import PACKAGE, run_python
+from torch_occl import _command
+
+FAKE_TORCH = """
+from types import SimpleNamespace as Anything
+from . import distributed
+__version__ = {version!r}
+version = Anything(debug=False)
+backends = Anything(cpu=Anything(get_cpu_capability=lambda: "none"))
+compiled_with_cxx11_abi = get_num_threads = lambda: 1
+_C = Anything(_get_privateuse1_backend_name=lambda: "privateuseone")
+{statement}
+"""
+
+
+HIDE = "import sys; sys.meta_path[:] = [it for it in sys.meta_path if 'editable' not in repr(it)]\n"
+"""Python runs this first. The finder of an editable installation would find its extension."""
+
+
+def with_torch(
+    folder: Path, version: str = "2.13.0", statement: str = "", library: str | None = None
+) -> Path:
+    """A folder with Python's part of torch_occl and what stands in for PyTorch.
+
+    ``library`` is what the file of the extension contains; None for no file.
+    """
+    ignored = shutil.ignore_patterns("__pycache__", "*.so")
+    shutil.copytree(PACKAGE / "torch_occl", folder / "torch_occl", ignore=ignored)
+    if library is not None:
+        (folder / "torch_occl" / f"_C{sysconfig.get_config_var('EXT_SUFFIX')}").write_text(library)
+    (folder / "sitecustomize.py").write_text(HIDE)
+    (folder / "torch" / "distributed").mkdir(parents=True)
+    text = FAKE_TORCH.format(version=version, statement=statement)
+    (folder / "torch" / "__init__.py").write_text(text)
+    (folder / "torch" / "distributed" / "__init__.py").write_text("is_available = lambda: False\n")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("torch_is", "name", "text", "remedy"),
+    [
+        ({"version": "2.12.1"}, "torch_occl", "and this is torch 2.12.1", "Install a supported PyTorch"),
+        ({"version": "2.14.0"}, "torch_occl", "and this is torch 2.14.0", "Install a supported PyTorch"),
+        ({}, "torch_occl", "'_C'", "Build the extension"),
+        ({"library": "no library"}, "torch_occl", ".so: file too short", "Build torch_occl again"),
+        (
+            {"statement": "raise ModuleNotFoundError(\"No module named 'torch'\")"},
+            "PyTorch",
+            "No module named 'torch'",
+            'Install PyTorch: pip install "torch>=2.13,<2.14"',
+        ),
+        ({"statement": "raise OSError('libgomp.so.1')"}, "PyTorch", "OSError: libgomp", "Repair PyTorch"),
+        (
+            {"statement": "import os; os.kill(os.getpid(), 11)"},
+            "PyTorch",
+            "it was ended by SIGSEGV",
+            "Repair PyTorch",
+        ),
+    ],
+)
+def test_what_cannot_be_loaded_is_a_problem_with_its_remedy(tmp_path, torch_is, name, text, remedy):
+    found = document(status=1, path=with_torch(tmp_path, **torch_is))
+    assert found["problems"] == [f"software: {name}"]
+    line = found["sections"]["software"][name]
+    assert text in line["text"] and line["remedy"].startswith(remedy)
+    assert "self-test" not in found["sections"]  # there is nothing to test
+
+
+def test_the_help_needs_neither_pytorch_nor_the_extension(tmp_path):
+    path = with_torch(tmp_path, statement="raise ImportError")
+    assert "usage: python -m torch_occl" in run_python("-m", "torch_occl", path=path)
+
+
+@pytest.mark.parametrize(
+    ("argv", "orig_argv", "starting"),
+    [
+        (["-m", "doctor"], ["python", "-X", "dev", "-m", "torch_occl", "doctor"], True),
+        (["-m"], ["python", "-m", "torch_occl"], True),
+        (["-m"], ["python", "-Imtorch_occl"], True),
+        (["-m"], ["python", "-m", "torch_occl.__main__"], True),
+        (["-m", "torch_occl"], ["python", "-m", "pytest", "torch_occl"], False),
+        (["-m"], ["python", "-m", "torch_occl.bench"], False),
+        (["-c", "torch_occl"], ["python", "-c", "import torch_occl", "torch_occl"], False),
+        (["torch_occl"], ["python", "torch_occl"], False),
+        ([], [], False),
+    ],
+)
+def test_only_the_command_leaves_the_package_unregistered(monkeypatch, argv, orig_argv, starting):
+    monkeypatch.setattr(sys, "argv", argv)
+    monkeypatch.setattr(sys, "orig_argv", orig_argv)
+    assert _command.starting() is starting

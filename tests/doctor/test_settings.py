@@ -1,0 +1,56 @@
+"""What the doctor says about environment variables and interfaces."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from torch_occl import _interfaces
+from torch_occl.doctor import settings
+from torch_occl.doctor.report import FINE, HINT, WARNING
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_known_variables_are_those_of_the_docs_and_the_sources():
+    table = re.findall(r"^\| `(OCCL_\w+)` \|", (ROOT / "docs/environment.md").read_text(), re.MULTILINE)
+    assert list(settings.VARIABLES) == table
+    header = (ROOT / "csrc/base/environment.h").read_text()
+    assert set(re.findall(r'"(OCCL_\w+)"', header)) < set(settings.VARIABLES)
+
+
+def test_variables_are_listed_and_unknown_ones_are_warnings():
+    environment = {"OCCL_NODE": "a", "OCCL_X": "1", "OCCL_TEST_SEED": "5", "PATH": "/", "OCCL_ISA": ""}
+    lines = {line.name: (line.text, line.level) for line in settings.variable_lines(environment)}
+    assert lines == {
+        "OCCL_ISA": ("empty, as if not set", FINE),
+        "OCCL_NODE": ("a", WARNING),
+        "OCCL_X": ("1", WARNING),
+    }
+    assert settings.variable_lines({})[0].text == "none is set"
+
+
+@pytest.mark.parametrize(
+    ("wish", "level"), [("lo", FINE), ("lo,eth0", FINE), ("lo,eth1", WARNING), ("et", WARNING)]
+)
+def test_every_interface_that_gloo_is_to_use_must_exist(wish, level):
+    assert settings.gloo_line(wish, ["lo", "eth0"]).level == level
+
+
+def test_loopback_has_its_address():
+    assert "127.0.0.1" in _interfaces.interfaces()["lo"]
+
+
+@pytest.mark.parametrize(
+    ("names", "address", "text", "level"),
+    [
+        (["eth0"], "127.0.0.1", "eth0 (GLOO_SOCKET_IFNAME)", FINE),
+        ([], "10.0.0.1", "eth0 (10.0.0.1), where the host's name a leads", FINE),
+        ([], "127.0.1.1", "lo (127.0.1.1), where the host's name a leads", HINT),
+        ([], "fe80::1%eth0", "eth0 (fe80::1%eth0), where the host's name a leads", FINE),
+    ],
+)
+def test_the_interface_that_gloo_takes_is_named(names, address, text, level):
+    found = {"lo": ["127.0.0.1", "::1"], "eth0": ["10.0.0.1", "fe80::1"]}
+    line = settings.choice_line(names, address, found, "a")
+    assert (line.text, line.level) == (text, level)
