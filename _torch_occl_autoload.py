@@ -7,12 +7,13 @@ point ends ``import torch``, and importing anything of the package makes the dev
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -21,24 +22,33 @@ if TYPE_CHECKING:
 
 
 def autoload() -> None:
-    """Registers the backend's name, or with ``OCCL_DEVICE=1`` imports torch_occl. Warns if that fails."""
-    try:
-        if os.environ.get("OCCL_DEVICE") == "1":
-            import torch_occl  # noqa: F401
-        else:
-            import torch.distributed as dist
+    """Registers the backend's name and does what variables ask for, or with ``OCCL_DEVICE=1`` imports
+    torch_occl."""
+    import torch.distributed as dist
 
-            if dist.is_available() and "occl" not in dist.Backend.backend_list:
+    if os.environ.get("OCCL_DEVICE") == "1":
+        with or_warn("torch_occl could not be loaded, and is not available:"):
+            import torch_occl  # noqa: F401
+    elif dist.is_available():
+        with or_warn("torch_occl could not be registered, and is not available:"):
+            if "occl" not in dist.Backend.backend_list:
                 register(create, ["cpu"])
-            if dist.is_available() and (os.environ.get("OCCL_SHARE_CPU") or "0") != "0":
+        with or_warn("torch_occl does not share CPU tensors:"):
+            if (os.environ.get("OCCL_SHARE_CPU") or "0") != "0":
                 _without_device("_shared").share_as_environment_says()
-            if dist.is_available() and os.environ.get("OCCL_IN_PLACE_OF"):
+        with or_warn("torch_occl does not take the place of Gloo:"):
+            if os.environ.get("OCCL_IN_PLACE_OF"):
                 _without_device("_in_place_of").replace_as_environment_says()
                 _without_device("_alone").watch()
+
+
+@contextlib.contextmanager
+def or_warn(failure: str) -> Iterator[None]:
+    """Makes a warning of any exception."""
+    try:
+        yield
     except Exception as error:  # noqa: BLE001  (everything: see above)
-        warnings.warn(
-            f"torch_occl could not be loaded, and is not available: {error}", RuntimeWarning, stacklevel=2
-        )
+        warnings.warn(f"{failure} {error}", RuntimeWarning, stacklevel=4)  # 4: of `import torch`
 
 
 def create(opts: Any, options: Any = None) -> C10dBackend:

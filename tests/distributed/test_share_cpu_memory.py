@@ -395,10 +395,13 @@ def test_a_variable_switches_it_on_without_the_device(tmp_path, value, shared):
     assert run_python("-c", BY_ENVIRONMENT, path=path, OCCL_SHARE_CPU=value).strip() == str(shared)
 
 
-def test_a_variable_that_makes_no_sense_is_named(tmp_path):
+def test_a_variable_that_makes_no_sense_is_named_and_stops_nothing_else(tmp_path):
     path = install(tmp_path / "site")
-    said = run_python("-c", "import torch", path=path, OCCL_SHARE_CPU="yes")
-    assert "OCCL_SHARE_CPU='yes'" in said and "least number of bytes" in said
+    script = "import torch.distributed as dist; print(sorted(dist.Backend._plugins))"
+    said = run_python("-c", script, path=path, OCCL_SHARE_CPU="yes", OCCL_IN_PLACE_OF="nccl")
+    assert "torch_occl does not share CPU tensors: OCCL_SHARE_CPU='yes': it must be 0, 1" in said
+    assert "torch_occl does not take the place of Gloo: OCCL_IN_PLACE_OF='nccl': it must be gloo" in said
+    assert said.splitlines()[-1] == "['OCCL', 'occl']"
 
 
 def test_it_needs_no_device():

@@ -22,7 +22,7 @@ MAKERS = re.compile(
     r"\s*(?:\(|\w+\()"
 )
 # What makes one in Python, beside `raise`.
-CALLS = {"warn", "fail", "exit", "UsageError", "error"}
+CALLS = {"warn", "or_warn", "fail", "exit", "UsageError", "error"}
 # Fewer words are a part of a text, such as the name of a rank, or a name.
 LEAST_WORDS = 3
 # A pattern must have so many fixed words, or a fifth of those of the text: else it is too general for it.
