@@ -118,7 +118,7 @@ bool Channel::take_data(const Envelope& e, OperationList& done) {
   if (const auto it = receiving(e.id); it != receiving_.end()) {
     const Transfer& t = it->op->transfer();
     if (it->envelope.record == Record::direct || e.bytes > t.bytes() - it->received) return false;
-    pipe_.read_payload(e, t.buffer.data + it->received, message_store(t.bytes(), mesh_.tuning()));
+    pipe_.read_payload(e, t.buffer.data + it->received, message_store(t.bytes(), false, mesh_.tuning()));
     it->received += e.bytes;
     end_if_whole(it, done);
     return true;
@@ -297,8 +297,8 @@ bool Channel::push_data(bool& room, OperationList& done) {
 /// also a fence each where either side stores past the caches.
 std::size_t Channel::piece(std::size_t bytes) const {
   constexpr std::size_t kLeast = 8 << 10, kMostPastCaches = 32 << 10;
-  const bool past_caches =
-      mesh_.distances().far(peer_) || message_store(bytes, mesh_.tuning()) == kernels::Store::streaming;
+  const bool past_caches = mesh_.distances().far(peer_) ||
+                           message_store(bytes, false, mesh_.tuning()) == kernels::Store::streaming;
   return std::clamp(whole_lines(bytes / 2), kLeast, past_caches ? kMostPastCaches : kLeast);
 }
 

@@ -33,14 +33,14 @@ class Distances {
   /// Whether most of the other ranks are far.
   bool mostly_far() const { return 2 * far_ > static_cast<int>(average_.size()) - 1; }
 
-  /// Whether to store so many bytes past the caches that this rank will read.
+  /// Whether so many bytes are stored past the caches if this rank is going to read them.
   bool past_caches_to(int rank, std::size_t bytes) const { return bytes >= kLeastBytes && far(rank); }
-  /// The same for bytes that any of the others may read. `exchanged`: see coll/rotation.h.
+  /// The same if any of the other ranks may. `exchanged`: in an exchange (coll/rotation.h).
   bool past_caches_to_most(std::size_t bytes, bool exchanged) const {
     return bytes >= (exchanged ? kLeastExchanged : kLeastBytes) && mostly_far();
   }
 
-  /// Looks for something new that ranks write, and measures how long it took to come.
+  /// Looks for what other ranks write, and measures how long it takes to come.
   class Looks {
    public:
     /// Returns what `look` finds: whether there is something new from `rank`. Only with `measures` does this

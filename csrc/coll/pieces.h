@@ -12,10 +12,12 @@
 
 namespace occl::coll {
 
-/// How a message of this size is stored where it arrives: past the caches if both of its buffers, and those
-/// of one in the other direction, are more than these hold.
-inline kernels::Store message_store(std::size_t bytes, const Tuning& tuning) {
-  return 4 * bytes >= tuning.streaming_bytes ? kernels::Store::streaming : kernels::Store::cached;
+/// How a message of this size is stored where it arrives: past the caches if all places of its bytes, and of
+/// those of one in the other direction, are more than these hold. `direct`: from buffer to buffer, so two
+/// places; else there is a ring between them.
+inline kernels::Store message_store(std::size_t bytes, bool direct, const Tuning& tuning) {
+  return 2 * (direct ? 2 : 3) * bytes >= tuning.streaming_bytes ? kernels::Store::streaming
+                                                                : kernels::Store::cached;
 }
 
 struct Pieces {
@@ -25,7 +27,7 @@ struct Pieces {
         bytes(bytes),
         size(std::clamp(bytes / 16 / kLine * kLine, least(tuning), kMostBytes)),
         n(static_cast<std::uint32_t>((bytes + size - 1) / size)),
-        store(message_store(bytes, tuning)) {}
+        store(message_store(bytes, true, tuning)) {}
 
   /// Copies one piece and returns its size.
   std::size_t copy(std::size_t piece) const {
