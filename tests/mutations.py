@@ -110,7 +110,7 @@ MUTATIONS = [
     Mutation("a cell that this rank has may be named", "coll/cells.cpp", " && !is_own_[number]", "", BROKEN),
     Mutation("there are more cells than memory", "coll/cells.cpp", "number < is_own_.size()", "true", BROKEN),
     Mutation("a cell goes back before it is read", "coll/cells.cpp", "  return open_ = ", "  for (std::size_t i = half_; i > 0; --i) stack_.push_back(static_cast<std::uint16_t>(i));\n  return open_ = ", MESSAGES),
-    Mutation("exchanges have one place", "coll/rotation.h", "(turn_ + w) % 2 * slot_", "0 * (turn_ + w) * slot_", ("plain/test_group:consecutive", "tsan/test_group:exchange places")),
+    Mutation("exchanges have one place", "coll/rotation.h", "(turn_ + w) % 2 * slot_", "0 * (turn_ + w) * slot_", ("plain/test_group:consecutive", "explore/test_interleavings:take turns", "tsan/test_group:exchange places")),
     Mutation("the reader looks for an exchanged contribution where it lay before", "coll/executor.cpp", "block = static_cast<std::uint32_t>(std::exchange(rank, reader));", "rank = reader;", ("plain/test_group:exchange places",)),
     Mutation("all_gather delivers no own block", "coll/plan.cpp", "    if (keeps_own_block(s, rank)) m.also = Where::output;\n", "", PLANS),
     Mutation("the root of a gather leaves out its own block", "coll/plan.cpp", "? keeps_own_block(s, rank) : ranged", "? 0 : ranged", PLANS),
