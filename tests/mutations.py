@@ -115,6 +115,8 @@ MUTATIONS = [
     Mutation("all_gather delivers no own block", "coll/plan.cpp", "    if (keeps_own_block(s, rank)) m.also = Where::output;\n", "", PLANS),
     Mutation("the root of a gather leaves out its own block", "coll/plan.cpp", "? keeps_own_block(s, rank) : ranged", "? 0 : ranged", PLANS),
     Mutation("an interruption makes a rank far", "coll/distances.h", "std::min(took, 2 * limit_)", "took", ("plain/test_distances",)),
+    Mutation("a look that found something counts as one in vain", "coll/distances.h", "in_vain_ = found ? -1 : rank;", "in_vain_ = rank;", ("plain/test_distances",)),
+    Mutation("any bytes go past the caches to a far rank", "coll/distances.h", "bytes >= kLeastBytes && far(rank)", "bytes > 0 && far(rank)", ("plain/test_distances",)),
     Mutation("one far rank is enough", "coll/distances.h", "2 * far_ > static_cast<int>(average_.size()) - 1", "far_ > 0", ("plain/test_distances",)),
     # Both ends of a message.
     Mutation("a piece is claimed with release", "shm/two_ends.h", f"own_->store(job_ + taken_ + 1, {SEQ})", f"own_->store(job_ + taken_ + 1, {RELEASE})", ENDS),
