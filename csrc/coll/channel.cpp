@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <utility>
 
 #include "base/error.h"
@@ -118,7 +117,7 @@ bool Channel::take_data(const Envelope& e, OperationList& done) {
   if (const auto it = receiving(e.id); it != receiving_.end()) {
     const Transfer& t = it->op->transfer();
     if (it->envelope.record == Record::direct || e.bytes > t.bytes() - it->received) return false;
-    pipe_.read_payload(e, t.buffer.data + it->received, message_store(t.bytes(), false, mesh_.tuning()));
+    pipe_.read_payload(e, t.buffer.data + it->received, stored(t));
     it->received += e.bytes;
     end_if_whole(it, done);
     return true;
@@ -250,7 +249,7 @@ bool Channel::push_sends(bool room, OperationList& done) {
       if (ref) e.ref = ref->pack();
       unasked = ref ? 0 : std::min<std::size_t>(bytes, mesh_.tuning().unasked_bytes);
     }
-    e.bytes = static_cast<std::uint32_t>(std::min(unasked, piece(bytes)));
+    e.bytes = static_cast<std::uint32_t>(std::min(unasked, piece(t)));
     if (!pipe_.write(e, t.buffer.data)) break;
     ++next_id_;
     queue_.pop();
@@ -292,14 +291,18 @@ bool Channel::push_data(bool& room, OperationList& done) {
   return moved;
 }
 
-/// How much of a message of so many bytes one record carries: the receiver copies that while the sender
-/// writes the next record. Smaller records cost more transfers between the cores than they save waiting, and
-/// also a fence each where either side stores past the caches.
-std::size_t Channel::piece(std::size_t bytes) const {
+/// How the receiver of a message that is not direct stores it.
+kernels::Store Channel::stored(const Transfer& message) const {
+  return message_store(message.bytes(), false, mesh_.tuning());
+}
+
+/// How many bytes of a message one record carries: the receiver copies them while the sender writes the next
+/// record. Smaller records cost more transfers between the cores than they save waiting, and also a fence
+/// each where either side stores past the caches.
+std::size_t Channel::piece(const Transfer& message) const {
   constexpr std::size_t kLeast = 8 << 10, kMostPastCaches = 32 << 10;
-  const bool past_caches = mesh_.distances().far(peer_) ||
-                           message_store(bytes, false, mesh_.tuning()) == kernels::Store::streaming;
-  return std::clamp(whole_lines(bytes / 2), kLeast, past_caches ? kMostPastCaches : kLeast);
+  const bool past_caches = mesh_.distances().far(peer_) || stored(message) == kernels::Store::streaming;
+  return std::clamp(whole_lines(message.bytes() / 2), kLeast, past_caches ? kMostPastCaches : kLeast);
 }
 
 /// How much of a message that is not direct may be sent now: what the peer has granted, or gets unasked.
@@ -320,7 +323,7 @@ bool Channel::push_pieces(Sending& sending) {
     Envelope e;
     e.record = Record::data;
     e.id = sending.id;
-    e.bytes = static_cast<std::uint32_t>(std::min(piece(t.bytes()), now - sending.sent));
+    e.bytes = static_cast<std::uint32_t>(std::min(piece(t), now - sending.sent));
     if (!pipe_.write(e, t.buffer.data + sending.sent)) break;
     sending.sent += e.bytes;
     moved = true;

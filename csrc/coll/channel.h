@@ -81,7 +81,8 @@ class Channel {
     std::optional<std::uint64_t> rest;  // direct: how many pieces the sender copied; it copies no more
   };
 
-  std::size_t piece(std::size_t bytes) const;
+  kernels::Store stored(const Transfer& message) const;
+  std::size_t piece(const Transfer& message) const;
   bool quiet() const { return queue_.empty() && sending_.empty() && receiving_.empty() && notes_.empty(); }
   bool take_records(OperationList& done);
   void take(const Envelope& envelope, OperationList& done);

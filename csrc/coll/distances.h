@@ -33,9 +33,9 @@ class Distances {
   /// Whether most of the other ranks are far.
   bool mostly_far() const { return 2 * far_ > static_cast<int>(average_.size()) - 1; }
 
-  /// Whether so many bytes are stored past the caches if this rank is going to read them.
+  /// Whether `bytes` bytes are stored past the caches if this rank is going to read them.
   bool past_caches_to(int rank, std::size_t bytes) const { return bytes >= kLeastBytes && far(rank); }
-  /// The same if any of the other ranks may. `exchanged`: in an exchange (coll/rotation.h).
+  /// The same if any of the other ranks may read them. `exchanged`: in an exchange (coll/rotation.h).
   bool past_caches_to_most(std::size_t bytes, bool exchanged) const {
     return bytes >= (exchanged ? kLeastExchanged : kLeastBytes) && mostly_far();
   }

@@ -192,8 +192,7 @@ bool Executor::passes_caches(Where where, const Move& move, std::size_t bytes) c
   if (where != Where::tensor && where != Where::output)
     return mesh_.distances().past_caches_to_most(bytes, meeting_.plan().exchanges);
   const Collective& c = meeting_.collective();
-  return footprint(meeting_.shape()) >= mesh_.tuning().streaming_bytes &&
-         !(move.reduce && c.in.base == c.out.base);
+  return meeting_.plan().streaming && !(move.reduce && c.in.base == c.out.base);
 }
 
 /// Stores the address of element `lo` for each rank of a side into `out`. Returns their number.

@@ -224,6 +224,7 @@ Plan make_plan(const Shape& s, const Tuning& tuning, bool mapped) {
   Plan plan = choose(s, tuning, mapped);
   plan.window_bytes = window_bytes(plan, s, tuning);
   plan.exchanges = exchanges(plan, s, tuning);
+  plan.streaming = footprint(s) >= tuning.streaming_bytes;
   return plan;
 }
 

@@ -85,6 +85,7 @@ struct Plan {
   std::size_t window = 0;  // elements of a block that one step handles
   std::uint64_t windows = 1;
   std::uint64_t steps = 1;
+  bool streaming = false;  // stores into tensors go past the caches, because those do not hold all tensors
   // Of a plan with slots: where its windows lie in staging areas (coll/rotation.h).
   std::size_t window_bytes = 0;  // of an area that each takes, on every rank; at most a slot
   bool exchanges = false;        // ranks take turns with the places of their contributions to each other
