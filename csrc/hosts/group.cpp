@@ -1,6 +1,7 @@
 #include "hosts/group.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <utility>
 
 #include "base/error.h"
@@ -13,14 +14,18 @@
 namespace occl::hosts {
 namespace {
 
-/// A rank that leaves waits up to so long until the others know, and they wait as long for what it sent
-/// before.
-constexpr std::chrono::nanoseconds kPartingTime = std::chrono::seconds(1);
-
 /// After the deadline of an operation, a rank that does not know what is missing waits this part of the
 /// timeout (within the limits kLeastGrace and kPartingTime) for a rank that knows; a leader waits half of it.
 constexpr int kGracePart = 20;
 constexpr std::chrono::nanoseconds kLeastGrace = std::chrono::milliseconds(400);
+
+/// Most messages arrive within the first time. After the second one the user is told what a rank waits for.
+constexpr auto kPromptly = std::chrono::milliseconds(100);
+constexpr auto kSilently = std::chrono::seconds(5);
+
+/// How much longer a rank waits that leaves a subgroup. What it sent may also arrive later, while the link
+/// lives; and a peer that has left the subgroup, and so will not receive it, keeps its connection.
+constexpr auto kFromSubgroup = std::chrono::seconds(5);
 
 /// How often a leader looks for trouble of its node while it computes.
 constexpr auto kWatch = std::chrono::milliseconds(200);
@@ -44,12 +49,13 @@ Group::Group(Membership membership, std::shared_ptr<coll::Group> node, std::shar
       node_number_(m_.partition.node_of(m_.rank)),
       node_(std::move(node)),
       link_(std::move(link)),
+      outbox_(m_, *link_),
       notes_(engine().endpoint()),
       work_(engine().endpoint()),
       exchanges_(exchanges(m_.partition.nodes())),
-      messenger_(m_, *node_, *link_, activity()),
-      roll_call_(m_, *link_),
-      mail_(m_, *link_) {
+      messenger_(m_, *node_, *link_, outbox_, activity()),
+      roll_call_(m_, *link_, outbox_),
+      mail_(m_, *link_, outbox_) {
   node_->be_part_of_another();
   notes_.reserve((2 + node_->size()) * kNoteBytes);
   if (!leads()) return;
@@ -116,7 +122,8 @@ void Group::exchange_notes() {
               from = m_.partition.leader(node_after(distance));
     const std::size_t bytes = notes * kNoteBytes;
     // Nothing depends on the end of what is sent: if it fails, so does what is received.
-    link_->send(to, stream, of_leaders_->front().bytes(), bytes, of_leaders_);
+    outbox_.keep(to, Stream::notes, link_->send(to, stream, of_leaders_->front().bytes(), bytes, of_leaders_),
+                 op_->deadline());
     under_way_.add(link_->receive(from, stream, (*of_leaders_)[distance].bytes(), bytes, of_leaders_), from,
                    0);
   }
@@ -281,7 +288,7 @@ void Group::carry_out(const Step& step, std::uint64_t window, int place) {
 }
 
 bool Group::advance_messages(coll::OperationList& done) {
-  if (messenger_.empty()) return false;
+  if (messenger_.empty() && !parting_) return false;
   const bool moved = node_->drive(false);
   return messenger_.advance(done) || moved;
 }
@@ -343,22 +350,45 @@ void Group::send_news(std::uint64_t kind, const std::string& text) {
   if (!leads() || silent_) return;
   for (const auto& round : exchanges_)
     for (const Exchange& exchange : round) {
-      Report report{{std::make_shared<Note>(), nullptr}, node_after(-exchange.distance)};
-      report.content->number = kind;
-      report.content->refuse(text);
-      report.message =
-          send_object(*link_, m_.partition.leader(report.node), m_.stream(Stream::news), report.content);
-      told_.push_back(std::move(report));
+      const auto note = std::make_shared<Note>();
+      note->number = kind;
+      note->refuse(text);
+      outbox_.post(m_.partition.leader(node_after(-exchange.distance)), Stream::news, note,
+                   Deadline::after(kPartingTime));
     }
 }
 
 void Group::give_up(const Error& error) {
-  if (!silent_) node_->end(error);
+  if (!silent_) {
+    node_->end(error);
+    outbox_.clear();
+  }
   send_news(News::ended, !heard_.empty()
                              ? heard_
                              : concat(m_.describe(m_.rank), " ended group ", m_.name, ": ", error.what()));
   silent_ = true;
   under_way_.cancel();  // after the news, because it can take a moment
+}
+
+void Group::deliver(const std::function<void()>& interrupted) {
+  const auto delivered = [this] { return error() || outbox_.empty(); };
+  if (engine().wait_until(delivered, Deadline::after(kPromptly), interrupted)) return;
+  {
+    const Held held(*this);
+    parting_ = true;
+    messenger_.listen_to_all();
+    set_answers_due(true);
+  }
+  if (engine().wait_until(delivered, Deadline::after(kSilently), interrupted)) return;
+  Outbox::Debt debt = outbox_.debt();
+  if (m_.channel != kFirstChannel) debt.until = std::min(debt.until, Deadline::after(kFromSubgroup));
+  std::fprintf(
+      stderr,
+      "torch_occl: %s waits to leave group %s until what it sent has been received by %s, for at most "
+      "%lld ms\n",
+      m_.describe(m_.rank).c_str(), m_.name.c_str(), debt.peers.c_str(),
+      static_cast<long long>(debt.until.span().count()));
+  engine().wait_until(delivered, debt.until, interrupted);
 }
 
 void Group::leave() {
@@ -370,15 +400,8 @@ void Group::leave() {
   send_news(News::left, "");
   silent_ = true;
   const auto until = Deadline::after(kPartingTime);
-  const auto waits = [this](const Report& told) {
-    const bool gone = std::any_of(expected_.begin(), expected_.end(), [&](const Report& report) {
-      return report.node == told.node && (!report.message || report.message->ended());
-    });
-    return !gone && !told.message->ended();
-  };
-  while (!until.passed() && std::any_of(told_.begin(), told_.end(), waits))
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  told_.clear();
+  while (!until.passed() && !outbox_.empty()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  outbox_.clear();
   expected_.clear();
   under_way_.cancel();
   node_->close();

@@ -22,6 +22,7 @@
 #include "hosts/mail.h"
 #include "hosts/membership.h"
 #include "hosts/messenger.h"
+#include "hosts/outbox.h"
 #include "hosts/program.h"
 #include "hosts/roll_call.h"
 #include "hosts/schedule.h"
@@ -50,6 +51,7 @@ class Group final : public coll::Communicator {
                          const std::function<void()>& interrupted) override {
     roll_call_.run(*this, timeout, all_ranks, interrupted);
   }
+  void deliver(const std::function<void()>& interrupted) override;
 
  private:
   enum class Phase { gather, exchange, spread, run };
@@ -65,7 +67,7 @@ class Group final : public coll::Communicator {
 
   void post(coll::Operation& message, coll::OperationList& done) override { messenger_.post(message, done); }
   bool advance_messages(coll::OperationList& done) override;
-  bool owes_answers() const override { return false; }
+  bool owes_answers() const override { return parting_ && !outbox_.empty(); }
   void fail_messages(const Error& error, coll::OperationList& done) override { messenger_.fail(error, done); }
 
   void check(coll::OperationList& done) override;
@@ -109,6 +111,7 @@ class Group final : public coll::Communicator {
   const int node_number_;
   const std::shared_ptr<coll::Group> node_;
   const std::shared_ptr<Link> link_;
+  mutable Outbox outbox_;
 
   // The current collective.
   coll::Operation* op_ = nullptr;
@@ -127,10 +130,9 @@ class Group final : public coll::Communicator {
 
   // News between leaders.
   struct Report : Parcel<Note> {
-    int node = 0;  // whose leader sends or receives it
+    int node = 0;  // whose leader sends it
   };
   std::vector<Report> expected_;  // from the leaders behind this one
-  std::vector<Report> told_;      // on their way to those before it
   std::string heard_;             // why the group has ended, if another leader has said so
   // A leader that computes looks for trouble of its node now and then, because other nodes may wait for it.
   std::mutex watch_mutex_;
@@ -140,6 +142,7 @@ class Group final : public coll::Communicator {
 
   std::string left_;  // a leader that has left, for texts: no collective can begin any more
   Deadline patience_ = Deadline::never();  // for the one that had begun before
+  bool parting_ = false;                   // this rank calls nothing any more
   bool silent_ = false;                    // this rank has left or given up
 };
 

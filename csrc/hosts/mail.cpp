@@ -5,9 +5,9 @@
 namespace occl::hosts {
 
 void Mail::post(int to, const Letter& letter) {
-  const auto copy = std::make_shared<Letter>(letter);
-  // If it does not arrive, neither does the letter that this rank waits for.
-  send_object(link_, to, m_.stream(Stream::mail), copy);
+  // If it does not arrive, neither does the letter that this rank waits for. A peer that waits for no letters
+  // does not receive it before it makes a group again.
+  outbox_.post(to, Stream::mail, std::make_shared<Letter>(letter), Deadline::after(kPartingTime));
 }
 
 std::optional<Letter> Mail::take(int from) {

@@ -16,6 +16,7 @@
 #include "coll/offer.h"
 #include "coll/subgroup.h"
 #include "hosts/membership.h"
+#include "hosts/outbox.h"
 
 namespace occl::hosts {
 
@@ -39,7 +40,8 @@ static_assert(std::is_trivially_copyable_v<Letter> && sizeof(Letter) == 1024);
 
 class Mail {
  public:
-  Mail(const Membership& membership, Link& link) : m_(membership), link_(link), boxes_(m_.partition.size()) {}
+  Mail(const Membership& membership, Link& link, Outbox& outbox)
+      : m_(membership), link_(link), outbox_(outbox), boxes_(m_.partition.size()) {}
 
   void post(int to, const Letter& letter);
   /// The next letter from a rank, if it has come; from now on the engine is rung when one comes. Throws
@@ -52,6 +54,7 @@ class Mail {
  private:
   const Membership& m_;
   Link& link_;
+  Outbox& outbox_;
   std::vector<Parcel<Letter>> boxes_;  // by rank
   Atomic<bool> busy_ = false;
 };

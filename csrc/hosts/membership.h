@@ -26,12 +26,16 @@ inline constexpr std::uint32_t kStreams = 8;
 
 inline constexpr std::size_t kWindowBytes = std::size_t{4} << 20;
 
+/// The channel of the group for which the link was made, which ends with it.
+inline constexpr std::uint32_t kFirstChannel = 0;
+
 struct Membership {
   std::string name;
   int rank = 0;
   Partition partition{{0}};
   std::vector<std::string> processes;  // by rank: "pid 4711, host a"
-  std::uint32_t channel = 0;  // of the link, the same on every rank; no other group of the link has it
+  /// Of the link, the same on every rank; no other group of the link has it.
+  std::uint32_t channel = kFirstChannel;
   /// How much of the data the ranks of a node handle in a window. Smaller windows overlap better, and cost
   /// more synchronisation and scratch memory of a few times this size.
   std::size_t window_bytes = kWindowBytes;

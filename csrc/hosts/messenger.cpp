@@ -22,20 +22,17 @@ struct Messenger::Answer {
   std::uint32_t good = 1, other_dtype = 0, other_order = 0;
 };
 
-Messenger::Messenger(const Membership& membership, coll::Group& node, Link& link, coll::Activity& activity)
+Messenger::Messenger(const Membership& membership, coll::Group& node, Link& link, Outbox& outbox,
+                     coll::Activity& activity)
     : m_(membership),
       node_(node),
       link_(link),
+      outbox_(outbox),
       activity_(activity),
       node_number_(membership.partition.node_of(membership.rank)),
       peers_(membership.partition.size()) {}
 
 Messenger::~Messenger() = default;
-
-template <class T>
-void Messenger::mail(int peer, Stream stream, std::shared_ptr<T> content) {
-  outbox_.push_back(send_object(link_, peer, m_.stream(stream), content));
-}
 
 /// Begins to receive the next parcel of a peer, unless it has begun already.
 template <class T>
@@ -106,6 +103,11 @@ void Messenger::listen(int from) {
   await(from, Stream::envelopes, peer->ear);
 }
 
+void Messenger::listen_to_all() {
+  for (int from = 0; from < m_.partition.size(); ++from)
+    if (!here(from)) listen(from);
+}
+
 void Messenger::send(Operation& op, OperationList& done) {
   const Transfer& t = op.transfer();
   auto& peer = peers_[t.peer];
@@ -118,13 +120,15 @@ void Messenger::send(Operation& op, OperationList& done) {
   envelope->dtype = static_cast<std::uint32_t>(t.dtype);
   envelope->order = t.order;
   envelope->small = t.bytes() <= envelope->payload.size();
+  // A large send whose envelope has not arrived has not ended, and ends with the group.
+  const Deadline until = envelope->small ? op.deadline() : Deadline::after(kPartingTime);
   if (envelope->small) {
     if (t.bytes() > 0) std::memcpy(envelope->payload.data(), t.buffer.data, t.bytes());
     end(op, done);
   } else {
     peer->sends.push_back({&op, envelope->id, nullptr});
   }
-  mail(t.peer, Stream::envelopes, std::move(envelope));
+  outbox_.post(t.peer, Stream::envelopes, envelope, until);
 }
 
 // ---- receiving
@@ -175,14 +179,14 @@ void Messenger::match(int from, Operation& op, const Envelope& e, OperationList&
   answer->good = e.count == t.buffer.count && e.dtype == answer->other_dtype && e.order == t.order;
   if (!answer->good) {
     op.set_error(misfit(from, m_.rank, *answer));
-    mail(from, Stream::answers, std::move(answer));
+    outbox_.post(from, Stream::answers, answer, op.deadline());
     return end(op, done);
   }
   if (e.small) {
     if (t.bytes() > 0) std::memcpy(t.buffer.data, e.payload.data(), t.bytes());
     return end(op, done);
   }
-  mail(from, Stream::answers, std::move(answer));
+  outbox_.post(from, Stream::answers, answer, op.deadline());
   peers_[from]->receives.push_back(
       {&op, e.id, link_.receive(from, m_.stream(Stream::payloads), t.buffer.data, t.bytes())});
 }
@@ -273,7 +277,6 @@ bool Messenger::advance(OperationList& done) {
     moved |= move_payloads(rank, peers_[rank]->sends, done);
     moved |= move_payloads(rank, peers_[rank]->receives, done);
   }
-  outbox_.remove_if([](const auto& message) { return message->ended(); });
   return moved;
 }
 
@@ -300,7 +303,6 @@ void Messenger::fail(const Error& error, OperationList& done) {
       }
     peer.reset();
   }
-  outbox_.clear();
 }
 
 const Operation* Messenger::overdue() const {

@@ -22,13 +22,15 @@
 #include "coll/group.h"
 #include "hosts/link.h"
 #include "hosts/membership.h"
+#include "hosts/outbox.h"
 #include "hosts/under_way.h"
 
 namespace occl::hosts {
 
 class Messenger {
  public:
-  Messenger(const Membership& membership, coll::Group& node, Link& link, coll::Activity& activity);
+  Messenger(const Membership& membership, coll::Group& node, Link& link, Outbox& outbox,
+            coll::Activity& activity);
   ~Messenger();
 
   /// Takes over a send or receive. A small send ends at once; operations that end go to `done`.
@@ -41,6 +43,9 @@ class Messenger {
   /// An operation whose deadline has passed, or null.
   const coll::Operation* overdue() const;
   bool empty() const { return open_ == 0; }
+  /// From now on takes in what peers send, although no receive may ever want it: this rank leaves, and so may
+  /// a peer that waits for its messages to arrive.
+  void listen_to_all();
   /// Requires that the node's group is closed.
   void clear() { inside_.clear(); }
 
@@ -78,8 +83,6 @@ class Messenger {
   coll::Operation* waiting_for(int from, std::uint32_t tag);
   void end(coll::Operation& op, coll::OperationList& done);
   template <class T>
-  void mail(int peer, Stream stream, std::shared_ptr<T> content);
-  template <class T>
   void await(int peer, Stream stream, Parcel<T>& parcel);
   template <class T>
   bool arrived(int peer, Parcel<T>& parcel);
@@ -90,12 +93,12 @@ class Messenger {
   const Membership& m_;
   coll::Group& node_;
   Link& link_;
+  Outbox& outbox_;
   coll::Activity& activity_;
   const int node_number_;
   std::vector<std::unique_ptr<Peer>> peers_;  // by rank, made at first use
   std::list<Inside> inside_;
   coll::OperationList receives_;  // that wait for an envelope
-  std::list<std::unique_ptr<Link::Message>> outbox_;
   std::size_t open_ = 0;
 };
 

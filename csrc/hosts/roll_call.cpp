@@ -8,10 +8,8 @@
 
 namespace occl::hosts {
 
-void RollCall::post(int peer, const Note& note) {
-  const auto copy = std::make_shared<Note>(note);
-  std::erase_if(posted_, [](const auto& message) { return message->ended(); });
-  posted_.push_back(send_object(link_, peer, m_.stream(Stream::roll_call), copy));
+void RollCall::post(int peer, const Note& note, std::chrono::nanoseconds patience) {
+  outbox_.post(peer, Stream::roll_call, std::make_shared<Note>(note), Deadline::after(patience));
 }
 
 /// Whether the peer's note for this barrier has come.
@@ -48,7 +46,7 @@ void RollCall::run(coll::Communicator& group, std::chrono::milliseconds timeout,
   peers_.assign(size, Peer::waited_for);
   Note own;
   own.number = ++number_;
-  if (m_.rank != 0) post(0, own);
+  if (m_.rank != 0) post(0, own, timeout);
   const auto reached = [&] {
     if (const auto error = group.error()) throw *error;
     if (m_.rank != 0) return look(0) != Peer::waited_for;
@@ -88,7 +86,7 @@ void RollCall::run(coll::Communicator& group, std::chrono::milliseconds timeout,
   }
   if (!ranks.empty()) own.refuse(concat(failure.list, "|", failure.reasons));
   for (int rank = 1; rank < size; ++rank)
-    if (peers_[rank] != Peer::gone) post(rank, own);
+    if (peers_[rank] != Peer::gone) post(rank, own, peers_[rank] == Peer::came ? timeout : kPartingTime);
   if (!ranks.empty()) coll::fail_barrier(failure);
 }
 

@@ -4,18 +4,19 @@
 
 #include <chrono>
 #include <functional>
-#include <memory>
 #include <vector>
 
 #include "coll/communicator.h"
 #include "hosts/council.h"
 #include "hosts/membership.h"
+#include "hosts/outbox.h"
 
 namespace occl::hosts {
 
 class RollCall {
  public:
-  RollCall(const Membership& membership, Link& link) : m_(membership), link_(link) {}
+  RollCall(const Membership& membership, Link& link, Outbox& outbox)
+      : m_(membership), link_(link), outbox_(outbox) {}
 
   /// A call of all ranks, one at a time. Throws as coll::monitored_barrier does. The error of `group`
   /// ends it.
@@ -25,18 +26,18 @@ class RollCall {
  private:
   enum class Peer { waited_for, came, gone };
 
-  void post(int peer, const Note& note);
+  void post(int peer, const Note& note, std::chrono::nanoseconds patience);
   Peer look(int peer);
   std::vector<int> missing();
   std::string why(int peer);
 
   const Membership& m_;
   Link& link_;
+  Outbox& outbox_;
   std::uint64_t number_ = 0;  // barriers so far
   // What is expected from each rank: it stays until it comes, whichever barrier it is for.
   std::vector<Parcel<Note>> expected_;
   std::vector<Peer> peers_;  // by rank, in this barrier
-  std::vector<std::unique_ptr<Link::Message>> posted_;
 };
 
 }  // namespace occl::hosts

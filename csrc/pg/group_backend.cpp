@@ -148,6 +148,7 @@ void GroupBackend::close() {
 
 void GroupBackend::shutdown() {
   const bool in_good_order = group_ && !is_forked_from(*group_) && !group_->error();
+  if (in_good_order) group_->deliver(interrupt_check());
   close();
   if (in_good_order && node_ && store_server_) store_server_->wait_for_end(*node_, interrupt_check());
 }

@@ -71,8 +71,6 @@ class InterNode {
 
   const std::string& describe() const { return name_; }
   c10d::Backend& backend() { return *backend_; }
-  /// The channel of the group for which the backend was made.
-  static constexpr std::uint32_t kFirstChannel = 0;
   /// A number that no other group on this backend has. Only one rank of a new group calls it, and tells the
   /// others. Throws Error(closed) when there are no more.
   std::uint32_t new_channel();

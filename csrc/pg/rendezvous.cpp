@@ -166,7 +166,7 @@ Met meet_over_nodes(const c10::intrusive_ptr<c10d::Store>& store, Board& board, 
     throw;
   }
   board.read(kConnected, kStoreGrace);
-  hosts::Membership membership{name, rank, partition, board.processes(), InterNode::kFirstChannel};
+  hosts::Membership membership{name, rank, partition, board.processes(), hosts::kFirstChannel};
   membership.group = group_number;
   if (rank == 0)
     LOG(INFO) << "occl: group " << name << " of " << size << " ranks spans " << partition.nodes()

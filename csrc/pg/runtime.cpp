@@ -107,8 +107,10 @@ void stop_background() {
 }
 
 void announce_end() {
-  if (auto* made = the_engine.load(std::memory_order_acquire))  // pairs with engine()
-    made->endpoint()->announce_end();
+  auto* made = the_engine.load(std::memory_order_acquire);  // pairs with engine()
+  if (!made) return;
+  made->deliver(the_interrupt_check);
+  made->endpoint()->announce_end();
 }
 
 bool is_forked_from(const coll::Communicator& group) {

@@ -30,7 +30,8 @@ void stop_trace();
 /// Ends the background threads and the trace, if there are any. Called at the interpreter's exit, because
 /// such a thread can drop the last reference to a tensor, and so to a Python object.
 void stop_background();
-/// Tells peers that this process is about to exit cleanly, so that they do not report a death.
+/// Waits until peers on other nodes have what this process sent, and tells peers that it is about to exit
+/// cleanly, so that they do not report a death.
 void announce_end();
 
 /// Whether this process was forked after the group was made. Such a group belongs to the parent process:

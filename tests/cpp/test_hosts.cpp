@@ -147,6 +147,61 @@ coll::Transfer message(bool send, int peer, std::int64_t* data, std::size_t coun
   return {send, peer, tag, DType::i64, {reinterpret_cast<std::byte*>(data), count}};
 }
 
+TEST("a rank leaves when the other nodes have its note") {
+  Hosts hosts({0, 1, 2});
+  hosts.wire.hold(0, 2);
+  hosts.each([&](Rank& rank) {
+    rank.run(coll::Collective{});  // rank 0 has the notes of all, and rank 2 waits for that of rank 0
+    if (rank.rank != 0) return;
+    bool released = false;
+    rank.wide->deliver([&] {
+      hosts.wire.release();
+      released = true;
+    });
+    CHECK(released, "rank 0 would have left");
+  });
+}
+
+TEST("a rank leaves when a small message has been received, although its send has ended") {
+  Hosts hosts({0, 1});
+  Atomic<bool> waits = false;
+  hosts.each([&](Rank& rank) {
+    std::int64_t data = rank.rank;
+    if (rank.rank == 0) {
+      rank.run(message(true, 1, &data, 1));
+      rank.wide->deliver([&] { waits = true; });
+      CHECK(waits, "rank 0 would have left");
+    } else {
+      while (!waits) std::this_thread::yield();
+      rank.run(message(false, 0, &data, 1));
+      CHECK(data == 0, data);
+    }
+  });
+}
+
+TEST("ranks that leave take in what no receive wants") {
+  Hosts hosts({0, 0, 1, 2});
+  hosts.each([&](Rank& rank) {
+    std::int64_t data = 1;
+    for (int to = 0; to < 4; ++to)
+      for (int i = 0; i < 3 && to != rank.rank; ++i) rank.run(message(true, to, &data, 1), Deadline::never());
+    rank.wide->deliver({});
+    rank.wide->close();
+    hosts.wire.cut(rank.rank);
+  });
+}
+
+TEST("a rank waits for nobody once its group has ended, and not beyond the time of its send") {
+  Hosts hosts({0, 1});
+  hosts.wire.hold(0, 1);
+  std::int64_t data = 0;
+  hosts.ranks[0].run(message(true, 1, &data, 1), Deadline::after(std::chrono::milliseconds(1)));
+  hosts.ranks[0].wide->deliver({});
+  hosts.ranks[0].run(message(true, 1, &data, 1), Deadline::never());
+  hosts.ranks[0].wide->abort("enough");
+  hosts.ranks[0].wide->deliver({});
+}
+
 TEST("messages inside a node and between nodes, small and large, in any order of tags") {
   Hosts hosts({0, 0, 1});
   hosts.each([&](Rank& rank) {

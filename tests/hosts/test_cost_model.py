@@ -177,7 +177,9 @@ def ranks() -> Iterator[Pool]:
         yield pool
 
 
-@pytest.mark.parametrize(("nodes", "size"), [(1, 2), (2, 2), (2, 4), (1, 20), (2, 10)])
+@pytest.mark.parametrize(
+    ("nodes", "size"), [(1, 2), (2, 2), (2, 4), pytest.param(1, 20, marks=pytest.mark.full), (2, 10)]
+)
 def test_a_group_asks_the_store_for_what_the_model_counts(ranks, tmp_path, nodes, size):
     with ranks.fresh(size) as team:
         everyone = team.run(count_calls, nodes=nodes, path=str(tmp_path / "store"))
