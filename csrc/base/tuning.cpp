@@ -46,7 +46,7 @@ std::uint32_t slot_bytes_by_cores(int ranks, bool core_for_each) {
 }
 
 std::uint32_t ring_bytes_by_ranks(int ranks) {
-  constexpr std::uint32_t kSmall = 256 << 10, kLarge = 2 << 20, kOfARank = 4 << 20;
+  constexpr std::uint32_t kSmall = 256 << 10, kLarge = 2 << 20, kOfARank = 8 << 20;
   return std::clamp(std::bit_floor(kOfARank / static_cast<std::uint32_t>(std::max(ranks - 1, 1))), kSmall,
                     kLarge);
 }

@@ -16,7 +16,7 @@ inline constexpr std::uint32_t kByCores = ~std::uint32_t{0};
 inline constexpr std::uint32_t kDirectBytes = 4 << 10;
 /// What slot_bytes is then: 256 KiB with a core for each rank, otherwise up to 1 MiB.
 std::uint32_t slot_bytes_by_cores(int ranks, bool core_for_each);
-/// What ring_bytes is then: 2 MiB for up to three ranks, and less for more, down to 256 KiB.
+/// What ring_bytes is then: 2 MiB for up to five ranks, and less for more, down to 256 KiB.
 std::uint32_t ring_bytes_by_ranks(int ranks);
 
 struct Tuning {

@@ -251,7 +251,7 @@ void bind_backend(py::module_& module) {
                                            static_cast<py::ssize_t>(arena.committed()));
       },
       "What this process publishes to its peers, as it is now; None if it has had no group.");
-  module.def("_announce_end", &pg::announce_end);
+  module.def("_announce_end", &pg::announce_end, py::call_guard<py::gil_scoped_release>());
   module.def(
       "_start_trace",
       [](const std::string& directory, std::size_t max_bytes) {

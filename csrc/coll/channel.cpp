@@ -301,8 +301,9 @@ kernels::Store Channel::stored(const Transfer& message) const {
 /// each where either side stores past the caches.
 std::size_t Channel::piece(const Transfer& message) const {
   constexpr std::size_t kLeast = 8 << 10, kMostPastCaches = 32 << 10;
+  if (message.bytes() <= 2 * kLeast) return kLeast;
   const bool past_caches = mesh_.distances().far(peer_) || stored(message) == kernels::Store::streaming;
-  return std::clamp(whole_lines(message.bytes() / 2), kLeast, past_caches ? kMostPastCaches : kLeast);
+  return past_caches ? std::min(whole_lines(message.bytes() / 2), kMostPastCaches) : kLeast;
 }
 
 /// How much of a message that is not direct may be sent now: what the peer has granted, or gets unasked.

@@ -6,15 +6,6 @@
 #include "base/hash.h"
 
 namespace occl::coll {
-namespace {
-
-constexpr int kPartOfBit = 4, kDTypeBit = 5, kOpBit = 11, kRootBit = 15, kCountBit = 24;
-constexpr std::uint64_t kKindMask = (std::uint64_t{1} << kPartOfBit) - 1;
-constexpr std::uint64_t kCountMax = (kUneven << 1) - 1;
-static_assert(kKinds <= 1 << kPartOfBit && kDTypes <= 1 << (kOpBit - kDTypeBit) &&
-              kReduceOps < 1 << (kRootBit - kOpBit));
-
-}  // namespace
 
 const char* name_of(const Collective& c) {
   return c.part_of == Composite::all_reduce_sparse ? "all_reduce_sparse" : traits(c.kind).name;
@@ -27,18 +18,6 @@ void set_sizes(Collective& c, const std::vector<std::size_t>& counts) {
   std::uint64_t hash = kHashStart;
   for (const std::size_t n : counts) hash = hashed(hash, n);
   c.volume = kUneven | (hash & (kUneven - 1));
-}
-
-Signature Signature::of(const Collective& c) {
-  return {static_cast<std::uint64_t>(c.kind) | static_cast<std::uint64_t>(c.part_of) << kPartOfBit |
-          static_cast<std::uint64_t>(c.dtype) << kDTypeBit | static_cast<std::uint64_t>(c.op) << kOpBit |
-          static_cast<std::uint64_t>(c.root) << kRootBit |
-          std::min<std::uint64_t>(c.volume, kCountMax) << kCountBit};
-}
-
-std::optional<std::size_t> Signature::even() const {
-  const std::uint64_t volume = word >> kCountBit;
-  return volume & kUneven ? std::nullopt : std::optional<std::size_t>(volume);
 }
 
 bool Signature::lists_sizes() const {

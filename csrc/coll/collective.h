@@ -104,16 +104,31 @@ const char* name_of(const Collective& c);
 struct Signature {
   std::uint64_t word = 0;
 
-  static Signature of(const Collective& c);
+  static Signature of(const Collective& c) {
+    return {static_cast<std::uint64_t>(c.kind) | static_cast<std::uint64_t>(c.part_of) << kPartOfBit |
+            static_cast<std::uint64_t>(c.dtype) << kDTypeBit | static_cast<std::uint64_t>(c.op) << kOpBit |
+            static_cast<std::uint64_t>(c.root) << kRootBit |
+            std::min<std::uint64_t>(c.volume, kCountMax) << kCountBit};
+  }
   /// Equal, or two all_to_alls of which one lists a size for each rank and the other says that all are equal.
   bool fits(Signature other) const;
   /// The elements of each block, if they are equal.
-  std::optional<std::size_t> even() const;
+  std::optional<std::size_t> even() const {
+    const std::uint64_t volume = word >> kCountBit;
+    return volume & kUneven ? std::nullopt : std::optional<std::size_t>(volume);
+  }
   /// Whether blocks have different sizes that must be the same on every rank.
   bool lists_sizes() const;
   /// "all_reduce(float32[4], SUM)"; safe for any word.
   std::string describe() const;
   friend bool operator==(Signature, Signature) = default;
+
+ private:
+  static constexpr int kPartOfBit = 4, kDTypeBit = 5, kOpBit = 11, kRootBit = 15, kCountBit = 24;
+  static constexpr std::uint64_t kKindMask = (std::uint64_t{1} << kPartOfBit) - 1;
+  static constexpr std::uint64_t kCountMax = (kUneven << 1) - 1;
+  static_assert(kKinds <= 1 << kPartOfBit && kDTypes <= 1 << (kOpBit - kDTypeBit) &&
+                kReduceOps < 1 << (kRootBit - kOpBit));
 };
 
 }  // namespace occl::coll

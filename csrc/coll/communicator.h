@@ -21,6 +21,10 @@ namespace occl::coll {
 
 class Engine;
 
+/// The thread that drives: one of the program's that goes on with something else, or that waits and has
+/// nothing else to do; or the engine's own.
+enum class Driver : std::uint8_t { passing, waiting, background };
+
 enum class Outcome : std::uint8_t {
   blocked,   // a peer must do something first
   advanced,  // there may be more to do now
@@ -72,6 +76,10 @@ class Communicator {
 
   /// The same with any error.
   void end(const Error& error);
+
+  /// Before this rank leaves or its process ends: waits until peers have what it sent and went on without
+  /// waiting for, no longer than those operations may take. Where ranks share memory, peers read it later.
+  virtual void deliver(const std::function<void()>&) {}
 
   /// Ends all operations with Errc::closed, tells the others that this rank has left, and releases the
   /// buffers.
@@ -164,6 +172,8 @@ class Communicator {
   /// Under the driving lock: these have ended. Then, without it, finish() tells the listeners.
   void settle(const OperationList& done);
   void finish(OperationList& done);
+  /// Under the driving lock: whether there is something to drive although no operation is in flight.
+  void set_answers_due(bool due);
   Activity& activity() { return activity_; }
   /// For a thread that goes on driving this group or one that spans it: ringing would wake the thread itself.
   SpinLock& drive_lock() const { return drive_mutex_; }
@@ -181,7 +191,6 @@ class Communicator {
   template <class F>
   static bool tell(Operation& op, F&& f);
   static void tell_messages_succeeded(const OperationList& done);
-  void set_answers_due(bool due);
   /// Operations submitted so far, but for those that ended at once. acquire: pairs with accept.
   std::uint64_t submitted() const {
     return sequence_.load(std::memory_order_acquire) + messages_.load(std::memory_order_acquire);

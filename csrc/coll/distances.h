@@ -4,7 +4,8 @@
 // would give. So data for a rank that is far are stored past the caches (docs/decisions.md).
 //
 // It is measured while the group works, because processes move from core to core: at a look that found
-// something new where this rank had looked in vain just before, so that the line was written a moment ago.
+// something new where this rank had looked in vain just before. Then the line was written a moment ago, and
+// no other process has had this core meanwhile, after which the look itself would take longer.
 #pragma once
 
 #include <algorithm>
@@ -17,21 +18,25 @@ namespace occl::coll {
 
 class Distances {
  public:
-  /// Ranks are far if lines take at least `limit`.
-  Distances(int size, Ticks limit) : limit_(limit), average_(size), far_(limit ? 0 : size) {}
+  /// Ranks are far if lines take at least `limit`. Ranks that take turns on the same cores are all as far as
+  /// these are: `core_for_each` is false.
+  Distances(int size, bool core_for_each, Ticks limit)
+      : limit_(limit), lines_(core_for_each ? size : 1), far_(limit ? 0 : size) {}
 
   /// A line came from that rank in this time.
   void add(int rank, Ticks took) {
     const bool was_far = far(rank);
+    Lines& lines = lines_[index(rank)];
     // An interruption weighs no more than a line that takes twice the limit.
-    const auto difference = static_cast<double>(std::min(took, 2 * limit_)) - average_[rank];
-    average_[rank] += difference / kWeight;
+    const auto difference = static_cast<double>(std::min(took, 2 * limit_)) - lines.average;
+    lines.count = std::min(lines.count + 1, kWeight);
+    lines.average += difference / lines.count;
     far_ += far(rank) - was_far;
   }
 
-  bool far(int rank) const { return average_[rank] >= static_cast<double>(limit_); }
+  bool far(int rank) const { return lines_[index(rank)].average >= static_cast<double>(limit_); }
   /// Whether most of the other ranks are far.
-  bool mostly_far() const { return 2 * far_ > static_cast<int>(average_.size()) - 1; }
+  bool mostly_far() const { return 2 * far_ > static_cast<int>(lines_.size()) - 1; }
 
   /// Whether `bytes` bytes are stored past the caches if this rank is going to read them.
   bool past_caches_to(int rank, std::size_t bytes) const { return bytes >= kLeastBytes && far(rank); }
@@ -49,24 +54,34 @@ class Distances {
     bool found(Distances& distances, int rank, bool measures, F&& look) {
       const Ticks before = measures ? ticks_now() : 0;
       const bool found = look();
-      if (found && measures && in_vain_ == rank) distances.add(rank, ticks_after_loads() - before);
+      if (found && measures && in_vain_ == rank && before - at_ < kJustBefore * distances.limit_)
+        distances.add(rank, ticks_after_loads() - before);
       in_vain_ = found ? -1 : rank;
+      at_ = before;
       return found;
     }
 
    private:
     int in_vain_ = -1;  // the rank for which the last look found nothing
+    Ticks at_ = 0;      // when that was
   };
 
  private:
-  static constexpr double kWeight = 8;
+  struct Lines {
+    double average = 0;  // of the time that they took
+    int count = 0;       // of them, up to kWeight
+  };
+  static constexpr int kWeight = 8;
+  static constexpr Ticks kJustBefore = 20;  // in units of the limit: 2 us by default
   /// Fewer bytes go through the caches to ranks that are far, too. Lines that are exchanged change hands
   /// faster than memory takes up to the other number.
   static constexpr std::size_t kLeastBytes = std::size_t{4} << 10, kLeastExchanged = std::size_t{64} << 10;
 
+  std::size_t index(int rank) const { return lines_.size() == 1 ? 0 : static_cast<std::size_t>(rank); }
+
   Ticks limit_;
-  std::vector<double> average_;  // by rank
-  int far_;                      // how many ranks are far
+  std::vector<Lines> lines_;  // by rank, or of all ranks
+  int far_;                   // how many ranks are far
 };
 
 }  // namespace occl::coll

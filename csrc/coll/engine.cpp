@@ -29,15 +29,16 @@ constexpr std::chrono::microseconds kDoze{200}, kLongestDoze{1600};
 constexpr int kDozes = 5;
 
 /// What this thread is to the engine.
-enum class Role { other, waits, drives };
+enum class Role { other, polls, waits, drives };
 thread_local Role role = Role::other;
 
 }  // namespace
 
-/// A thread inside wait(): while there is one, the background stays away.
+/// A thread inside wait() or poll(): while there is one, the background stays away.
 class Engine::Waiting {
  public:
-  explicit Waiting(Engine& engine) : engine_(engine), before_(std::exchange(role, Role::waits)) {
+  explicit Waiting(Engine& engine, Role as = Role::waits)
+      : engine_(engine), before_(std::exchange(role, as)) {
     engine_.waiters_.fetch_add(1, std::memory_order_seq_cst);
   }
   ~Waiting() {
@@ -55,7 +56,7 @@ Engine::Callback::Callback(Engine& engine)
     : engine_(engine), role_(static_cast<int>(std::exchange(role, Role::other))) {
   if (role_ == static_cast<int>(Role::drives)) engine_.absent_.fetch_add(1, std::memory_order_seq_cst);
   if (role_ != static_cast<int>(Role::other))
-    (role_ == static_cast<int>(Role::waits) ? engine_.waiters_ : engine_.drivers_)
+    (role_ == static_cast<int>(Role::drives) ? engine_.drivers_ : engine_.waiters_)
         .fetch_sub(1, std::memory_order_seq_cst);
   engine_.hand_over();  // also from a brief submission, during which the thread has no role
 }
@@ -63,7 +64,7 @@ Engine::Callback::Callback(Engine& engine)
 Engine::Callback::~Callback() {
   role = static_cast<Role>(role_);
   if (role == Role::other) return;
-  (role == Role::waits ? engine_.waiters_ : engine_.drivers_).fetch_add(1, std::memory_order_seq_cst);
+  (role == Role::drives ? engine_.drivers_ : engine_.waiters_).fetch_add(1, std::memory_order_seq_cst);
   if (role == Role::drives) engine_.absent_.fetch_sub(1, std::memory_order_seq_cst);
 }
 
@@ -98,15 +99,22 @@ std::vector<std::shared_ptr<Communicator>> Engine::busy_groups() {
   return groups;
 }
 
-std::string Engine::ahead_elsewhere(const Communicator& but, const shm::Peer& process) {
+std::vector<std::shared_ptr<Communicator>> Engine::all_groups() {
   std::vector<std::shared_ptr<Communicator>> groups;
-  {
-    std::lock_guard lock(groups_mutex_);
-    for (const auto& known : groups_) groups.push_back(known.lock());
-  }
+  std::lock_guard lock(groups_mutex_);
+  for (const auto& known : groups_)
+    if (auto group = known.lock()) groups.push_back(std::move(group));
+  return groups;
+}
+
+void Engine::deliver(const std::function<void()>& interrupted) {
+  for (const auto& group : all_groups()) group->deliver(interrupted);
+}
+
+std::string Engine::ahead_elsewhere(const Communicator& but, const shm::Peer& process) {
   std::string text;
-  for (const auto& group : groups)
-    if (group && group.get() != &but) text += group->ahead(process);
+  for (const auto& group : all_groups())
+    if (group.get() != &but) text += group->ahead(process);
   return text;
 }
 
@@ -136,7 +144,7 @@ void Engine::submit_before_wait(Communicator& group, Operation& op) {
 
 /// The thread counts as waiting meanwhile, so that the background does not come to drive the same group.
 void Engine::poll(Communicator& group) {
-  const Waiting waiting(*this);
+  const Waiting waiting(*this, Role::polls);
   group.drive(false);
 }
 
@@ -152,6 +160,10 @@ void Engine::Spin::succeeded() { turns_.store(kLongSpin, std::memory_order_relax
 void Engine::Spin::failed(std::chrono::nanoseconds slept) {
   if (slept < kLongSpinTime)
     turns_.store(std::max(kShortSpin, turns_.load(std::memory_order_relaxed) / 2), std::memory_order_relaxed);
+}
+
+Driver Engine::driver() {
+  return role == Role::waits ? Driver::waiting : role == Role::drives ? Driver::background : Driver::passing;
 }
 
 bool Engine::wait(Communicator& group, const Operation& op, Deadline deadline,

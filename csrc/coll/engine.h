@@ -61,6 +61,12 @@ class Engine {
   bool wait_until(const std::function<bool()>& reached, Deadline deadline,
                   const std::function<void()>& interrupted);
 
+  /// Communicator::deliver of all groups.
+  void deliver(const std::function<void()>& interrupted);
+
+  /// What the calling thread is to the groups that it drives.
+  static Driver driver();
+
   /// A thread that runs a user's callback does not count as driving or waiting meanwhile, because the
   /// callback may block on operations that another thread must drive.
   class Callback {
@@ -115,6 +121,7 @@ class Engine {
   };
 
   std::vector<std::shared_ptr<Communicator>> busy_groups();
+  std::vector<std::shared_ptr<Communicator>> all_groups();
   bool drive_all(bool check);
   void hand_over() noexcept;
   void start_background();

@@ -16,13 +16,15 @@ Executor::Executor(Mesh& mesh, Activity& activity)
 void Executor::start(const Collective& collective, std::uint64_t number, Deadline deadline) {
   step_ = index_ = done_ = 0;
   meeting_.begin(collective, number, deadline);
+  large_ = !meeting_.first_step_made() && footprint(meeting_.shape()) >= mesh_.size() * kSliceBytes;
   if (meeting_.first_step_made())
     while (!make_moves()) continue;
   meeting_.post();
   stage_ = Stage::meet;
 }
 
-Outcome Executor::advance() {
+Outcome Executor::advance(Driver driver) {
+  if (large_ && driver == Driver::waiting) attend();
   if (stage_ == Stage::meet) {
     if (!meeting_.all_posted()) return Outcome::blocked;
     activity_.met(meeting_.last());
@@ -45,6 +47,12 @@ Outcome Executor::advance() {
     if (!meeting_.complete()) meeting_.locate_slots();
     stage_ = Stage::move;
   }
+  if (large_) {
+    if (lets_by()) return Outcome::blocked;
+    // A thread that passes computes next. With a core to spare, the background thread of another rank may as
+    // well move at the same time.
+    if (driver == Driver::passing && !mesh_.cores_for_each(2)) attend();
+  }
   if (!make_moves()) return Outcome::advanced;
   OCCL_FAULT_POINT("move.done");
   ++step_;
@@ -64,12 +72,43 @@ Outcome Executor::advance() {
 
 std::vector<int> Executor::missing() const {
   if (stage_ == Stage::meet) return meeting_.missing();
+  const bool letting = stage_ == Stage::move && large_ && lets_by();
   std::vector<int> ranks;
-  for (int i = cursor_; i < mesh_.size(); ++i)
-    if (i != mesh_.rank() &&
-        mesh_.member(i).block.tick().load(std::memory_order_acquire) < tick_)  // pairs with publish_tick
-      ranks.push_back(i);
+  for (int i = letting ? 0 : cursor_; i < mesh_.size(); ++i) {
+    if (i == mesh_.rank() || (letting && !attends(i))) continue;
+    if (tick_of(i) < tick_ + letting) ranks.push_back(i);
+  }
   return ranks;
+}
+
+// ---- letting others by
+
+/// A thread of the program is at this operation, and computes nothing meanwhile. Stored once, because peers
+/// look at that line.
+void Executor::attend() {
+  if (attends(mesh_.rank())) return;
+  mesh_.own().attended().store(meeting_.collectives(), std::memory_order_relaxed);  // a hint for other ranks
+}
+bool Executor::attends(int rank) const {
+  const SharedBlock& block = rank == mesh_.rank() ? mesh_.own() : mesh_.member(rank).block;
+  return block.attended().load(std::memory_order_relaxed) == meeting_.collectives();
+}
+
+/// Whether this rank makes its moves later. No thread of its program attends to the operation, so its cores
+/// may be computing, while at least half of the ranks attend and have moves to make. When they have made
+/// those, their cores may be idle. A rank that has attended never lets others by, even if its thread has
+/// gone: so no two ranks wait for each other.
+bool Executor::lets_by() const {
+  const Plan& plan = meeting_.plan();
+  if (plan.path != Path::direct || plan.steps != 1 || attends(mesh_.rank())) return false;
+  int attending = 0;
+  bool moving = false;
+  for (int i = 0; i < mesh_.size(); ++i) {
+    if (!attends(i)) continue;
+    ++attending;
+    moving = moving || tick_of(i) <= tick_;
+  }
+  return moving && 2 * attending >= mesh_.size();
 }
 
 // ---- synchronising
@@ -84,13 +123,16 @@ void Executor::publish_tick() {
   stage_ = Stage::sync;
 }
 
+std::uint64_t Executor::tick_of(int rank) const {
+  return mesh_.member(rank).block.tick().load(std::memory_order_seq_cst);  // pairs with publish_tick
+}
+
 bool Executor::all_reached(std::uint64_t tick) {
   for (; cursor_ < mesh_.size(); ++cursor_) {
     if (cursor_ == mesh_.rank()) continue;
     std::uint64_t reached = 0;
     const auto look = [&] {
-      // seq_cst: pairs with publish_tick
-      reached = mesh_.member(cursor_).block.tick().load(std::memory_order_seq_cst);
+      reached = tick_of(cursor_);
       return reached >= tick;
     };
     if (!looks_.found(mesh_.distances(), cursor_, true, look)) return false;
@@ -107,28 +149,40 @@ bool Executor::all_reached(std::uint64_t tick) {
 
 /// Makes moves of the step, up to kSliceBytes; true when all of them are made.
 bool Executor::make_moves() {
-  const Plan& plan = meeting_.plan();
-  const Shape& shape = meeting_.shape();
-  Move move;
+  Moves& of_step = lists_[step_ % lists_.size()];
+  // The same small call again finds them listed.
+  if (of_step.plan != meeting_.plans() || of_step.step != step_) list_moves(of_step);
+  const std::vector<Move>& moves = of_step.list;
+  const std::size_t size = meeting_.shape().element_size;
   std::size_t budget = kSliceBytes;
-  while (move_at(plan, shape, mesh_.rank(), step_, index_, move)) {
-    move.hi = std::min(move.hi, block_size(move));
+  for (; index_ < moves.size(); ++index_) {
+    const Move& move = moves[index_];
+    const std::size_t end = std::min(move.hi, block_size(move));
     const std::size_t lo = move.lo + done_;
-    if (lo < move.hi) {
-      const std::size_t touched = shape.element_size * (move.src.ranks() + move.dst.ranks());
-      const std::size_t hi = std::min(move.hi, lo + std::max<std::size_t>(budget / touched, 1));
+    if (lo < end) {
+      const std::size_t touched = size * (move.src.ranks() + move.dst.ranks());
+      const std::size_t hi = std::min(end, lo + std::max<std::size_t>(budget / touched, 1));
       make(move, lo, hi);
-      if (hi < move.hi) {
+      if (hi < end) {
         done_ += hi - lo;
         return false;
       }
       budget -= std::min(budget, (hi - lo) * touched);
     }
     done_ = 0;
-    ++index_;
   }
   index_ = 0;
   return true;
+}
+
+/// Lists the moves that this rank makes in the present step.
+void Executor::list_moves(Moves& of_step) {
+  of_step.list.clear();
+  Move move;
+  while (move_at(meeting_.plan(), meeting_.shape(), mesh_.rank(), step_,
+                 static_cast<std::uint32_t>(of_step.list.size()), move))
+    of_step.list.push_back(move);
+  of_step.plan = meeting_.plans(), of_step.step = step_;
 }
 
 /// Blocks may be shorter than the largest. The elements of the block of a move, as far as this rank knows its
@@ -165,9 +219,12 @@ void Executor::make(const Move& move, std::size_t lo, std::size_t hi) {
     last = passes_caches(move.also, move, bytes);
     if (last && !first) std::swap(dsts[0], dsts[1]), std::swap(first, last);
   }
-  const kernels::Store store = last    ? kernels::Store::streaming
-                               : first ? kernels::Store::first_streaming
-                                       : kernels::Store::cached;
+  // From places of exchanges, memcpy is faster.
+  const bool delivers = is_staged(move.src.where) && !meeting_.plan().exchanges;
+  const kernels::Store store = last       ? kernels::Store::streaming
+                               : first    ? kernels::Store::first_streaming
+                               : delivers ? kernels::Store::delivered
+                                          : kernels::Store::cached;
   // A block that lies in its place already is not written, because peers may be reading it.
   if (!move.reduce) n_dst = std::remove(dsts.begin(), dsts.begin() + n_dst, srcs[0]) - dsts.begin();
   const std::span<void* const> to(reinterpret_cast<void* const*>(dsts.data()), n_dst);
@@ -189,8 +246,7 @@ void Executor::make(const Move& move, std::size_t lo, std::size_t hi) {
 /// that read them are far, and tensors of large operations. In-place reductions have just read their
 /// destination into the caches, so they gain nothing.
 bool Executor::passes_caches(Where where, const Move& move, std::size_t bytes) const {
-  if (where != Where::tensor && where != Where::output)
-    return mesh_.distances().past_caches_to_most(bytes, meeting_.plan().exchanges);
+  if (is_staged(where)) return mesh_.distances().past_caches_to_most(bytes, meeting_.plan().exchanges);
   const Collective& c = meeting_.collective();
   return meeting_.plan().streaming && !(move.reduce && c.in.base == c.out.base);
 }
@@ -211,8 +267,7 @@ std::byte* Executor::address(const Side& side, int rank, const Move& move, std::
   const bool own = rank == mesh_.rank();
   // A rank reads its own contribution from its tensor; only what others read was staged.
   const bool source_of_own = own && side.where == Where::slot && &side == &move.src;
-  if (side.where != Where::tensor && side.where != Where::output && !source_of_own)
-    return staged(side, rank, move, lo);
+  if (is_staged(side.where) && !source_of_own) return staged(side, rank, move, lo);
   const bool output = &side == &move.dst || side.where == Where::output;
   if (own) return (output ? c.out : c.in).at(side.block, size).data + lo * size;
   return (output ? meeting_.out(rank, side.block) : meeting_.in(rank, side.block)) + lo * size;

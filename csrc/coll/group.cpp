@@ -50,6 +50,8 @@ void Group::monitored_barrier(std::chrono::milliseconds timeout, bool all_ranks,
   coll::monitored_barrier(*this, timeout, all_ranks, interrupted);
 }
 
+Outcome Group::advance() { return executor_.advance(Engine::driver()); }
+
 // ---- trouble
 
 /// In the order of causes: after a death ranks abort, and after an abort they leave.

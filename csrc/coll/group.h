@@ -69,7 +69,7 @@ class Group final : public Communicator {
   void forgive(const Transfer& transfer) override { refusals_.forgive(transfer); }
 
   void start(Operation& op) override { executor_.start(op.collective(), op.sequence(), op.deadline()); }
-  Outcome advance() override { return executor_.advance(); }
+  Outcome advance() override;
   Error mismatch() const override { return executor_.mismatch(); }
   bool exposed() const override { return executor_.exposed(); }
 

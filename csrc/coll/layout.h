@@ -4,7 +4,7 @@
 //
 //     GroupHeader      which group this is, whether the rank has left or given up, and why
 //
-//     Tick             how many synchronisations of steps this rank has passed
+//     Tick             how many synchronisations of steps this rank has passed, and which it attends to
 //     RollCall         how many monitored barriers it has come to, and rank 0's verdict on them
 //     Refusal[3]       two for refused collectives, used in turn; one for a refused message
 //     OfferBoard       the group that it tries to make with some of the ranks
@@ -62,6 +62,8 @@ static_assert(sizeof(GroupHeader) == 8 * kLine);
 
 struct alignas(kLine) Tick {
   Atomic<std::uint64_t> value = 0;  // release: pairs with Executor::all_reached
+  /// The last large collective that a thread of the program attended to. Relaxed: for Executor::lets_by.
+  Atomic<std::uint64_t> attended = 0;
 };
 
 struct alignas(kLine) RollCall {
@@ -143,6 +145,7 @@ class SharedBlock {
 
   GroupHeader& header() const { return *header_; }
   Atomic<std::uint64_t>& tick() const { return reinterpret_cast<Tick*>(base_ + kTick)->value; }
+  Atomic<std::uint64_t>& attended() const { return reinterpret_cast<Tick*>(base_ + kTick)->attended; }
   RollCall& roll_call() const { return *reinterpret_cast<RollCall*>(base_ + kRollCall); }
   Refusal& refusal(std::uint64_t q) const { return refusals()[q & 1]; }
   Refusal& message_refusal() const { return refusals()[2]; }

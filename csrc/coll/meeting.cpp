@@ -26,14 +26,20 @@ void Meeting::begin(const Collective& collective, std::uint64_t number, Deadline
   ++q_;
   number_ = number;
   deadline_ = deadline;
-  signature_ = Signature::of(*c_);
-  shape_ = shape_of(*c_, mesh_.size(), mesh_.domains());
+  // The same call again has the same shape, unless sizes by pair have changed that.
+  const auto signature = Signature::of(*c_);
+  const bool again = signature == signature_ && c_->largest == shape_.largest && !pairwise_;
+  if (!again) {
+    signature_ = signature;
+    shape_ = shape_of(*c_, mesh_.size(), mesh_.domains());
+    small_ = is_one_shot(shape_, mesh_.tuning(), true);
+    measures_ = staged_bytes(shape_) > kBesidePostBytes;
+  }
   cursor_ = 0;
   last_ = odd_rank_ = -1;
   pairwise_ = c_->kind == Kind::all_to_all && c_->in.list;
   equal_parts_.reset();
   complete_ = exposed_ = mapped_ = false;
-  measures_ = staged_bytes(shape_) > kBesidePostBytes;
   in_[mesh_.rank()] = c_->in.base;
   out_[mesh_.rank()] = c_->out.base;
 
@@ -41,7 +47,7 @@ void Meeting::begin(const Collective& collective, std::uint64_t number, Deadline
   Post& post = mesh_.own().post(q_);
   // Lists of both inputs and outputs may have different sizes; then ranks may know different largest blocks.
   const bool same_view = !c_->in.list || !traits(c_->kind).out_per_rank;
-  const bool small = same_view && is_one_shot(shape_, mesh_.tuning(), true);
+  const bool small = same_view && small_;
   if (!small) {
     const bool shows_out = writes_outputs(shape_, mesh_.tuning());
     post.in = own_ref(c_->in);
@@ -54,9 +60,14 @@ void Meeting::begin(const Collective& collective, std::uint64_t number, Deadline
   }
   first_step_made_ = same_view && (small || !mapped_);
   if (first_step_made_) {
-    plan_ = make_plan(shape_, mesh_.tuning(), false);
+    if (!again || !small) choose_plan(false);
     use_own_slot(payload_);
   }
+}
+
+void Meeting::choose_plan(bool mapped) {
+  plan_ = make_plan(shape_, mesh_.tuning(), mapped);
+  ++plans_;
 }
 
 void Meeting::post() {
@@ -176,11 +187,11 @@ void Meeting::agree() {
   OCCL_FAULT_POINT("meet.arrived");
   complete_ = true;
   // A small operation takes one step wherever its tensors lie, so there is nothing to look up.
-  if (!first_step_made_ || pairwise_ || !is_one_shot(shape_, mesh_.tuning(), true)) {
+  if (!first_step_made_ || pairwise_ || !small_) {
     const Mapped mapped = learn_from_posts();
     if (pairwise_) compare_pairs();
     first_step_made_ = first_step_made_ && !pairwise_;  // with sizes by pair the plan is another one
-    plan_ = make_plan(shape_, mesh_.tuning(), mapped.all);
+    choose_plan(mapped.all);
     const bool direct = plan_.path == Path::direct;
     const bool partial_sums = plan_.two_level && traits(c_->kind).reduces;
     complete_ = (direct && !partial_sums) || (first_step_made_ && !mapped.any);

@@ -66,8 +66,12 @@ class Meeting {
   // ---- What the ranks agreed on, for the executor.
 
   const Collective& collective() const { return *c_; }
+  /// How many collectives there have been since the group began; the same on every rank.
+  std::uint64_t collectives() const { return q_; }
   const Shape& shape() const { return shape_; }
   const Plan& plan() const { return plan_; }
+  /// How many plans this group has made; a call like the one before needs no new one.
+  std::uint64_t plans() const { return plans_; }
   /// Whether slots are the staging slots; otherwise they lie beside the posts.
   bool in_staging() const { return in_staging_; }
   /// Whether peers may know where this rank's tensors are.
@@ -85,6 +89,7 @@ class Meeting {
   const std::vector<double>& factors() const { return factors_; }
 
  private:
+  void choose_plan(bool mapped);
   std::uint64_t own_ref(const Blocks& blocks) const;
   void list_sizes() const;
   bool differs(Signature signature);
@@ -107,7 +112,8 @@ class Meeting {
   const Collective* c_ = nullptr;
   Shape shape_;
   Plan plan_;
-  Signature signature_;
+  std::uint64_t plans_ = 0;
+  Signature signature_{~std::uint64_t{0}};  // that of no call
   Deadline deadline_ = Deadline::never();
   std::uint64_t number_ = 0;  // the operation's, for errors
   std::uint64_t q_ = 0;       // collectives since the group began; the same on every rank
@@ -119,6 +125,7 @@ class Meeting {
   bool complete_ = false;
   bool exposed_ = false;
   bool in_staging_ = false;
+  bool small_ = false;     // the shape takes one step wherever the tensors lie
   bool measures_ = false;  // small operations do not pay for looking at the clock
   int odd_rank_ = -1;      // the first rank whose call does not fit, and its signature
   Signature odd_signature_;

@@ -174,7 +174,8 @@ void Mesh::join(const std::vector<Invitation>& invitations, std::vector<std::sha
   tuning_.unasked_bytes = std::min(tuning_.unasked_bytes, kMaxUnaskedBytes);
   tuning_.far_ns = std::min(tuning_.far_ns, kMaxFarNs);
   distances_.emplace(
-      size_, static_cast<Ticks>(tuning_.far_ns / ns_per_tick(endpoint_->first_anchor(), Anchor::now())));
+      size_, cores_for_each(1),
+      static_cast<Ticks>(tuning_.far_ns / ns_per_tick(endpoint_->first_anchor(), Anchor::now())));
   own_.header().joined.store(1, std::memory_order_release);  // pairs with Member::joined
   ring_all();
 }

@@ -12,12 +12,13 @@
 
 namespace occl::coll {
 
-/// How a message of this size is stored where it arrives: past the caches if all places of its bytes, and of
-/// those of one in the other direction, are more than these hold. `direct`: from buffer to buffer, so two
-/// places; else there is a ring between them.
+/// How a message of this size is stored where it arrives. `direct`: from buffer to buffer. It passes the
+/// caches if its two places, and those of a message in the other direction, are more than these hold. One
+/// that goes through a ring does from a third of that size on: then it arrives sooner, and a receiver that
+/// reads all of it has read it no later (docs/decisions.md).
 inline kernels::Store message_store(std::size_t bytes, bool direct, const Tuning& tuning) {
-  return 2 * (direct ? 2 : 3) * bytes >= tuning.streaming_bytes ? kernels::Store::streaming
-                                                                : kernels::Store::cached;
+  return (direct ? 4 : 12) * bytes >= tuning.streaming_bytes ? kernels::Store::streaming
+                                                             : kernels::Store::cached;
 }
 
 struct Pieces {

@@ -42,7 +42,7 @@ bool Pipe::write(const Envelope& e, const std::byte* payload) {
   OCCL_FAULT_POINT("message.write");
   const std::uint16_t cell = in_cell ? cells_.take() : 0;
   if (in_cell)
-    std::memcpy(cells_.at(cell), payload, e.bytes);
+    copying(kernels::Store::cached)(cells_.at(cell), payload, e.bytes);
   else if (!inside)
     put({payload, e.bytes});
   OCCL_FAULT_POINT("message.publish");

@@ -120,6 +120,7 @@ enum class Where : std::uint8_t {
   // Only in two levels:
   partial,  // its slot of sums over some of the ranks
 };
+constexpr bool is_staged(Where where) { return where != Where::tensor && where != Where::output; }
 
 /// Ranks first, first + 1, ... (count of them), leaving out `except`; the same block of each.
 /// A small aggregate, because every call makes some.

@@ -286,7 +286,7 @@ TEST("a rank killed at each step: the others name it and work on without it") {
       faults.push_back({size, 1, Strike::kill, name, 1 + static_cast<int>(random() % count), seed});
       ++seed;
     }
-  run_all(faults, 1, tally);
+  run_all(faults, 4, tally);
   tally.print("killed at each step");
 }
 

@@ -20,6 +20,8 @@ using kernels::Store;
 
 namespace {
 
+constexpr Store kStores[] = {Store::cached, Store::delivered, Store::first_streaming, Store::streaming};
+
 template <class T>
 T reduce_one(DType dtype, ReduceOp op, std::vector<T> in, std::vector<double> factors = {}) {
   T out{};
@@ -324,7 +326,7 @@ TEST("copies are exact, wherever they lie, and write nothing else") {
   for (const std::size_t count : kCounts)
     for (std::size_t offset = 0; offset < 64; offset += 5)
       for (std::size_t m = 1; m <= kMostDsts; ++m)
-        for (const Store store : {Store::cached, Store::first_streaming, Store::streaming}) {
+        for (const Store store : kStores) {
           const auto check = [&](auto copy) {
             std::vector<void*> dsts;
             for (std::size_t j = 0; j < m; ++j)
@@ -338,15 +340,31 @@ TEST("copies are exact, wherever they lie, and write nothing else") {
           check([&](auto& dsts, const void* src) { kernels::copy(dsts, src, count, store); });
           for (const Kernels* isa : kernels::available())
             check([&](auto& dsts, const void* src) {
-              isa->copy({dsts.data(), m, &src, 1, count, nullptr, static_cast<std::size_t>(store)});
+              const std::size_t past_caches = store == Store::streaming ? m : store == Store::first_streaming;
+              isa->copy({dsts.data(), m, &src, 1, count, nullptr, past_caches});
             });
         }
+}
+
+TEST("copies are exact where the destination lies a few bytes further into its page than the source") {
+  constexpr std::size_t kPage = 4096, kBytes = 5000;
+  std::vector<unsigned char> memory(5 * kPage);
+  unsigned char* const source = memory.data() + (-reinterpret_cast<std::uintptr_t>(memory.data())) % kPage;
+  for (std::size_t i = 0; i < kBytes; ++i) source[i] = static_cast<unsigned char>(i * 7 + i / 256);
+  for (std::size_t behind = 0; behind <= 64; ++behind)
+    for (const Store store : kStores) {
+      unsigned char* const to = source + 2 * kPage + behind;
+      std::memset(to - 1, 0, kBytes + 2);
+      void* const dsts[] = {to};
+      kernels::copy(dsts, source, kBytes, store);
+      CHECK(std::memcmp(to, source, kBytes) == 0 && to[-1] == 0 && to[kBytes] == 0, behind);
+    }
 }
 
 TEST("a copy onto itself leaves the bytes") {
   std::vector<unsigned char> data(1000, 3), other(1000);
   std::vector<void*> dsts{data.data(), other.data()};
-  for (const Store store : {Store::cached, Store::first_streaming, Store::streaming}) {
+  for (const Store store : kStores) {
     kernels::copy({dsts.data(), 1}, data.data(), data.size(), store);
     kernels::copy(dsts, data.data(), data.size(), store);
     CHECK(data == std::vector<unsigned char>(1000, 3) && other == data);
