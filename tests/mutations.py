@@ -51,6 +51,8 @@ WHOLE = (
 MESSAGES = ("explore/test_interleavings:message", "plain/test_messenger", "tsan/test_messenger")
 PLANS = ("plain/test_plan",)
 DOMAINS = ("plain/test_domains", "tsan/test_domains")
+DISTANCES = ("plain/test_distances",)
+LETTING_BY = ("plain/test_letting_by",)
 BROKEN = ("plain/test_broken_peer",)
 HOSTILE = ("plain/test_hostile",)
 ENDPOINT = ("plain/test_endpoint",)
@@ -114,10 +116,21 @@ MUTATIONS = [
     Mutation("the reader looks for an exchanged contribution where it lay before", "coll/executor.cpp", "block = static_cast<std::uint32_t>(std::exchange(rank, reader));", "rank = reader;", ("plain/test_group:exchange places",)),
     Mutation("all_gather delivers no own block", "coll/plan.cpp", "    if (keeps_own_block(s, rank)) m.also = Where::output;\n", "", PLANS),
     Mutation("the root of a gather leaves out its own block", "coll/plan.cpp", "? keeps_own_block(s, rank) : ranged", "? 0 : ranged", PLANS),
-    Mutation("an interruption makes a rank far", "coll/distances.h", "std::min(took, 2 * limit_)", "took", ("plain/test_distances",)),
-    Mutation("a look that found something counts as one in vain", "coll/distances.h", "in_vain_ = found ? -1 : rank;", "in_vain_ = rank;", ("plain/test_distances",)),
-    Mutation("any bytes go past the caches to a far rank", "coll/distances.h", "bytes >= kLeastBytes && far(rank)", "bytes > 0 && far(rank)", ("plain/test_distances",)),
-    Mutation("one far rank is enough", "coll/distances.h", "2 * far_ > static_cast<int>(average_.size()) - 1", "far_ > 0", ("plain/test_distances",)),
+    Mutation("an interruption makes a rank far", "coll/distances.h", "std::min(took, 2 * limit_)", "took", DISTANCES),
+    Mutation("a look that found something counts as one in vain", "coll/distances.h", "in_vain_ = found ? -1 : rank;", "in_vain_ = rank;", DISTANCES),
+    Mutation("a look long after one in vain is measured", "coll/distances.h", "before - at_ < kJustBefore * distances.limit_", "true", DISTANCES),
+    Mutation("each rank has its own distance on shared cores", "coll/distances.h", "lines_(core_for_each ? size : 1)", "lines_(size)", DISTANCES),
+    Mutation("any bytes go past the caches to a far rank", "coll/distances.h", "bytes >= kLeastBytes && far(rank)", "bytes > 0 && far(rank)", DISTANCES),
+    Mutation("one far rank is enough", "coll/distances.h", "2 * far_ > static_cast<int>(lines_.size()) - 1", "far_ > 0", DISTANCES),
+    # Letting others by, and what is kept for the same call again.
+    Mutation("a rank never lets others by", "coll/executor.cpp", "if (lets_by()) return Outcome::blocked;", "", LETTING_BY),
+    Mutation("a rank that has attended lets others by", "coll/executor.cpp", " || attends(mesh_.rank())) return", ") return", LETTING_BY),
+    Mutation("one of four ranks is let by", "coll/executor.cpp", "2 * attending >= mesh_.size()", "attending > 0", LETTING_BY),
+    Mutation("ranks that have made their moves are let by", "coll/executor.cpp", "tick_of(i) <= tick_;", "true;", LETTING_BY),
+    Mutation("small operations let others by", "coll/executor.cpp", "footprint(meeting_.shape()) >= mesh_.size() * kSliceBytes;", "true;", LETTING_BY),
+    Mutation("the rank that is let by is not named", "coll/executor.cpp", "tick_of(i) < tick_ + letting", "tick_of(i) < tick_", LETTING_BY),
+    Mutation("a plan serves calls of another size", "coll/meeting.cpp", "signature == signature_ && c_->largest", "c_->largest", ("plain/test_group:2 ranks",)),
+    Mutation("the moves of another plan are made", "coll/executor.cpp", "of_step.plan != meeting_.plans() || ", "", ("plain/test_group:2 ranks",)),
     # Both ends of a message.
     Mutation("a piece is claimed with release", "shm/two_ends.h", f"own_->store(job_ + taken_ + 1, {SEQ})", f"own_->store(job_ + taken_ + 1, {RELEASE})", ENDS),
     Mutation("claims are looked at with acquire", "shm/two_ends.h", f"other_->load({SEQ})", f"other_->load({ACQUIRE})", ENDS),
@@ -161,7 +174,7 @@ MUTATIONS = [
     Mutation("equal parts that differ are no mistake", "coll/meeting.cpp", "return *equal_parts_ != signature;", "return false;", ("plain/test_group:do not list",)),
     Mutation("the first step beside lists is kept", "coll/meeting.cpp", "first_step_made_ && !pairwise_;", "first_step_made_;", ("plain/test_group:equal parts",)),
     Mutation("slots of mixed ranks are located too early", "coll/meeting.cpp", "complete_ = (direct && !partial_sums) || (first_step_made_ && !mapped.any);", "complete_ = true;", WHOLE),
-    Mutation("a rank that took one step does not look for ranks that hope for none", "coll/meeting.cpp", "!is_one_shot(shape_, mesh_.tuning(), true)) {", "!is_one_shot(shape_, mesh_.tuning(), false)) {", ("plain/test_group:2 ranks",)),
+    Mutation("a rank that took one step does not look for ranks that hope for none", "coll/meeting.cpp", "|| !small_) {", "|| !is_one_shot(shape_, mesh_.tuning(), false)) {", ("plain/test_group:2 ranks",)),
     Mutation("only one rank's cores count", "coll/mesh.cpp", "bits |= it.cores[word]", "bits = it.cores[word]", ("plain/test_group:bound",)),
     # Messages.
     Mutation("a ring is announced with relaxed", "coll/pipe.cpp", f"line.ring.store(ring.offset, {RELEASE})", f"line.ring.store(ring.offset, {RELAXED})", ("tsan/test_messenger",)),
@@ -271,6 +284,8 @@ MUTATIONS = [
     Mutation("pairs of an all_to_all are not compared", "hosts/group.cpp", "if (count != static_cast<std::int64_t>(compare->expected))", "if (false)", ("plain/test_hosts:pairs do not fit",)),
     Mutation("other nodes are not told of an end", "hosts/group.cpp", "  send_news(News::ended,", "  if (leads()) return;\n  send_news(News::ended,", ("plain/test_hosts:an abort on one rank",)),
     Mutation("other nodes are not told that a rank leaves", "hosts/group.cpp", "  send_news(News::left, \"\");\n", "", ("plain/test_hosts:has left",)),
+    Mutation("a rank leaves although a note has not arrived", "hosts/group.cpp", "send(to, stream, of_leaders_->front().bytes(), bytes, of_leaders_),\n                 op_->deadline());", "send(to, stream, of_leaders_->front().bytes(), bytes, of_leaders_),\n                 Deadline::after(std::chrono::seconds(0)));", ("plain/test_hosts:the other nodes have its note",)),
+    Mutation("a rank leaves although a message has not arrived", "hosts/messenger.cpp", "Stream::envelopes, envelope, until);", "Stream::envelopes, envelope, Deadline::after(std::chrono::seconds(0)));", ("plain/test_hosts:a small message has been received",)),
     Mutation("a receive from any rank is taken twice", "hosts/messenger.cpp", "!node_.withdraw(it->nested->operation)", "false", ("plain/test_hosts:from any rank",)),
     Mutation("a message between nodes is not compared", "hosts/messenger.cpp", "  if (!answer->good) {\n    op.set_error", "  if (false) {\n    op.set_error", ("plain/test_hosts:does not fit its receive",)),
     Mutation("letters after the last one of an attempt are read", "hosts/talks.cpp", "while (!made_) {", "for (;;) {", ("plain/test_hosts_subgroup:side by side",)),

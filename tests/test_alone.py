@@ -78,6 +78,7 @@ ACCELERATE = (
 """Accelerate's state, as this process would have it; tests/ecosystem asks Accelerate itself."""
 
 
+@pytest.mark.full
 def test_a_rank_whose_models_accelerate_does_not_wrap_warns(tmp_path):
     shown = in_a_group_of_two(ACCELERATE.format(state="{'distributed_type': 'DistributedType.NO'}"), tmp_path)
     assert shown.count(f"{WARNING}Accelerate has no kind of training for the process group") == 1, shown

@@ -41,12 +41,13 @@ def alone():
     dist.destroy_process_group()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("ranks", "names", "sizes"),
     [
         (2, list(CONTENDERS), {"4": 4, "1M": 1 << 20}),
-        pytest.param(2, ["gloo", "floor"], {"4K": 4 << 10}, marks=pytest.mark.full),
-        pytest.param(3, list(CONTENDERS), {"64K": 64 << 10}, marks=pytest.mark.full),
+        (2, ["gloo", "floor"], {"4K": 4 << 10}),
+        (3, list(CONTENDERS), {"64K": 64 << 10}),
     ],
 )
 def test_every_operation_is_measured_with_every_contender(ranks, names, sizes, tmp_path):

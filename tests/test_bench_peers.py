@@ -113,6 +113,19 @@ def test_the_core_and_the_roofline_are_measured_in_turns_with_the_others(ranks, 
     assert picture.exists() == bool(importlib.util.find_spec("matplotlib"))
 
 
+@needs_compiler
+@needs_objects
+@pytest.mark.full
+def test_operations_that_no_contender_has_are_left_out(tmp_path):
+    file = tmp_path / "results.json"
+    command = ["-m", "benchmarks.peers", "--contenders", "core-cpu", "--ops", "all_gather", "barrier"]
+    command += ["--sizes", "4", "--seconds", "0.2", "--json", str(file)]
+    shown = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=TIMEOUT)
+    assert shown.returncode == 0, shown.stderr
+    assert {row["operation"] for row in json.loads(file.read_text())["results"]} == {"barrier"}
+    assert "all_gather" not in shown.stdout
+
+
 def on_both(connections, call):
     """What ``call`` gives or raises for each of the connections, at the same time."""
     with ThreadPoolExecutor(len(connections)) as pool:

@@ -252,6 +252,7 @@ def test_the_options_are_only_there_where_the_suite_is_asked_for(pytester, monke
     pytester.run(*command, timeout=100).assert_outcomes(passed=1)
 
 
+@pytest.mark.full
 def test_the_suite_makes_no_device_of_its_own(tmp_path):
     """Another vendor's has the only place for a PrivateUse1 device: neither in pytest nor in the ranks."""
     (tmp_path / "vendor.py").write_text(
@@ -301,6 +302,7 @@ BROKEN = {
 """Cases of the broken backend, with the verdict and what its text says."""
 
 
+@pytest.mark.full
 def test_each_defect_of_a_broken_backend_gets_its_verdict(tmp_path):
     (tmp_path / "broken.toml").write_text(
         'import = ["tests.support.broken_backend"]\nnot_supported = ["reduce", "all_reduce float32"]\n'

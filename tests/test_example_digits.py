@@ -16,7 +16,6 @@ import torch.multiprocessing as mp
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "ddp_digits.py"
 KINDS = ["occl:dev", "occl:cpu", "gloo:cpu"]
-OTHER_KINDS = [pytest.param(kind, marks=pytest.mark.full) for kind in KINDS[1:]]
 TIMEOUT = 300
 """Seconds after which a run counts as hanging."""
 
@@ -51,7 +50,8 @@ def reference(tmp_path_factory) -> dict:
     return train("gloo:cpu", 1, tmp_path_factory.mktemp("reference") / "one.json", "--epochs", "2")
 
 
-@pytest.mark.parametrize("kind", [KINDS[0], *OTHER_KINDS])
+@pytest.mark.full
+@pytest.mark.parametrize("kind", KINDS)
 def test_two_ranks_reach_97_percent_and_have_the_losses_of_one(kind, reference, tmp_path):
     results = train(kind, 2, tmp_path / "two.json")
     assert results["accuracy"] >= 0.97

@@ -194,6 +194,7 @@ def other_device(tmp_path_factory) -> Path:
     return folder / "other.so"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("order", ["before", "after"])
 def test_another_packages_timer_neither_ends_the_process_nor_is_lost(installed, other_device, order):
     load = f"import ctypes; ctypes.CDLL({str(other_device)!r})\n"
@@ -221,6 +222,7 @@ print(torch._C._get_privateuse1_backend_name(), hasattr(torch, "dev"), torch.Ten
     )
 
 
+@pytest.mark.full
 def test_a_device_of_another_package_comes_after_groups_on_cpu_tensors(installed, other_device):
     code = (
         OCCL_FOR_THE_CPU

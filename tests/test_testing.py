@@ -15,6 +15,8 @@ import pytest
 
 from tests.support.interpreter import PACKAGE
 
+pytestmark = pytest.mark.full
+
 SAMPLE = Path(__file__).parent / "support" / "ranks_sample.py"
 
 CONFTEST = """

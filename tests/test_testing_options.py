@@ -75,6 +75,7 @@ def test_an_installed_plugin_imports_no_torch_and_makes_no_device(pytester, monk
     pytester.run(*command).assert_outcomes(passed=3)
 
 
+@pytest.mark.full
 def test_output_is_shown_live_with_the_rank_before_it(run, pytester):
     pytester.makepyfile(
         """
@@ -139,6 +140,7 @@ def test_xdist_runs_ranks_in_each_of_its_processes(run, pytester):
     result.stderr.fnmatch_lines(["ERROR: --ranks-pdb needs the terminal*add -n0"])
 
 
+@pytest.mark.full
 def test_coverage_counts_what_only_ranks_run(run, pytester):
     pytest.importorskip("pytest_cov")
     pytester.makepyfile(
@@ -175,6 +177,7 @@ def test_stops(rank):
 """
 
 
+@pytest.mark.full
 def test_one_rank_gets_the_terminal(run, pytester):
     """At its breakpoint, and where it fails; the others pass by, and the limit does not count."""
     pytester.makepyfile(BREAKPOINT)

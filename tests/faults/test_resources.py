@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import gc
 import os
@@ -192,9 +193,13 @@ def test_without_a_thread_in_the_background_operations_fail_on_all_ranks(pool, d
 
 
 def held() -> dict[str, int]:
-    """Descriptors, threads, mappings, and memory in KiB: of this process, and of its shared regions."""
-    status = dict(re.findall(r"^(\w+):\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE))
+    """Descriptors, threads, mappings, and memory in KiB: of this process, and of its shared regions.
+
+    malloc keeps freed tensors for later, now one and now three of them: it returns them first.
+    """
     gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    status = dict(re.findall(r"^(\w+):\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE))
     return {
         "descriptors": len(os.listdir("/proc/self/fd")),
         "threads": len(os.listdir("/proc/self/task")),
@@ -255,7 +260,7 @@ def test_groups_made_and_destroyed_leave_nothing(pool, groups, device):
         )
     # 512 bytes of each group are kept for ever: its header, which peers may look at whenever they like. A
     # rank has mapped its own and its peer's. And the 400 KB of a group may lie on pages not touched before.
-    assert_flat(results, kib=1024 + groups // 2, shared_kib=1024 + groups // 2 + groups // 16)
+    assert_flat(results, kib=256 + groups // 2, shared_kib=1024 + groups // 2 + groups // 16)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -263,4 +268,4 @@ def test_groups_made_and_destroyed_leave_nothing(pool, groups, device):
 def test_operations_leave_nothing(pool, operations, device):
     with pool.fresh(2) as team:
         results = team.join().run(operations_again_and_again, device, operations=operations, limit=3600.0)
-    assert_flat(results, kib=1024, shared_kib=256)
+    assert_flat(results, kib=256, shared_kib=256)

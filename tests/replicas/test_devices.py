@@ -8,6 +8,7 @@ import time
 import pytest
 import torch
 
+from tests.support.threads import thread_names
 from torch_occl import _C
 from torch_occl.replicas import DeviceManager, ReplicaError
 
@@ -21,6 +22,17 @@ def test_devices_and_streams():
         assert [stream.device_index for stream in manager.streams] == [3, 1, 0]
         assert all(stream.stream_id != 0 for stream in manager.streams)
         assert repr(manager) == "DeviceManager(dev:3, dev:1, dev:0)"
+
+
+def make_replicas(rank, n, device):
+    assert not any("autograd" in name for name in thread_names())
+    with DeviceManager([0, 1]):
+        assert any("autograd" in name for name in thread_names())
+
+
+def test_replicas_of_a_forked_process_find_autograds_engine(pool):
+    with pool.fresh(1) as team:
+        team.run(make_replicas)
 
 
 def test_replicas_meet():

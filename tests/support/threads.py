@@ -1,12 +1,18 @@
-"""The threads with which PyTorch computes."""
+"""The threads of this process, and those with which PyTorch computes."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
+
+
+def thread_names() -> set[str]:
+    """As the kernel knows them: "pt_autograd_0" is autograd's for device 0."""
+    return {task.read_text().strip() for task in Path("/proc/self/task").glob("*/comm")}
 
 
 @contextlib.contextmanager

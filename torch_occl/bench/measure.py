@@ -4,7 +4,8 @@ Every timed call works on data of its own, written before the section: a timed s
 several buffers, and after it all results are compared with the right ones. Small calls get many buffers, so
 that the clock and the start weigh little; large calls get one. Writing and checking much data drives the code
 out of the caches, so an untimed call of one element precedes each timed section. The contenders take turns,
-in rotating order, so that a slow moment of the machine affects all alike.
+in rotating order, so that a slow moment of the machine affects all alike. The fastest of some rounds that
+only warm up says how many calls a section has: a slow one would give its contender fewer calls than others.
 """
 
 import os
@@ -31,6 +32,8 @@ LONG_ENOUGH = 1e-3
 CROWDED_BUFFERS, CROWDED_SECONDS = 8, 50
 """Factors for the two numbers above if there are more ranks than cores: ranks then leave the gate some time
 slices of the scheduler apart, which must be little beside the section."""
+WARM_UPS = 3
+"""Rounds before those that count."""
 FEWEST_ROUNDS, MOST_ROUNDS = 3, 300
 MOST_ROUNDS_WITH_PEERS = 100
 """With many contenders, to leave time for the large sizes."""
@@ -235,7 +238,7 @@ def measure(
     most_rounds = MOST_ROUNDS if len(arenas) < 6 else MOST_ROUNDS_WITH_PEERS
 
     started = time.perf_counter()
-    for number in range(most_rounds + 1):
+    for number in range(WARM_UPS + most_rounds):
         round_ = Round(operation, data, number)
         took = {}
         for turn in range(len(arenas)):
@@ -244,10 +247,12 @@ def measure(
             took[arena.name] = arena.run(gate, round_, calls) / calls / operation.steps
         *times, elapsed = slowest([*(took[name] for name in samples), time.perf_counter() - started])
         for sample, seconds in zip(samples.values(), times, strict=True):
-            if number == 0:  # only warms up, and tells how many calls are enough
-                sample.calls = min(max(int(long_enough / operation.steps / seconds), 1), most)
-            else:
-                sample.seconds.append(seconds)
-        if number >= FEWEST_ROUNDS and elapsed > budget:
+            sample.seconds.append(seconds)
+            if number < WARM_UPS:
+                enough = int(long_enough / operation.steps / min(sample.seconds))
+                sample.calls = min(max(enough, 1), most)
+        if number >= WARM_UPS + FEWEST_ROUNDS - 1 and elapsed > budget:
             break
+    for sample in samples.values():
+        del sample.seconds[:WARM_UPS]
     return list(samples.values())

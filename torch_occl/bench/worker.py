@@ -71,6 +71,6 @@ def measure_all(
         dist.broadcast(left, 0)
         line = with_roofline([summarize(s) for s in measure(operation, size, contestants, gate, left.item())])
         measured.extend(line)
-        if rank == 0:
+        if rank == 0 and line:  # else no contender has this operation
             print(table.line(line), flush=True)
     return measured

@@ -35,6 +35,16 @@ def _begin(device: torch.device, stream: dev.Stream) -> None:
     dev.set_stream(stream)
 
 
+def _make_autograd_engine() -> None:
+    """Has PyTorch make the engine of this process now.
+
+    A forked process makes it in its first backward pass, without a lock (torch 2.13): if replicas ran the
+    first ones at the same time, one would replace the engine that another has begun to use.
+    """
+    with torch.inference_mode(False), torch.enable_grad():
+        torch.zeros((), requires_grad=True).backward()
+
+
 class _Worker:
     """One device: a thread that computes on it, with a side stream of the device current."""
 
@@ -80,6 +90,7 @@ class DeviceManager:
     """
 
     def __init__(self, devices: Sequence[Device] | None = None) -> None:
+        _make_autograd_engine()
         indices = range(dev.device_count()) if devices is None else map(device_index, devices)
         self._start([_Worker(index) for index in _distinct(list(indices))], owner=True)
 
