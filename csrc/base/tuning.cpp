@@ -2,6 +2,11 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 #include "base/error.h"
 
@@ -49,6 +54,21 @@ std::uint32_t ring_bytes_by_ranks(int ranks) {
   constexpr std::uint32_t kSmall = 256 << 10, kLarge = 2 << 20, kOfARank = 8 << 20;
   return std::clamp(std::bit_floor(kOfARank / static_cast<std::uint32_t>(std::max(ranks - 1, 1))), kSmall,
                     kLarge);
+}
+
+std::uint32_t far_ns_by_processor() {
+#if defined(__x86_64__)
+  constexpr std::string_view kAmd = "AuthenticAMD";
+  struct Vendor {  // in the order in which the registers spell it
+    unsigned b, d, c;
+  } vendor{};
+  static_assert(sizeof(vendor) == kAmd.size());
+  unsigned highest = 0;
+  if (__get_cpuid(0, &highest, &vendor.b, &vendor.c, &vendor.d) &&
+      std::memcmp(&vendor, kAmd.data(), kAmd.size()) == 0)
+    return 100;
+#endif
+  return kMaxFarNs;
 }
 
 void set(Tuning& tuning, std::string_view name, std::uint64_t number) {

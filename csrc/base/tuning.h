@@ -18,6 +18,11 @@ inline constexpr std::uint32_t kDirectBytes = 4 << 10;
 std::uint32_t slot_bytes_by_cores(int ranks, bool core_for_each);
 /// What ring_bytes is then: 2 MiB for up to five ranks, and less for more, down to 256 KiB.
 std::uint32_t ring_bytes_by_ranks(int ranks);
+/// A number that depends on the processor.
+inline constexpr std::uint32_t kByProcessor = ~std::uint32_t{0};
+/// What far_ns is then: 100 on processors of AMD, kMaxFarNs on others. Cores of AMD that share no cache pass
+/// lines on at a quarter of the speed of memory; those of an Intel Xeon, at 1.5 times that speed.
+std::uint32_t far_ns_by_processor();
 
 struct Tuning {
   /// Largest contribution per rank for the one-step path: every rank shows its contribution when it posts,
@@ -47,8 +52,8 @@ struct Tuning {
   /// From this size, a message between buffers that both ranks have mapped is copied by both of them.
   std::uint64_t both_ends_bytes = 128 << 10;
   /// Nanoseconds. If a cache line takes at least that long to come from a peer's core, this rank stores what
-  /// the peer reads past the caches (coll/distances.h). 0: always.
-  std::uint32_t far_ns = 100;
+  /// the peer reads past the caches (coll/distances.h). 0: always; kMaxFarNs: never.
+  std::uint32_t far_ns = kByProcessor;
 };
 
 /// Limits of a group's memory layout, which tuning may not exceed.

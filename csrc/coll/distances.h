@@ -1,7 +1,7 @@
-// How far the other ranks' cores are: the time in which a cache line comes from another core's cache. Where
-// cores share a cache that is less than memory takes. Between sockets, or between the groups of cores of one
-// processor, it is more, and a core that reads what another has just written gets a quarter of what memory
-// would give. So data for a rank that is far are stored past the caches (docs/decisions.md).
+// How far the other ranks' cores are: the time in which a cache line comes from another core's cache. On
+// processors of AMD, cores that share a cache pass lines on faster than memory. Between their groups of cores
+// it takes longer, and a core that reads what another has just written gets a quarter of what memory would
+// give. So data for a rank that is far are stored past the caches (docs/decisions.md).
 //
 // It is measured while the group works, because processes move from core to core: at a look that found
 // something new where this rank had looked in vain just before. Then the line was written a moment ago, and
@@ -18,6 +18,9 @@ namespace occl::coll {
 
 class Distances {
  public:
+  /// The limit with which no rank is far, and nothing is measured.
+  static constexpr Ticks kNever = ~Ticks{0};
+
   /// Ranks are far if lines take at least `limit`. Ranks that take turns on the same cores are all as far as
   /// these are: `core_for_each` is false.
   Distances(int size, bool core_for_each, Ticks limit)
@@ -52,6 +55,7 @@ class Distances {
     /// look at the clock.
     template <class F>
     bool found(Distances& distances, int rank, bool measures, F&& look) {
+      measures &= distances.limit_ != kNever;
       const Ticks before = measures ? ticks_now() : 0;
       const bool found = look();
       if (found && measures && in_vain_ == rank && before - at_ < kJustBefore * distances.limit_)

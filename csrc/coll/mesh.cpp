@@ -172,10 +172,11 @@ void Mesh::join(const std::vector<Invitation>& invitations, std::vector<std::sha
   tuning_.ring_bytes = std::clamp(std::bit_floor(tuning_.ring_bytes), kLeastRingBytes, kMaxRingBytes);
   tuning_.eager_bytes = std::min(tuning_.eager_bytes, kMaxEagerBytes);
   tuning_.unasked_bytes = std::min(tuning_.unasked_bytes, kMaxUnaskedBytes);
+  if (tuning_.far_ns == kByProcessor) tuning_.far_ns = far_ns_by_processor();
   tuning_.far_ns = std::min(tuning_.far_ns, kMaxFarNs);
-  distances_.emplace(
-      size_, cores_for_each(1),
-      static_cast<Ticks>(tuning_.far_ns / ns_per_tick(endpoint_->first_anchor(), Anchor::now())));
+  const double far_ticks = tuning_.far_ns / ns_per_tick(endpoint_->first_anchor(), Anchor::now());
+  distances_.emplace(size_, cores_for_each(1),
+                     tuning_.far_ns < kMaxFarNs ? static_cast<Ticks>(far_ticks) : Distances::kNever);
   own_.header().joined.store(1, std::memory_order_release);  // pairs with Member::joined
   ring_all();
 }

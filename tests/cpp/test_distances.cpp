@@ -51,6 +51,12 @@ TEST("ranks that take turns on the same cores are all as far") {
   CHECK(!distances.far(3) && !distances.mostly_far());
 }
 
+TEST("with the limit kNever no rank is far") {
+  Distances distances(2, true, Distances::kNever);
+  add(distances, 1, 1'000'000'000, 100);
+  CHECK(!distances.far(1) && !distances.mostly_far());
+}
+
 TEST("with the limit 0 all ranks are far from the beginning") {
   Distances distances(2, true, 0);
   CHECK(distances.far(1) && distances.mostly_far());
