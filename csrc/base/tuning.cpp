@@ -2,13 +2,9 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
-
-#if defined(__x86_64__)
-#include <cpuid.h>
-#endif
 
 #include "base/error.h"
+#include "base/processor.h"
 
 namespace occl {
 namespace {
@@ -56,20 +52,7 @@ std::uint32_t ring_bytes_by_ranks(int ranks) {
                     kLarge);
 }
 
-std::uint32_t far_ns_by_processor() {
-#if defined(__x86_64__)
-  constexpr std::string_view kAmd = "AuthenticAMD";
-  struct Vendor {  // in the order in which the registers spell it
-    unsigned b, d, c;
-  } vendor{};
-  static_assert(sizeof(vendor) == kAmd.size());
-  unsigned highest = 0;
-  if (__get_cpuid(0, &highest, &vendor.b, &vendor.c, &vendor.d) &&
-      std::memcmp(&vendor, kAmd.data(), kAmd.size()) == 0)
-    return 100;
-#endif
-  return kMaxFarNs;
-}
+std::uint32_t far_ns_by_processor() { return is_amd() ? 100 : kMaxFarNs; }
 
 void set(Tuning& tuning, std::string_view name, std::uint64_t number) {
   for (const Name& it : kNames)

@@ -68,6 +68,9 @@ void Meeting::begin(const Collective& collective, std::uint64_t number, Deadline
 void Meeting::choose_plan(bool mapped) {
   plan_ = make_plan(shape_, mesh_.tuning(), mapped);
   ++plans_;
+  const std::size_t beside = plan_.exchanges && shape_.size == 2 ? kBesidePostOfTwo : kBesidePostBytes;
+  in_staging_ = plan_.path != Path::one_shot || staged_bytes(shape_) > beside;
+  only_root_stages_ = traits(c_->kind).in_root_only && plan_.path != Path::direct && !plan_.two_level;
 }
 
 void Meeting::post() {
@@ -188,13 +191,14 @@ void Meeting::agree() {
   complete_ = true;
   // A small operation takes one step wherever its tensors lie, so there is nothing to look up.
   if (!first_step_made_ || pairwise_ || !small_) {
-    const Mapped mapped = learn_from_posts();
+    const bool mapped = learn_from_posts();
     if (pairwise_) compare_pairs();
-    first_step_made_ = first_step_made_ && !pairwise_;  // with sizes by pair the plan is another one
-    choose_plan(mapped.all);
+    choose_plan(mapped);
+    // With sizes by pair the plan is another one than before. A rank that stages nothing has made that step.
+    first_step_made_ = (first_step_made_ && !pairwise_) || !stages(mesh_.rank());
     const bool direct = plan_.path == Path::direct;
     const bool partial_sums = plan_.two_level && traits(c_->kind).reduces;
-    complete_ = (direct && !partial_sums) || (first_step_made_ && !mapped.any);
+    complete_ = (direct && !partial_sums) || (!pairwise_ && all_have_staged());
     if (direct) locate_tensors();
     if (!complete_) use_own_slot(mesh_.own().post(q_).payload);
   }
@@ -204,17 +208,17 @@ void Meeting::agree() {
       factors_[i] = i == mesh_.rank() ? c_->factor : mesh_.member(i).block.post(q_).factor;
 }
 
-/// Finds out whether tensors are mapped, and the largest block if ranks may know different ones.
-Meeting::Mapped Meeting::learn_from_posts() {
-  Mapped mapped{mapped_, mapped_};
+/// Returns whether the tensors of all ranks are mapped. Finds out the largest block if ranks may know
+/// different ones.
+bool Meeting::learn_from_posts() {
+  bool mapped = mapped_;
   for (int i = 0; i < mesh_.size(); ++i) {
     if (i == mesh_.rank()) continue;
     const Post& post = mesh_.member(i).block.post(q_);
     const auto even = Signature{post.signature}.even();
     if (pairwise_ && (even || signature_.even()))
-      mapped.all = false;  // a rank without sizes may not have posted where its tensors are
-    mapped.all &= post.mapped != 0;
-    mapped.any |= post.mapped != 0;
+      mapped = false;  // a rank without sizes may not have posted where its tensors are
+    mapped &= post.mapped != 0;
     // Otherwise signatures are equal, so this rank's own largest block is that of all ranks.
     if (!pairwise_) continue;
     const std::uint64_t largest = even ? *even : post.largest;
@@ -226,13 +230,22 @@ Meeting::Mapped Meeting::learn_from_posts() {
   return mapped;
 }
 
+/// Whether all ranks that have something to stage had done so when they posted. Those whose tensors are
+/// mapped had not, because they did not know that those of others are not.
+bool Meeting::all_have_staged() const {
+  for (int i = 0; i < mesh_.size(); ++i) {
+    const bool mapped = i == mesh_.rank() ? mapped_ : mesh_.member(i).block.post(q_).mapped != 0;
+    if (mapped && stages(i)) return false;
+  }
+  return true;
+}
+
 // ---- locating
 
 /// Where this rank stages: in its post (`small`) or beside it what is small and takes one step, else in its
 /// staging areas, which peers are told of.
 void Meeting::use_own_slot(Payload& small) {
-  const std::size_t beside = plan_.exchanges && shape_.size == 2 ? kBesidePostOfTwo : kBesidePostBytes;
-  in_staging_ = plan_.path != Path::one_shot || staged_bytes(shape_) > beside;
+  if (!stages(mesh_.rank())) return;
   if (in_staging_) {
     areas_[mesh_.rank()] = mesh_.staging();
     mesh_.own().post(q_).staging = mesh_.staging_ref();
@@ -244,7 +257,7 @@ void Meeting::use_own_slot(Payload& small) {
 void Meeting::locate_slots() {
   const std::size_t bytes = mesh_.areas_bytes();
   for (int i = 0; i < mesh_.size(); ++i) {
-    if (i == mesh_.rank()) continue;
+    if (i == mesh_.rank() || !stages(i)) continue;
     const SharedBlock& block = mesh_.member(i).block;
     if (!in_staging_)
       slots_[i] = slot_beside_post(block, block.post(q_).payload);

@@ -94,10 +94,10 @@ class Meeting {
   void list_sizes() const;
   bool differs(Signature signature);
   std::string called(int rank, Signature signature) const;
-  struct Mapped {
-    bool all, any;  // of the ranks' tensors
-  };
-  Mapped learn_from_posts();
+  bool learn_from_posts();
+  /// Whether others may read from slots of that rank.
+  bool stages(int rank) const { return !only_root_stages_ || rank == c_->root; }
+  bool all_have_staged() const;
   void compare_pairs() const;
   using Payload = std::array<std::byte, kInlineBytes>;
   void use_own_slot(Payload& small);
@@ -125,6 +125,7 @@ class Meeting {
   bool complete_ = false;
   bool exposed_ = false;
   bool in_staging_ = false;
+  bool only_root_stages_ = false;
   bool small_ = false;     // the shape takes one step wherever the tensors lie
   bool measures_ = false;  // small operations do not pay for looking at the clock
   int odd_rank_ = -1;      // the first rank whose call does not fit, and its signature

@@ -4,13 +4,15 @@
 
 #include "base/error.h"
 #include "base/fault_point.h"
+#include "base/processor.h"
 #include "shm/region.h"
 
 namespace occl::coll {
 namespace {
 
-/// Smaller payloads lie in the ring: lines behind the one that a peer looks at come with it.
-constexpr std::uint32_t kLeastInCell = 512;
+/// Smaller payloads lie in the ring. Processors of AMD fetch the lines behind the one that the peer looks at
+/// with it; those of Intel do not.
+const std::uint32_t kLeastInCell = is_amd() ? 512 : kInsideBytes + 1;
 
 bool lies_inside(const Envelope& e) { return e.bytes <= kInsideBytes; }
 

@@ -162,10 +162,12 @@ Plan choose(const Shape& s, const Tuning& tuning, bool mapped) {
     return plan;
   }
   plan.path = Path::staged;
-  // A second hop pays where it divides the work of combining. Of a small reduce the root may as well do it
-  // alone.
-  const bool divided = s.size > 2 && s.size * s.largest * s.element_size >= kDividedSlots * tuning.slot_bytes;
-  if (!t.reduces || s.size == 1 || (t.out_root_only && !divided)) plan.split = Split::pull;
+  // A second hop pays where it divides the work of combining. Two ranks read as many bytes from each other
+  // with one hop, and of a small reduce the root may as well do all.
+  const bool divided =
+      t.reduces && s.size > 2 &&
+      (!t.out_root_only || s.size * s.largest * s.element_size >= kDividedSlots * tuning.slot_bytes);
+  if (!divided) plan.split = Split::pull;
   const std::size_t unit = std::max<std::size_t>(kLine / s.element_size, 1);
   const std::size_t room = tuning.slot_bytes / staged_blocks(s);
   // Where some ranks only fill and others only read, smaller windows let them overlap.

@@ -22,24 +22,26 @@
 // In a group over several sockets, large operations take two levels: coll/levels.h.
 //
 // An example: all_reduce, two ranks, six complex128 elements of 16 bytes, so that a cache line holds four.
-// Both `range` plans divide at whole cache lines: rank 0 produces elements [0, 4), rank 1 [4, 6). `in` and
+// The `range` plan divides at whole cache lines: rank 0 produces elements [0, 4), rank 1 [4, 6). `in` and
 // `out` are tensors (all_reduce works in place, so they are the same), `slot` and `result` shared memory of
 // that rank. `meet` is the first synchronisation of every operation, `tick` each later one.
 //
-//   path      step  rank 0                                       rank 1
-//   one_shot  0     slot0 = in0                                  slot1 = in1
-//             meet
-//             1     out0 = in0 + slot1                           out1 = slot0 + in1
+//   path      split  step  rank 0                                rank 1
+//   one_shot, pull   0     slot0 = in0                           slot1 = in1
+//   staged           meet
+//                    1     out0 = in0 + slot1                    out1 = slot0 + in1
 //
-//   staged    0     slot0[4,6) = in0[4,6)                        slot1[0,4) = in1[0,4)
-//             meet
-//             1     out0, result0 [0,4) = in0 + slot1            out1, result1 [4,6) = slot0 + in1
-//             tick
-//             2     out0[4,6) = result1[4,6)                     out1[0,4) = result0[0,4)
+//   direct    range  meet
+//                    0     out0, out1 [0,4) = in0 + in1          out0, out1 [4,6) = in0 + in1
+//                    tick
 //
-//   direct    meet
-//             0     out0, out1 [0,4) = in0 + in1                 out0, out1 [4,6) = in0 + in1
-//             tick
+// From three ranks on `staged` is divided too. Rank 0 of three, which produces elements [0, 4) of twelve:
+//
+//   staged    range  0     slot0[4,12) = in0[4,12)
+//                    meet
+//                    1     out0, result0 [0,4) = in0 + slot1 + slot2
+//                    tick
+//                    2     out0[4,8) = result1[4,8), out0[8,12) = result2[8,12)
 //
 // A rank reads its own contribution from its tensor, and stages only what the other rank reads. In all_gather
 // it brings its own block into its output in the same step, for both take the same bytes. The root of a

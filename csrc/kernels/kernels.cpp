@@ -15,6 +15,7 @@
 
 #include "base/environment.h"
 #include "base/error.h"
+#include "base/processor.h"
 #include "base/tuning.h"
 #include "kernels/float_environment.h"
 #include "kernels/isa.h"
@@ -60,15 +61,6 @@ bool in_table(DType dtype, ReduceOp op) {
 std::size_t streaming(std::span<void* const> dsts, Store store) {
   if (store == Store::cached || store == Store::delivered) return 0;
   return store == Store::first_streaming ? 1 : dsts.size();
-}
-
-bool is_amd() {
-#if defined(__x86_64__)
-  unsigned highest, b, c, d;
-  return __get_cpuid(0, &highest, &b, &c, &d) && b == signature_AMD_ebx;
-#else
-  return false;
-#endif
 }
 
 /// Whether this code's loop is faster than memcpy. glibc copies 2 KiB and more with `rep movsb` (before 2.39

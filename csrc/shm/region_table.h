@@ -2,11 +2,12 @@
 // process's endpoint for the descriptor of a number it does not know yet, and maps it once.
 #pragma once
 
+#include <array>
+#include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
-#include <shared_mutex>
-#include <vector>
 
 #include "shm/region.h"
 
@@ -24,7 +25,8 @@ struct Ref {
   }
 };
 
-/// Thread safe. Regions are never removed: their pages are given back with Region::decommit.
+/// Thread safe, and without a lock for those that look. Regions are never removed: their pages are given back
+/// with Region::decommit.
 class RegionTable {
  public:
   static constexpr std::size_t kMaxRegions = 1024;
@@ -38,11 +40,12 @@ class RegionTable {
   /// Null for a number that `add` has not returned.
   std::shared_ptr<Region> get(std::uint16_t region) const;
 
-  std::size_t size() const;
+  std::size_t size() const { return size_.load(std::memory_order_acquire); }  // pairs with add
 
  private:
-  mutable std::shared_mutex mutex_;
-  std::vector<std::shared_ptr<Region>> regions_;
+  std::mutex adding_;
+  std::array<std::shared_ptr<Region>, kMaxRegions> regions_;  // those below size_ never change
+  std::atomic<std::size_t> size_ = 0;
 };
 
 }  // namespace occl::shm
