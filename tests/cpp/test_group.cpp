@@ -214,6 +214,37 @@ TEST("equal parts need not be listed by all ranks") {
   });
 }
 
+TEST("a rank whose parts are equal stages them again where others list larger ones") {
+  Cluster cluster(3);
+  cluster.each([](Rank& rank) {
+    for (const std::size_t between_others : {5, 1000, 20000}) {
+      std::vector<std::vector<std::int64_t>> in, out;
+      std::vector<Block> ins, outs;
+      for (int other = 0; other < 3; ++other) {
+        const std::size_t count = rank.rank > 0 && other > 0 ? between_others : 5;
+        ins.push_back({reinterpret_cast<std::byte*>(in.emplace_back(count, rank.rank + 1).data()), count});
+        outs.push_back({reinterpret_cast<std::byte*>(out.emplace_back(count, -1).data()), count});
+      }
+      std::vector<std::int64_t> equal(15, 1), received(15, -1);
+      Collective c;
+      c.kind = Kind::all_to_all, c.dtype = DType::i64;
+      c.largest = rank.rank ? between_others : 5, c.volume = rank.rank ? kUneven : 5;
+      c.in = {ins[0].data, c.largest, 3, ins.data()};
+      c.out = {outs[0].data, c.largest, 3, outs.data()};
+      if (rank.rank == 0) {
+        c.in = {reinterpret_cast<std::byte*>(equal.data()), 5, 3, nullptr};
+        c.out = {reinterpret_cast<std::byte*>(received.data()), 5, 3, nullptr};
+      }
+      rank.run(c);
+      for (std::int64_t other = 0; other < 3; ++other)
+        if (rank.rank)
+          CHECK(out[other] == std::vector(out[other].size(), other + 1));
+        else
+          CHECK(std::count(&received[5 * other], &received[5 * other] + 5, other + 1) == 5);
+    }
+  });
+}
+
 TEST("ranks that do not list their parts must mean the same") {
   Cluster cluster(3);
   cluster.each([](Rank& rank) {
