@@ -20,7 +20,7 @@ from torch_occl.bench.report import size_name
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results"
-SIZES = RESULTS / "2026-11-25-peers.json"
+SIZES = RESULTS / "2026-11-26-peers-xeon.json"
 TRAINING = RESULTS / "2026-11-26-training.json"
 PICTURE = ROOT / "docs/img/speed.png"
 NAMES = {"gloo": "Gloo", "occl-cpu": "occl, CPU tensors", "occl-dev": "occl, dev"}
