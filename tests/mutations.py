@@ -174,7 +174,7 @@ MUTATIONS = [
     Mutation("equal parts that differ are no mistake", "coll/meeting.cpp", "return *equal_parts_ != signature;", "return false;", ("plain/test_group:do not list",)),
     Mutation("the first step beside lists is kept", "coll/meeting.cpp", "(first_step_made_ && !pairwise_) ||", "first_step_made_ ||", ("plain/test_group:stages them again",)),
     Mutation("slots of mixed ranks are located too early", "coll/meeting.cpp", "complete_ = (direct && !partial_sums) || (!pairwise_ && all_have_staged());", "complete_ = true;", WHOLE),
-    Mutation("a root that stages late is not waited for", "coll/meeting.cpp", "if (mapped && stages(i)) return false;", "if (mapped && stages(i) && !only_root_stages_) return false;", WHOLE),
+    Mutation("a root that stages late is not waited for", "coll/meeting.cpp", "if (mapped && stages(i)) return false;", "if (mapped && stages(i) && !plan_.only_root_stages) return false;", WHOLE),
     Mutation("slots of ranks that stage nothing are looked up", "coll/meeting.cpp", "if (i == mesh_.rank() || !stages(i)) continue;", "if (i == mesh_.rank()) continue;", WHOLE),
     Mutation("a rank that took one step does not look for ranks that hope for none", "coll/meeting.cpp", "|| !small_) {", "|| !is_one_shot(shape_, mesh_.tuning(), false)) {", ("plain/test_group:2 ranks",)),
     Mutation("only one rank's cores count", "coll/mesh.cpp", "bits |= it.cores[word]", "bits = it.cores[word]", ("plain/test_group:bound",)),

@@ -7,13 +7,13 @@
 
 namespace occl {
 
-inline bool is_amd() noexcept {
+inline const bool kIsAmd = [] {
 #if defined(__x86_64__)
   unsigned highest = 0, b = 0, c = 0, d = 0;
   return __get_cpuid(0, &highest, &b, &c, &d) != 0 && b == signature_AMD_ebx;
 #else
   return false;
 #endif
-}
+}();
 
 }  // namespace occl

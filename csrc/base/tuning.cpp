@@ -52,7 +52,7 @@ std::uint32_t ring_bytes_by_ranks(int ranks) {
                     kLarge);
 }
 
-std::uint32_t far_ns_by_processor() { return is_amd() ? 100 : kMaxFarNs; }
+std::uint32_t far_ns_by_processor() { return kIsAmd ? 100 : kMaxFarNs; }
 
 void set(Tuning& tuning, std::string_view name, std::uint64_t number) {
   for (const Name& it : kNames)

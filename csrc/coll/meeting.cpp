@@ -70,7 +70,6 @@ void Meeting::choose_plan(bool mapped) {
   ++plans_;
   const std::size_t beside = plan_.exchanges && shape_.size == 2 ? kBesidePostOfTwo : kBesidePostBytes;
   in_staging_ = plan_.path != Path::one_shot || staged_bytes(shape_) > beside;
-  only_root_stages_ = traits(c_->kind).in_root_only && plan_.path != Path::direct && !plan_.two_level;
 }
 
 void Meeting::post() {

@@ -96,7 +96,7 @@ class Meeting {
   std::string called(int rank, Signature signature) const;
   bool learn_from_posts();
   /// Whether others may read from slots of that rank.
-  bool stages(int rank) const { return !only_root_stages_ || rank == c_->root; }
+  bool stages(int rank) const { return !plan_.only_root_stages || rank == c_->root; }
   bool all_have_staged() const;
   void compare_pairs() const;
   using Payload = std::array<std::byte, kInlineBytes>;
@@ -125,7 +125,6 @@ class Meeting {
   bool complete_ = false;
   bool exposed_ = false;
   bool in_staging_ = false;
-  bool only_root_stages_ = false;
   bool small_ = false;     // the shape takes one step wherever the tensors lie
   bool measures_ = false;  // small operations do not pay for looking at the clock
   int odd_rank_ = -1;      // the first rank whose call does not fit, and its signature

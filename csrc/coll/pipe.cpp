@@ -10,9 +10,9 @@
 namespace occl::coll {
 namespace {
 
-/// Smaller payloads lie in the ring. Processors of AMD fetch the lines behind the one that the peer looks at
-/// with it; those of Intel do not.
-const std::uint32_t kLeastInCell = is_amd() ? 512 : kInsideBytes + 1;
+/// Smaller payloads lie in the ring. On processors of AMD they arrive sooner there, because lines behind the
+/// one that a peer looks at come with it; on those of Intel, in cells (docs/decisions.md).
+const std::uint32_t kLeastInCell = kIsAmd ? 512 : kInsideBytes + 1;
 
 bool lies_inside(const Envelope& e) { return e.bytes <= kInsideBytes; }
 

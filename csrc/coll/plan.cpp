@@ -226,6 +226,7 @@ Plan make_plan(const Shape& s, const Tuning& tuning, bool mapped) {
   Plan plan = choose(s, tuning, mapped);
   plan.window_bytes = window_bytes(plan, s, tuning);
   plan.exchanges = exchanges(plan, s, tuning);
+  plan.only_root_stages = traits(s.kind).in_root_only && plan.path != Path::direct && !plan.two_level;
   plan.streaming = footprint(s) >= tuning.streaming_bytes;
   return plan;
 }

@@ -91,6 +91,7 @@ struct Plan {
   // Of a plan with slots: where its windows lie in staging areas (coll/rotation.h).
   std::size_t window_bytes = 0;  // of an area that each takes, on every rank; at most a slot
   bool exchanges = false;        // ranks take turns with the places of their contributions to each other
+  bool only_root_stages = false;
 };
 
 /// How `direct` divides the work on one level. With `range` and `push`, ranks write outputs of other ranks.

@@ -68,11 +68,10 @@ std::size_t streaming(std::span<void* const> dsts, Store store) {
 /// bytes behind the source, counted within their pages (https://sourceware.org/PR30994), and longer into
 /// lines that this core has.
 bool loop_pays(const void* dst, const void* src, std::size_t bytes, Store store) {
-  static const bool amd = is_amd();
   constexpr std::size_t kLeastBytes = 2 << 10, kPage = 4 << 10;
   const std::size_t behind =
       (reinterpret_cast<std::uintptr_t>(dst) - reinterpret_cast<std::uintptr_t>(src)) % kPage;
-  return amd && bytes >= kLeastBytes && (store == Store::delivered || (behind > 0 && behind < kLine));
+  return kIsAmd && bytes >= kLeastBytes && (store == Store::delivered || (behind > 0 && behind < kLine));
 }
 
 }  // namespace

@@ -203,8 +203,8 @@ TEST("a call that came too late for a rank does not contradict what that rank wa
   });
 }
 
-// In the next two tests a rank that waits for a minute learns from another one who is missing. That one must
-// not give up before the patient rank has called or answered, because only then is it told.
+// In the next two tests the patient rank waits for a minute, and another rank tells it which rank is missing.
+// The other rank must not give up before the patient rank has called or answered, or it tells it nothing.
 
 TEST("a rank that does not come is named on every other rank, and all may try again") {
   struct Case {
