@@ -188,29 +188,31 @@ TEST("pairs that disagree about a size end the group on every rank") {
   });
 }
 
-/// Rank 0 says that all get `even` elements; the others list what each rank gets, or (`listed`) no rank does.
-void exchange_beside_lists(Rank& rank, std::size_t even, std::size_t of_rank_1, bool listed = true) {
-  const std::size_t own = rank.rank == 0 ? even : rank.rank == 1 ? of_rank_1 : 5;
-  std::vector<std::int64_t> in(3 * own, rank.rank), out(3 * own, -1);
+/// An all_to_all of three ranks. `counts`: elements to and from each rank. Without `lists` this rank says
+/// that they are all equal.
+void exchange(Rank& rank, const std::array<std::size_t, 3>& counts, bool lists) {
+  const std::size_t all = counts[0] + counts[1] + counts[2];
+  std::vector<std::int64_t> in(all, rank.rank + 1), out(all, -1), expected;
   std::vector<Block> ins, outs;
   for (std::size_t i = 0; i < 3; ++i) {
-    ins.push_back({reinterpret_cast<std::byte*>(&in[i * own]), own});
-    outs.push_back({reinterpret_cast<std::byte*>(&out[i * own]), own});
+    ins.push_back({reinterpret_cast<std::byte*>(&in[expected.size()]), counts[i]});
+    outs.push_back({reinterpret_cast<std::byte*>(&out[expected.size()]), counts[i]});
+    expected.insert(expected.end(), counts[i], static_cast<std::int64_t>(i + 1));
   }
-  const bool lists = listed && (rank.rank == 2 || (rank.rank == 1 && of_rank_1 == 5));
   Collective c;
-  c.kind = Kind::all_to_all, c.dtype = DType::i64, c.largest = own, c.volume = lists ? kUneven : own;
-  c.in = {ins[0].data, own, 3, lists ? ins.data() : nullptr};
-  c.out = {outs[0].data, own, 3, lists ? outs.data() : nullptr};
+  c.kind = Kind::all_to_all, c.dtype = DType::i64;
+  c.largest = *std::max_element(counts.begin(), counts.end()), c.volume = lists ? kUneven : c.largest;
+  c.in = {ins[0].data, c.largest, 3, lists ? ins.data() : nullptr};
+  c.out = {outs[0].data, c.largest, 3, lists ? outs.data() : nullptr};
   rank.run(c);
-  for (std::size_t i = 0; i < out.size(); ++i) CHECK(out[i] == static_cast<std::int64_t>(i / own));
+  CHECK(out == expected);
 }
 
 TEST("equal parts need not be listed by all ranks") {
   Cluster cluster(3);
   cluster.each([](Rank& rank) {
     for (const bool listed : {true, true, false, false, true, false})
-      exchange_beside_lists(rank, 5, 5, listed);
+      exchange(rank, {5, 5, 5}, listed && rank.rank != 0);
   });
 }
 
@@ -218,29 +220,8 @@ TEST("a rank whose parts are equal stages them again where others list larger on
   Cluster cluster(3);
   cluster.each([](Rank& rank) {
     for (const std::size_t between_others : {5, 1000, 20000}) {
-      std::vector<std::vector<std::int64_t>> in, out;
-      std::vector<Block> ins, outs;
-      for (int other = 0; other < 3; ++other) {
-        const std::size_t count = rank.rank > 0 && other > 0 ? between_others : 5;
-        ins.push_back({reinterpret_cast<std::byte*>(in.emplace_back(count, rank.rank + 1).data()), count});
-        outs.push_back({reinterpret_cast<std::byte*>(out.emplace_back(count, -1).data()), count});
-      }
-      std::vector<std::int64_t> equal(15, 1), received(15, -1);
-      Collective c;
-      c.kind = Kind::all_to_all, c.dtype = DType::i64;
-      c.largest = rank.rank ? between_others : 5, c.volume = rank.rank ? kUneven : 5;
-      c.in = {ins[0].data, c.largest, 3, ins.data()};
-      c.out = {outs[0].data, c.largest, 3, outs.data()};
-      if (rank.rank == 0) {
-        c.in = {reinterpret_cast<std::byte*>(equal.data()), 5, 3, nullptr};
-        c.out = {reinterpret_cast<std::byte*>(received.data()), 5, 3, nullptr};
-      }
-      rank.run(c);
-      for (std::int64_t other = 0; other < 3; ++other)
-        if (rank.rank)
-          CHECK(out[other] == std::vector(out[other].size(), other + 1));
-        else
-          CHECK(std::count(&received[5 * other], &received[5 * other] + 5, other + 1) == 5);
+      const std::size_t count = rank.rank == 0 ? 5 : between_others;
+      exchange(rank, {5, count, count}, rank.rank != 0);
     }
   });
 }
@@ -248,9 +229,10 @@ TEST("a rank whose parts are equal stages them again where others list larger on
 TEST("ranks that do not list their parts must mean the same") {
   Cluster cluster(3);
   cluster.each([](Rank& rank) {
-    const Error error = error_of([&] { exchange_beside_lists(rank, 5, 7); });
+    const std::size_t own = rank.rank == 1 ? 7 : 5;
+    const Error error = error_of([&] { exchange(rank, {own, own, own}, rank.rank == 2); });
     CHECK(error.code() == Errc::mismatch, error.what());
-    exchange_beside_lists(rank, 5, 5);
+    exchange(rank, {5, 5, 5}, rank.rank != 0);
   });
 }
 
