@@ -1,5 +1,7 @@
 // The whole core, ranks as threads: every kind of collective on every path, in any mix, and what ends them
 // early.
+#include <algorithm>
+#include <array>
 #include <random>
 
 #include "check.h"
