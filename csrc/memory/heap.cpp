@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "memory/memory_limit.h"
 #include "shm/available_memory.h"
+#include "shm/process.h"
 
 namespace occl::memory {
 namespace {
@@ -25,7 +26,11 @@ int committed_neighbours(const Block* b) {
 
 }  // namespace
 
-Heap::Heap(int device, shm::Pages pages) : device_(device), pages_(pages) {}
+Heap::Heap(int device, shm::Pages pages) : device_(device), pages_(pages) {
+  // Makes the table register its handlers of fork before those of this heap. They run in the opposite order,
+  // so a fork locks the heap and then the table, as `add_region` does.
+  shm::process_regions();
+}
 
 bool Heap::SmallerFirst::operator()(const Block* a, const Block* b) const {
   return a->size != b->size ? a->size < b->size : a->address() < b->address();

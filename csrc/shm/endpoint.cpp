@@ -50,8 +50,9 @@ void add_to_epoll(int epoll, Source source, int fd) {
 
 Endpoint::Endpoint(std::shared_ptr<RegionTable> regions, const Config& config)
     : regions_(std::move(regions)),
-      control_bytes_(config.control_bytes),
       arena_("occl-control", config.control_bytes, sizeof(ProcessHeader), Access::read),
+      staging_("occl-staging", config.control_bytes, 0, Access::read_write),
+      staging_number_(regions_->add(staging_.shared_region())),
       bell_region_(Region::create("occl-bell", page_size(), Access::read_write)) {
   bell_region_.commit(0, page_size());
   address_.pid = getpid();
@@ -90,22 +91,9 @@ Endpoint::~Endpoint() {
   for (const auto& [fd, deadline] : clients_) close(fd);
 }
 
-Arena& Endpoint::staging() {
-  std::call_once(staging_once_, [this] {
-    staging_ = std::make_unique<Arena>("occl-staging", control_bytes_, 0, Access::read_write);
-    staging_number_ = regions_->add(staging_->shared_region());
-    has_staging_.store(true, std::memory_order_release);
-  });
-  return *staging_;
-}
-
-std::size_t Endpoint::staging_bytes() const {
-  return has_staging_.load(std::memory_order_acquire) ? staging_->committed() : 0;
-}
-
 void Endpoint::collect() {
   arena_.collect();
-  if (has_staging_.load(std::memory_order_acquire)) staging_->collect();
+  staging_.collect();
 }
 
 void Endpoint::announce_end() {
@@ -150,8 +138,10 @@ void Endpoint::serve() {
       if (source == kPidfd) {
         OCCL_FAULT_POINT("endpoint.death");
         std::lock_guard lock(mutex_);
+        // The process of the event may be forgotten already, and a new peer may have the same descriptor: so
+        // this asks the kernel.
         for (const auto& [nonce, peer] : peers_)
-          if (peer->pidfd() == fd) peer->set_exited();
+          if (peer->pidfd() == fd) peer->has_exited();
         bell_.ring();
       }
     }
@@ -207,7 +197,8 @@ void Endpoint::answer(int client) try {
   Reply reply;
   if (request.version != kProtocolVersion) return send_packet(client, bytes_of(reply), {});
   if (request.kind == RequestKind::hello) {
-    const int descriptors[] = {arena_.region().fd(), bell_region_.fd(), pidfd_.get()};
+    reply.staging = staging_number_;
+    const int descriptors[] = {arena_.region().fd(), bell_region_.fd(), staging_.region().fd(), pidfd_.get()};
     return send_packet(client, bytes_of(reply), descriptors);
   }
   const auto region = request.region < RegionTable::kMaxRegions

@@ -36,10 +36,11 @@ class Endpoint {
   /// What the clocks showed when this was made.
   const Anchor& first_anchor() const { return first_anchor_; }
   Arena& arena() { return arena_; }
-  /// The arena in which data waits for peers, made at first use. Its blocks have a Ref.
-  Arena& staging();
+  /// The arena in which data waits for peers. Its blocks have a Ref. Peers map it when they connect: this
+  /// process may have ended before they read what it staged.
+  Arena& staging() { return staging_; }
   /// Bytes of it that cost memory; 0 before its first use.
-  std::size_t staging_bytes() const;
+  std::size_t staging_bytes() const { return staging_.committed(); }
   /// Frees the retired blocks of both arenas that no peer reads any more. Until then, exited peers that may
   /// have read them stay mapped.
   void collect();
@@ -65,13 +66,9 @@ class Endpoint {
   void refuse(const char* why);
 
   std::shared_ptr<RegionTable> regions_;
-  const std::size_t control_bytes_;
   const Anchor first_anchor_ = Anchor::now();
-  Arena arena_;
-  std::once_flag staging_once_;
-  std::unique_ptr<Arena> staging_;
-  std::atomic<bool> has_staging_ = false;  // release in staging(), acquire where it is read
-  std::uint16_t staging_number_ = 0;
+  Arena arena_, staging_;
+  const std::uint16_t staging_number_;
   Region bell_region_;
   Address address_;
   Bell bell_;

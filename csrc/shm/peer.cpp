@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/fault_point.h"
+#include "shm/exit_status.h"
 #include "shm/socket.h"
 
 namespace occl::shm {
@@ -38,9 +39,10 @@ bool exchange(const Peer& peer, const Request& request, Reply& reply, std::vecto
                         other ? other.get() : peer.pidfd());
 }
 
-/// Sends one request to the peer's endpoint and returns the descriptors that it answers with.
+/// Sends one request to the peer's endpoint and returns the descriptors that it answers with, and the number
+/// of its staging region.
 std::vector<UniqueFd> ask(const Peer& peer, RequestKind kind, std::uint32_t region, std::size_t expected,
-                          Deadline deadline) try {
+                          Deadline deadline, std::uint16_t* staging = nullptr) try {
   Request request;
   request.kind = kind;
   request.secret = peer.address().secret;
@@ -58,6 +60,7 @@ std::vector<UniqueFd> ask(const Peer& peer, RequestKind kind, std::uint32_t regi
          reply.version, ", ours is ", kProtocolVersion, "): use the same torch_occl on all ranks");
   if (reply.status != ReplyStatus::ok || descriptors.size() != expected)
     fail(Errc::protocol, "the process (", peer.describe(), ") refused to share memory region ", region);
+  if (staging) *staging = reply.staging;
   return descriptors;
 } catch (const Error& error) {
   if (error.code() == Errc::timeout) fail(Errc::timeout, error.what(), " (", peer.describe(), ")");
@@ -72,10 +75,15 @@ std::vector<UniqueFd> ask(const Peer& peer, RequestKind kind, std::uint32_t regi
 
 std::shared_ptr<Peer> Peer::connect(const Address& address, Deadline deadline) {
   std::shared_ptr<Peer> peer(new Peer(address));
-  auto descriptors = ask(*peer, RequestKind::hello, 0, 3, deadline);
+  std::uint16_t staging = 0;
+  auto descriptors = ask(*peer, RequestKind::hello, 0, 4, deadline, &staging);
   peer->control_region_ = Region::attach(std::move(descriptors[0]), Access::read);
   peer->bell_region_ = Region::attach(std::move(descriptors[1]), Access::read_write);
-  peer->pidfd_ = std::move(descriptors[2]);
+  if (staging >= RegionTable::kMaxRegions)
+    fail(Errc::protocol, "the process (", peer->describe(), ") gave its staging region the number ", staging,
+         ", and there are ", RegionTable::kMaxRegions);
+  peer->keep(staging, Region::attach(std::move(descriptors[2]), Access::read_write));
+  peer->pidfd_ = std::move(descriptors[3]);
   OCCL_FAULT_POINT("peer.attached");
   // Signal 0 is never delivered, but the kernel refuses it with EBADF unless the descriptor is a pidfd.
   if (syscall(SYS_pidfd_send_signal, peer->pidfd(), 0, nullptr, 0) != 0 && errno == EBADF)
@@ -114,22 +122,38 @@ std::byte* Peer::resolve(Ref ref, std::size_t bytes, Deadline deadline) {
   if (local_regions_) {
     if (const auto region = local_regions_->get(ref.region)) base = region->base(), size = region->size();
   } else {
-    std::lock_guard lock(mutex_);
-    auto it = regions_.find(ref.region);
-    if (it == regions_.end()) {
+    if (ref.region >= RegionTable::kMaxRegions)
+      fail(Errc::protocol, "the process (", describe(), ") pointed into memory region ", ref.region,
+           ", and there are ", RegionTable::kMaxRegions);
+    const Region* region = regions_[ref.region].load(std::memory_order_acquire);  // pairs with keep
+    if (!region) {
+      // Without a lock: two threads may both ask, and a peer that does not answer holds up only these two.
       auto descriptors = ask(*this, RequestKind::region, ref.region, 1, deadline);
-      it = regions_.emplace(ref.region, Region::attach(std::move(descriptors[0]), Access::read_write)).first;
+      region = keep(ref.region, Region::attach(std::move(descriptors[0]), Access::read_write));
     }
-    base = it->second.base(), size = it->second.size();
+    base = region->base(), size = region->size();
   }
   if (ref.offset > size || bytes > size - ref.offset)
     fail(Errc::protocol, "the process (", describe(), ") pointed outside of its memory region ", ref.region);
   return base + ref.offset;
 }
 
+/// Another thread may have mapped the same region first: then that mapping stays, and this one goes.
+Region* Peer::keep(std::uint16_t number, Region region) {
+  auto made = std::make_unique<Region>(std::move(region));
+  Region* first = nullptr;
+  // pairs with resolve
+  if (!regions_[number].compare_exchange_strong(first, made.get(), std::memory_order_acq_rel)) return first;
+  return made.release();
+}
+
+Peer::~Peer() {
+  for (auto& region : regions_) delete region.load(std::memory_order_relaxed);  // no thread has this peer
+}
+
 bool Peer::has_exited() {
   pollfd death{pidfd_.get(), POLLIN, 0};  // -1 for a local peer: poll ignores it
-  if (!exited() && poll(&death, 1, 0) == 1) set_exited();
+  if (!exited() && poll(&death, 1, 0) == 1) set_exited(exit_status(pidfd_.get()) == 0);
   return exited();
 }
 

@@ -2,10 +2,9 @@
 // whether it lives.
 #pragma once
 
-#include <map>
+#include <array>
+#include <cstdint>
 #include <memory>
-#include <mutex>
-#include <optional>
 #include <string>
 
 #include "base/deadline.h"
@@ -18,8 +17,9 @@ namespace occl::shm {
 
 class Peer {
  public:
-  /// Connects, checks the peer's user, protocol and nonce, and maps its control region.
-  /// Throws Error(peer_exited | timeout | protocol | system).
+  /// Connects, checks the peer's user, protocol and nonce, and maps its control region and its staging
+  /// region. What the peer stages from then on can be read even when its process has ended. Throws
+  /// Error(peer_exited | timeout | protocol | system).
   static std::shared_ptr<Peer> connect(const Address& address, Deadline deadline);
 
   /// A peer inside this process: no socket, the same mappings. `control` and what `bell` points to must
@@ -27,6 +27,7 @@ class Peer {
   static std::shared_ptr<Peer> local(const Address& address, const std::byte* control,
                                      std::size_t control_size, Bell bell,
                                      std::shared_ptr<RegionTable> regions);
+  ~Peer();
 
   const Address& address() const { return address_; }
   const Bell& bell() const { return bell_; }
@@ -34,24 +35,33 @@ class Peer {
   /// [offset, offset + bytes) of the control region. Throws Error(protocol) if it does not lie inside.
   const std::byte* control(std::uint64_t offset, std::size_t bytes) const;
 
-  /// The peer's memory behind `ref`, mapped on first use. Throws Error(protocol) if [ref, ref + bytes) does
-  /// not lie in one of its regions, and what `connect` throws.
+  /// The peer's memory behind `ref`. A region other than the staging region is mapped on first use, so the
+  /// peer must still live then. Throws Error(protocol) if [ref, ref + bytes) does not lie in one of its
+  /// regions, and what `connect` throws. Thread safe.
   std::byte* resolve(Ref ref, std::size_t bytes, Deadline deadline);
 
-  /// Its process has ended: the kernel reported it. Stays true.
-  bool exited() const { return exited_.load(std::memory_order_seq_cst); }  // pairs with set_exited
-  /// It has exited without announcing it (Endpoint::announce_end).
-  bool died() const { return exited() && header().ending.load(std::memory_order_acquire) == 0; }
+  /// Its process has ended: the kernel reported it. Stays true. seq_cst: pairs with set_exited
+  bool exited() const { return end_.load(std::memory_order_seq_cst) != End::none; }
+  /// It has exited by a signal or with an error, and has not announced that (Endpoint::announce_end).
+  bool died() const {
+    return end_.load(std::memory_order_seq_cst) == End::bad &&
+           header().ending.load(std::memory_order_acquire) == 0;
+  }
   /// Like `exited`, but asks the kernel: the endpoint's thread may not have noticed yet.
   bool has_exited();
-  void set_exited() { exited_.store(true, std::memory_order_seq_cst); }  // pairs with exited
+  void set_exited(bool well = false) {
+    end_.store(well ? End::good : End::bad, std::memory_order_seq_cst);  // pairs with exited
+  }
   int pidfd() const { return pidfd_.get(); }
 
   /// "pid 4711, host a", for messages.
   std::string describe() const;
 
  private:
+  enum class End : std::uint8_t { none, good, bad };
+
   Peer(const Address& address) : address_(address) {}
+  Region* keep(std::uint16_t number, Region region);
   const ProcessHeader& header() const { return *reinterpret_cast<const ProcessHeader*>(control_); }
 
   Address address_;
@@ -61,10 +71,10 @@ class Peer {
   std::size_t control_size_ = 0;
   Bell bell_;
   UniqueFd pidfd_;
-  Atomic<bool> exited_ = false;
+  Atomic<End> end_ = End::none;
   std::shared_ptr<RegionTable> local_regions_;  // only for a local peer
-  std::mutex mutex_;                            // guards regions_
-  std::map<std::uint16_t, Region> regions_;
+  /// Those that are mapped, by number; they stay. release in `keep`, acquire in `resolve`.
+  std::array<std::atomic<Region*>, RegionTable::kMaxRegions> regions_{};
 };
 
 }  // namespace occl::shm

@@ -16,7 +16,7 @@ std::uint16_t RegionTable::add(std::shared_ptr<Region> region) {
 }
 
 std::optional<Ref> RegionTable::find(const void* p, std::size_t bytes) const {
-  for (std::size_t i = 0, n = size(); i < n; ++i)
+  for (std::size_t i = first_, n = size(); i < n; ++i)
     if (regions_[i]->contains(p, bytes))
       return Ref{static_cast<std::uint16_t>(i),
                  static_cast<std::uint64_t>(static_cast<const std::byte*>(p) - regions_[i]->base())};
@@ -24,7 +24,12 @@ std::optional<Ref> RegionTable::find(const void* p, std::size_t bytes) const {
 }
 
 std::shared_ptr<Region> RegionTable::get(std::uint16_t region) const {
-  return region < size() ? regions_[region] : nullptr;
+  return region >= first_ && region < size() ? regions_[region] : nullptr;
+}
+
+void RegionTable::after_fork_in_child() {
+  first_ = size();
+  adding_.unlock();
 }
 
 }  // namespace occl::shm

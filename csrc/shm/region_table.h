@@ -1,5 +1,8 @@
 // The regions that this process shows to its peers, by number. A peer gets (number, offset), asks this
 // process's endpoint for the descriptor of a number it does not know yet, and maps it once.
+//
+// A forked child inherits the table, but its parent's regions are private memory in the child: peers would
+// map what the parent sees. So the child disowns them.
 #pragma once
 
 #include <array>
@@ -42,10 +45,17 @@ class RegionTable {
 
   std::size_t size() const { return size_.load(std::memory_order_acquire); }  // pairs with add
 
+  /// The three parts of a fork, for pthread_atfork. In the child, `find` and `get` leave out what the parent
+  /// added. The child keeps these regions mapped: its tensors lie there.
+  void before_fork() { adding_.lock(); }
+  void after_fork_in_parent() { adding_.unlock(); }
+  void after_fork_in_child();
+
  private:
   std::mutex adding_;
   std::array<std::shared_ptr<Region>, kMaxRegions> regions_;  // those below size_ never change
   std::atomic<std::size_t> size_ = 0;
+  std::size_t first_ = 0;  // of this process. Written only in a new child, which has one thread
 };
 
 }  // namespace occl::shm

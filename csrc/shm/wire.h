@@ -2,7 +2,7 @@
 // messages on its socket, and the header of its control region.
 //
 //   Store ──Address──▶ connect to the abstract socket, show the secret
-//                      ◀── Reply + descriptors: control region (read only), bell page, pidfd
+//                      ◀── Reply + descriptors: control region (read only), bell page, staging region, pidfd
 //                      map the control region, compare the nonce: this proves that memory is shared
 #pragma once
 
@@ -18,7 +18,7 @@
 namespace occl::shm {
 
 inline constexpr std::uint32_t kMagic = 0x6c63636f;  // "occl"
-inline constexpr std::uint16_t kProtocolVersion = 14;
+inline constexpr std::uint16_t kProtocolVersion = 15;
 
 using Token = std::array<std::uint8_t, 16>;
 
@@ -50,7 +50,7 @@ enum class ReplyStatus : std::uint32_t { ok = 0, unknown_region = 1 };
 struct Reply {
   std::uint32_t magic = kMagic;
   std::uint16_t version = kProtocolVersion;
-  std::uint16_t reserved = 0;
+  std::uint16_t staging = 0;  // the number of its staging region
   ReplyStatus status = ReplyStatus::ok;
 };
 

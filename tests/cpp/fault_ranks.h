@@ -211,7 +211,7 @@ class RankProcess {
     int before = 0;
     try {
       open();
-      before = descriptors();
+      before = descriptors() - static_cast<int>(main_.regions->size());
       report_.able = true;
       if (fault_.strike == Strike::give_up && me_ == fault_.victim)
         quitter.emplace([this] {

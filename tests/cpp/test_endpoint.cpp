@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -11,8 +12,10 @@
 #include <fstream>
 #include <functional>
 
+#include "base/fault_point.h"
 #include "check.h"
 #include "shm/endpoint.h"
+#include "shm/exit_status.h"
 #include "shm/socket.h"
 
 using namespace occl;
@@ -22,6 +25,7 @@ namespace {
 
 constexpr auto kPatience = std::chrono::seconds(20);
 const Endpoint::Config kConfig{std::size_t{64} << 20, 0};
+constexpr std::uint16_t kFirstAdded = 1;  // number 0 is the endpoint's staging region
 
 /// A child process with an endpoint, that runs `body` and then waits to be killed.
 class Child {
@@ -72,17 +76,17 @@ TEST("a process reads and writes the memory of another, and the other sees it") 
     auto region = std::make_shared<Region>(Region::create("test", 1 << 20, Access::read_write));
     region->commit(0, 1 << 20);
     std::strcpy(reinterpret_cast<char*>(region->base()) + 4096, "hello");
-    endpoint.regions().add(region);
+    CHECK(endpoint.regions().add(region) == kFirstAdded);
   });
   Endpoint endpoint(std::make_shared<RegionTable>(), kConfig);
   auto peer = endpoint.peer(child.address, Deadline::after(kPatience));
   const auto deadline = Deadline::after(kPatience);
-  auto* text = reinterpret_cast<char*>(peer->resolve(Ref{0, 4096}, 100, deadline));
+  auto* text = reinterpret_cast<char*>(peer->resolve(Ref{kFirstAdded, 4096}, 100, deadline));
   CHECK(std::strcmp(text, "hello") == 0);
   std::strcpy(text, "changed");
   // A second endpoint maps the same memory anew.
   Endpoint other(std::make_shared<RegionTable>(), kConfig);
-  const auto* again = other.peer(child.address, deadline)->resolve(Ref{0, 4096}, 100, deadline);
+  const auto* again = other.peer(child.address, deadline)->resolve(Ref{kFirstAdded, 4096}, 100, deadline);
   CHECK(std::strcmp(reinterpret_cast<const char*>(again), "changed") == 0);
   CHECK(endpoint.peer(child.address, deadline) == peer, "connected twice");
 }
@@ -95,10 +99,12 @@ TEST("addresses outside of a peer's memory are refused") {
   Endpoint endpoint(std::make_shared<RegionTable>(), kConfig);
   auto peer = endpoint.peer(child.address, Deadline::after(kPatience));
   const auto deadline = Deadline::after(kPatience);
-  peer->resolve(Ref{0, 0}, 1 << 16, deadline);
-  CHECK(code_of([&] { peer->resolve(Ref{0, 1}, 1 << 16, deadline); }) == Errc::protocol);
-  CHECK(code_of([&] { peer->resolve(Ref{0, ~std::uint64_t{0} >> 16}, 2, deadline); }) == Errc::protocol);
-  CHECK(code_of([&] { peer->resolve(Ref{0, 8}, ~std::size_t{0}, deadline); }) == Errc::protocol);
+  peer->resolve(Ref{kFirstAdded, 0}, 1 << 16, deadline);
+  CHECK(code_of([&] { peer->resolve(Ref{kFirstAdded, 1}, 1 << 16, deadline); }) == Errc::protocol);
+  CHECK(code_of([&] {
+          peer->resolve(Ref{kFirstAdded, ~std::uint64_t{0} >> 16}, 2, deadline);
+        }) == Errc::protocol);
+  CHECK(code_of([&] { peer->resolve(Ref{kFirstAdded, 8}, ~std::size_t{0}, deadline); }) == Errc::protocol);
   CHECK(code_of([&] { peer->resolve(Ref{7, 0}, 1, deadline); }) == Errc::protocol);
   CHECK(code_of([&] { peer->control(kConfig.control_bytes - 1, 2); }) == Errc::protocol);
   CHECK(code_of([&] { peer->control(~std::uint64_t{0}, 2); }) == Errc::protocol);
@@ -132,6 +138,63 @@ TEST("a process that is gone is an error that says so") {
   child.end();
   Endpoint endpoint(std::make_shared<RegionTable>(), kConfig);
   CHECK(code_of([&] { endpoint.peer(child.address, Deadline::after(kPatience)); }) == Errc::peer_exited);
+}
+
+namespace {
+
+std::atomic<bool> holding = false, held = false;
+
+/// Holds the thread of an endpoint that has taken the event of a death and not handled it yet.
+void hold_at_death(const char* point) {
+  if (std::strcmp(point, "endpoint.death") != 0 || !holding) return;
+  held = true;
+  while (holding) std::this_thread::yield();
+}
+
+}  // namespace
+
+TEST("a death that is handled late is not taken for one of the peer with the same descriptor") {
+  fault::hook = hold_at_death;
+  Endpoint endpoint(std::make_shared<RegionTable>(), kConfig);
+  const auto deadline = Deadline::after(kPatience);
+  Child first, second, third;
+  const int descriptor = endpoint.peer(first.address, deadline)->pidfd();
+  holding = true;
+  first.end();
+  while (!held) CHECK(!deadline.passed(), "the death was not noticed");
+  const auto living = endpoint.peer(second.address, deadline);  // the first one is forgotten here
+  CHECK(living->pidfd() == descriptor, "it has another descriptor, so this test shows nothing");
+  const auto later = endpoint.peer(third.address, deadline);
+  holding = false;
+  third.end();
+  while (!later->exited()) CHECK(!deadline.passed(), "the later death was not noticed");
+  CHECK(!living->exited(), "a living peer was taken for dead");
+  fault::hook = nullptr;
+}
+
+TEST("any process learns how another one has ended, before and after its parent has waited for it") {
+  for (const int status : {0, 3, -SIGKILL}) {
+    int pipe_fds[2];
+    CHECK(pipe(pipe_fds) == 0);
+    const pid_t pid = fork();
+    if (pid == 0) {
+      char go;
+      if (read(pipe_fds[0], &go, 1) != 1) _exit(100);
+      if (status < 0) kill(getpid(), -status);
+      _exit(status);
+    }
+    const UniqueFd pidfd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
+    CHECK(!exit_status(pidfd.get()), "it lives");
+    CHECK(write(pipe_fds[1], "x", 1) == 1);
+    siginfo_t ended{};
+    CHECK(waitid(P_PID, static_cast<id_t>(pid), &ended, WEXITED | WNOWAIT) == 0);
+    const int expected = status < 0 ? -status : status << 8;
+    CHECK(exit_status(pidfd.get()) == expected, "before its parent has waited: ", status);
+    CHECK(waitpid(pid, nullptr, 0) == pid);
+    const auto after = exit_status(pidfd.get());
+    CHECK(!after || *after == expected, "after its parent has waited: ", status);
+    close(pipe_fds[0]), close(pipe_fds[1]);
+  }
 }
 
 TEST("a process that does not know the secret gets nothing") {

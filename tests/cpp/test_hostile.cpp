@@ -281,7 +281,8 @@ TEST("a process without free descriptors goes on answering when it has some agai
 
 TEST("wrong descriptors are an error that says so, and nothing of them is mapped") {
   constexpr std::uint64_t kNonce = 7;
-  const Region good = control_region(kNonce), bell = control_region(0, 4096), other = control_region(9);
+  const Region good = control_region(kNonce), bell = control_region(0, 4096), other = control_region(9),
+               slots = Region::create("slots", 1 << 16, Access::read_write);
   const UniqueFd pidfd(own_pidfd()), null(open("/dev/null", O_RDWR)), file(open("/proc/self/exe", O_RDONLY));
   int pipes[2];
   CHECK(pipe(pipes) == 0);
@@ -300,7 +301,8 @@ TEST("wrong descriptors are an error that says so, and nothing of them is mapped
                  huge = unsealed(MFD_HUGETLB, kSize, off_t{2} << 20);
 
   Errc code{};
-  CHECK(error_of({good.fd(), bell.fd(), pidfd.get()}, kNonce, code).empty(), "the honest one connects");
+  CHECK(error_of({good.fd(), bell.fd(), slots.fd(), pidfd.get()}, kNonce, code).empty(),
+        "the honest one connects");
   struct Case {
     std::vector<int> descriptors;
     Errc code;
@@ -309,30 +311,35 @@ TEST("wrong descriptors are an error that says so, and nothing of them is mapped
   const std::vector<Case> cases = {
       {{}, Errc::protocol, "refused"},
       {{good.fd()}, Errc::protocol, "refused"},
-      {{good.fd(), bell.fd(), pidfd.get(), pidfd.get()}, Errc::protocol, "refused"},
-      {{pipes[0], bell.fd(), pidfd.get()}, Errc::protocol, "not a sealed"},
-      {{file.get(), bell.fd(), pidfd.get()}, Errc::protocol, "not a sealed"},
-      {{null.get(), bell.fd(), pidfd.get()}, Errc::protocol, "not a sealed"},
-      {{plain.get(), bell.fd(), pidfd.get()}, Errc::protocol, "not a sealed"},
-      {{growing.get(), bell.fd(), pidfd.get()}, Errc::protocol, "not a sealed"},
-      {{shrinking.get(), bell.fd(), pidfd.get()}, Errc::protocol, "not a sealed"},
-      {{loose.get(), bell.fd(), pidfd.get()}, Errc::protocol, "not a sealed"},
-      {{empty.get(), bell.fd(), pidfd.get()}, Errc::protocol, "of 0 bytes"},
-      {{odd.get(), bell.fd(), pidfd.get()}, Errc::protocol, "of 100 bytes"},
-      {{endless.get(), bell.fd(), pidfd.get()}, Errc::out_of_memory, "cannot map"},
-      {{good.fd(), frozen.get(), pidfd.get()}, Errc::system, "cannot map"},
-      {{good.fd(), pipes[1], pidfd.get()}, Errc::protocol, "not a sealed"},
-      {{other.fd(), bell.fd(), pidfd.get()}, Errc::protocol, "does not share the memory that it announced"},
-      {{good.fd(), bell.fd(), pipes[0]}, Errc::protocol, "something else than its pidfd"},
-      {{good.fd(), bell.fd(), good.fd()}, Errc::protocol, "something else than its pidfd"},
-      {{good.fd(), bell.fd(), file.get()}, Errc::protocol, "something else than its pidfd"},
+      {{good.fd(), bell.fd(), pidfd.get()}, Errc::protocol, "refused"},
+      {{pipes[0], bell.fd(), slots.fd(), pidfd.get()}, Errc::protocol, "not a sealed"},
+      {{file.get(), bell.fd(), slots.fd(), pidfd.get()}, Errc::protocol, "not a sealed"},
+      {{null.get(), bell.fd(), slots.fd(), pidfd.get()}, Errc::protocol, "not a sealed"},
+      {{plain.get(), bell.fd(), slots.fd(), pidfd.get()}, Errc::protocol, "not a sealed"},
+      {{growing.get(), bell.fd(), slots.fd(), pidfd.get()}, Errc::protocol, "not a sealed"},
+      {{shrinking.get(), bell.fd(), slots.fd(), pidfd.get()}, Errc::protocol, "not a sealed"},
+      {{loose.get(), bell.fd(), slots.fd(), pidfd.get()}, Errc::protocol, "not a sealed"},
+      {{empty.get(), bell.fd(), slots.fd(), pidfd.get()}, Errc::protocol, "of 0 bytes"},
+      {{odd.get(), bell.fd(), slots.fd(), pidfd.get()}, Errc::protocol, "of 100 bytes"},
+      {{endless.get(), bell.fd(), slots.fd(), pidfd.get()}, Errc::out_of_memory, "cannot map"},
+      {{good.fd(), bell.fd(), plain.get(), pidfd.get()}, Errc::protocol, "not a sealed"},
+      {{good.fd(), bell.fd(), pidfd.get(), pidfd.get()}, Errc::protocol, "not a sealed"},
+      {{good.fd(), bell.fd(), frozen.get(), pidfd.get()}, Errc::system, "cannot map"},
+      {{good.fd(), frozen.get(), slots.fd(), pidfd.get()}, Errc::system, "cannot map"},
+      {{good.fd(), pipes[1], slots.fd(), pidfd.get()}, Errc::protocol, "not a sealed"},
+      {{other.fd(), bell.fd(), slots.fd(), pidfd.get()},
+       Errc::protocol,
+       "does not share the memory that it announced"},
+      {{good.fd(), bell.fd(), slots.fd(), pipes[0]}, Errc::protocol, "something else than its pidfd"},
+      {{good.fd(), bell.fd(), slots.fd(), good.fd()}, Errc::protocol, "something else than its pidfd"},
+      {{good.fd(), bell.fd(), slots.fd(), file.get()}, Errc::protocol, "something else than its pidfd"},
   };
   for (std::size_t i = 0; i < cases.size(); ++i) {
     const std::string error = error_of(cases[i].descriptors, kNonce, code);
     CHECK(code == cases[i].code && error.find(cases[i].text) != error.npos, "case ", i, ": ", error);
   }
   if (huge)
-    CHECK(error_of({huge.get(), bell.fd(), pidfd.get()}, kNonce, code).find("huge pages") !=
+    CHECK(error_of({huge.get(), bell.fd(), slots.fd(), pidfd.get()}, kNonce, code).find("huge pages") !=
           std::string::npos);
   close(pipes[0]), close(pipes[1]);
 }
@@ -352,7 +359,7 @@ TEST("what a peer may only read it cannot make writable, resize, or empty") {
   send_packet(socket.get(), bytes_of(request), {});
   Reply reply;
   std::vector<UniqueFd> got;
-  CHECK(receive_packet(socket.get(), writable_bytes_of(reply), got, patience()) && got.size() == 3);
+  CHECK(receive_packet(socket.get(), writable_bytes_of(reply), got, patience()) && got.size() == 4);
   const int control = got[0].get(), bell = got[1].get();
   void* read_only = mmap(nullptr, 4096, PROT_READ, MAP_SHARED, control, 0);
   CHECK(read_only != MAP_FAILED);
@@ -369,8 +376,8 @@ TEST("no name appears that could be guessed: no file, no segment, one socket of 
   const auto files = names_in("/tmp"), segments = names_in("/dev/shm"), sockets = socket_names();
   const auto a = make_endpoint(), b = make_endpoint();
   const auto region = std::make_shared<Region>(Region::create("test", 1 << 20, Access::read_write));
-  a->regions().add(region);
-  CHECK(b->peer(a->address(), patience())->resolve(Ref{0, 0}, 4096, patience()) != nullptr);
+  const std::uint16_t number = a->regions().add(region);
+  CHECK(b->peer(a->address(), patience())->resolve(Ref{number, 0}, 4096, patience()) != nullptr);
   // Other programs make names too; none of the new ones may speak of us.
   for (const char* folder : {"/tmp", "/dev/shm"})
     for (const auto& name : names_in(folder)) {

@@ -1,9 +1,13 @@
 // The table of a process's regions, in which every operation looks its tensors up.
 // modes: plain tsan
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <thread>
 
 #include "check.h"
 #include "cluster.h"
+#include "shm/process.h"
 #include "shm/region_table.h"
 
 using namespace occl;
@@ -39,4 +43,23 @@ TEST("a table that is full says so and keeps what it has") {
   for (std::size_t i = 0; i < RegionTable::kMaxRegions; ++i) CHECK(table.add(region) == i);
   CHECK(error_of([&] { table.add(region); }).code() == Errc::out_of_memory);
   CHECK(table.size() == RegionTable::kMaxRegions && table.get(RegionTable::kMaxRegions - 1) == region);
+}
+
+TEST("a forked child offers none of its parent's regions, and finds its own") {
+  const auto regions = process_regions();
+  const auto inherited = std::make_shared<Region>(Region::create("test", 4096, Access::read_write));
+  const std::uint16_t number = regions->add(inherited);
+  CHECK(regions->find(inherited->base(), 8) && regions->get(number) == inherited);
+  const pid_t child = fork();
+  if (child == 0) {
+    const auto own = std::make_shared<Region>(Region::create("test", 4096, Access::read_write));
+    const std::uint16_t added = regions->add(own);
+    const auto ref = regions->find(own->base(), 8);
+    const bool right = !regions->find(inherited->base(), 8) && !regions->get(number) && ref &&
+                       ref->region == added && regions->get(added) == own;
+    _exit(right ? 0 : 1);
+  }
+  int status = 0;
+  CHECK(waitpid(child, &status, 0) == child && status == 0, status);
+  CHECK(regions->find(inherited->base(), 8), "the parent keeps its own");
 }

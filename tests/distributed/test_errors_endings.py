@@ -94,6 +94,8 @@ def end(how):
         sys.exit(3)
     if how == "os._exit":
         os._exit(0)
+    if how == "os._exit with an error":
+        os._exit(3)
     if how == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -103,7 +105,7 @@ def child(rank, store, how, ended):
     if rank == 2:
         return end(how)
     ended.wait()
-    if how in ("returns", "sys.exit"):
+    if how in ("returns", "sys.exit", "os._exit"):
         return exchange(rank, "cpu")
     with pytest.raises(dist.DistBackendError, match=EXITED.format(2)):
         dist.recv(torch.ones(4), 1 - rank)
@@ -136,6 +138,7 @@ def three_children(rank, n, device, *, store, how):
         ("raises", 1),
         ("raises in start_processes", 1),
         ("os._exit", 0),
+        ("os._exit with an error", 3),
         ("killed", -signal.SIGKILL),
     ],
 )

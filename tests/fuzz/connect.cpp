@@ -79,7 +79,7 @@ Answer answer_from(Input& in, std::uint64_t nonce, bool region) {
   if (in.below(4) && region) {
     add(memfd(in, nonce));
   } else if (in.below(4)) {
-    add(memfd(in, nonce)), add(memfd(in, nonce));
+    for (int i = 0; i < 3; ++i) add(memfd(in, nonce));
     add(in.below(4) ? static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0)) : descriptor(in, nonce));
   } else {
     for (std::size_t n = in.below(kMaxDescriptors + 1); n > 0; --n) add(descriptor(in, nonce));

@@ -72,7 +72,7 @@ void one(Input& in) {
             "only a process that knows the secret is answered");
     const bool hello = sent.version == kProtocolVersion && sent.kind == RequestKind::hello;
     require(
-        received.size() == (hello ? 3 : reply.status == ReplyStatus::ok && sent.version == kProtocolVersion),
+        received.size() == (hello ? 4 : reply.status == ReplyStatus::ok && sent.version == kProtocolVersion),
         "only what was asked for is given");
   } else {
     require(received.empty(), "a refusal comes without descriptors");
