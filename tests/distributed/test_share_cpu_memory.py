@@ -250,6 +250,44 @@ def test_what_a_child_may_read_is_not_used_again(fresh):
     in_one_process(fresh, frees_while_a_child_reads)
 
 
+def reduces_what_it_inherited(rank, store, tensors):
+    dist.init_process_group("occl", store=dist.FileStore(store, 2), rank=rank, world_size=2)
+    for t in tensors:
+        t.fill_(rank + 1)
+        dist.all_reduce(t)
+        assert (t == 3).all(), t
+    ours = torch.full((MIB,), float(rank + 1))
+    dist.all_reduce(ours)
+    assert (ours == 3).all()
+    dist.destroy_process_group()
+
+
+def has_forked_ranks(rank, n, device, *, store):
+    """A model made in the parent, and a group of its forked children: by start_processes, for instance."""
+    torch_occl.share_cpu_memory()
+    tensors = [torch.full((count,), 100.0) for count in (1, 5000, MIB)]
+    assert lies_shared(tensors[-1])
+    if dist.is_initialized():  # its engine and its staging memory stay
+        dist.all_reduce(torch.ones(1000))
+        dist.destroy_process_group()
+    context = multiprocessing.get_context("fork")
+    children = [context.Process(target=reduces_what_it_inherited, args=(r, store, tensors)) for r in range(2)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+    assert [child.exitcode for child in children] == [0, 0]
+    assert all((t == 100).all() for t in tensors)
+
+
+@pytest.mark.parametrize("had_group", [False, True])
+def test_a_group_of_forked_children_does_not_touch_their_parents_tensors(fresh, had_group):
+    with fresh(1) as team:
+        if had_group:
+            team.join()
+        team.run(has_forked_ranks, store=team.zygote.new_file())
+
+
 OUTLIVES = """
 import os, torch, torch_occl
 torch.set_num_threads(1)  # OpenMP's threads do not survive a fork
