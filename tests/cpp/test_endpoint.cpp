@@ -142,7 +142,7 @@ TEST("a process that is gone is an error that says so") {
 
 namespace {
 
-std::atomic<bool> holding = false, held = false;
+std::atomic<bool> holding = false, held = false, asked = false;
 
 /// Holds the thread of an endpoint that has taken the event of a death and not handled it yet.
 void hold_at_death(const char* point) {
@@ -233,6 +233,35 @@ TEST("a stopped process is given up at the deadline") {
         Errc::timeout);
   kill(child.pid(), SIGCONT);
   CHECK(Peer::connect(child.address, Deadline::after(kPatience)) != nullptr);
+}
+
+TEST("a thread that waits for a region of a stopped process keeps no other thread waiting") {
+  Child child([](Endpoint& endpoint) {
+    for (int i = 0; i < 3; ++i)
+      endpoint.regions().add(std::make_shared<Region>(Region::create("test", 4096, Access::read_write)));
+  });
+  Endpoint endpoint(std::make_shared<RegionTable>(), kConfig);
+  const auto peer = endpoint.peer(child.address, Deadline::after(kPatience));
+  const auto at = [&](int i) { return Ref{static_cast<std::uint16_t>(kFirstAdded + i), 0}; };
+  const auto* known = peer->resolve(at(0), 4096, Deadline::after(kPatience));
+  kill(child.pid(), SIGSTOP);
+  CHECK(waitpid(child.pid(), nullptr, WUNTRACED) == child.pid());
+  asked = false;
+  fault::hook = [](const char* point) { asked = asked || std::strcmp(point, "peer.asked") == 0; };
+  std::atomic<bool> answered = false;
+  std::thread waits([&] {
+    peer->resolve(at(1), 4096, Deadline::after(kPatience));
+    answered = true;
+  });
+  while (!asked) std::this_thread::yield();
+  fault::hook = nullptr;
+  CHECK(peer->resolve(at(0), 4096, Deadline::after(kPatience)) == known);
+  const auto soon = Deadline::after(std::chrono::milliseconds(50));
+  CHECK(code_of([&] { peer->resolve(at(2), 4096, soon); }) == Errc::timeout);
+  CHECK(!answered, "the thread did not wait, so this test shows nothing");
+  kill(child.pid(), SIGCONT);
+  waits.join();
+  CHECK(answered);
 }
 
 TEST("only sealed regions are mapped, and read-only ones only for reading") {
