@@ -163,7 +163,7 @@ def main() -> None:
     seconds: list[float] = []
     hashes: list[str] = []
     samples_per_epoch = len(loader) * arguments.batch_size
-    bar = tqdm(total=arguments.epochs * samples_per_epoch, unit=" samples", disable=rank != 0)
+    bar = tqdm(total=arguments.epochs * samples_per_epoch, unit=" samples", disable=True if rank else None)
     for epoch in range(arguments.epochs):
         sampler.set_epoch(epoch)
         bar.set_description(f"epoch {epoch + 1}/{arguments.epochs}", refresh=False)

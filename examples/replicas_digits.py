@@ -72,7 +72,7 @@ def main() -> None:
     seconds: list[float] = []
     for epoch in range(arguments.epochs):
         started = time.perf_counter()
-        for batch in tqdm(loader, desc=f"epoch {epoch + 1}/{arguments.epochs}", unit=" steps"):
+        for batch in tqdm(loader, desc=f"epoch {epoch + 1}/{arguments.epochs}", unit=" steps", disable=None):
             losses.append(replicas.data_parallel_step(forward, parameters, optimizers, batch).loss)
         seconds.append(time.perf_counter() - started)
 

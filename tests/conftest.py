@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Generator
 
 import pytest
+import torch
 
 import torch_occl  # noqa: F401  (makes the device for all tests)
 from tests.support import cpp_build
@@ -26,3 +27,10 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         with contextlib.suppress(RuntimeError):  # the test will show it
             cpp_build.build(params["mode"], params["source"])
     return (yield)
+
+
+@pytest.fixture(scope="session")
+def pytorch_compiles() -> None:
+    """For tests in which `torch.compile` or `torch.utils.cpp_extension.load` runs a compiler."""
+    if " " in torch.__file__:
+        pytest.skip(f"PyTorch hands its compiler paths without quotes, and lies in {torch.__file__!r}")

@@ -48,6 +48,18 @@ def test_every_environment_variable_that_is_read_is_in_the_table():
     assert table == read
 
 
+def test_every_folder_of_the_package_is_in_the_table_of_folders():
+    (row,) = re.findall(r"^\| `torch_occl` \| (.*) \|$", (ROOT / "docs/architecture.md").read_text(), re.M)
+    folders = {path.parent.name for path in (ROOT / "torch_occl").glob("*/__init__.py")}
+    assert len(folders) >= 8 and folders <= set(re.findall(r"`(\w+)`", row))
+
+
+def test_every_file_that_a_docstring_names_exists():
+    sources = [*(ROOT / "torch_occl").rglob("*.py")]
+    named = {name for path in sources for name in re.findall(r"`(\w+\.py)`", path.read_text())}
+    assert len(named) >= 4 and named - {path.name for path in sources} == {"conftest.py"}  # the user's
+
+
 def test_what_is_not_overridden_has_a_reason():
     rows = re.findall(r"^\| `(\w+)` \| no \| (.*) \|$", (ROOT / "docs/backend.md").read_text(), re.M)
     assert rows and all(len(reason) > 10 for _, reason in rows), rows

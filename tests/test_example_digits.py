@@ -31,6 +31,7 @@ def run(command: list[str], **variables: str) -> str:
         timeout=TIMEOUT,
     )
     assert result.returncode == 0, result.stdout
+    assert "%|" not in result.stdout, "a progress bar where the output is no terminal"
     return result.stdout
 
 

@@ -30,7 +30,7 @@ TRANSPORTS = {"shared memory": "vader,self", "TCP": "tcp,self"}
 
 
 @pytest.fixture(scope="module")
-def settings() -> dict[str, str]:
+def settings(pytorch_compiles) -> dict[str, str]:
     """Of the environment. The engine has been compiled."""
     found = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(PACKAGE), str(ROOT)]),

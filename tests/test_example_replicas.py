@@ -36,6 +36,7 @@ def run(*command: object) -> str:
         os.killpg(process.pid, signal.SIGABRT)
         pytest.fail(f"it did not end within {TIMEOUT} seconds:\n{process.communicate()[0]}")
     assert process.returncode == 0, output
+    assert "%|" not in output, "a progress bar where the output is no terminal"
     return output
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 import _torch_occl_autoload
 
@@ -130,10 +131,24 @@ def register(device: str | None) -> None:
     _torch_occl_autoload.register(create, ["cpu"] if device is None else [device, "cpu"])
     if device is not None:
         _let_gloo_stand_beside(device)
+        _serve_in_existing_groups(device)
     with contextlib.suppress(ImportError):  # PyTorch may remove this interface
         from torch.distributed import _dist2
 
         _dist2.register_backend("occl", create_experimental)  # type: ignore[arg-type]
+
+
+def _serve_in_existing_groups(device: str) -> None:
+    """Makes groups named occl serve the device, if they are older than it and serve CPU tensors only.
+
+    A group that was asked for as ``cpu:occl`` stays as it is, and so does one in the place of Gloo.
+    """
+    world = distributed_c10d._world
+    for group, (name, _) in list(world.pg_map.items()):
+        if name == "occl" and torch.device(device) not in group._device_types:
+            backend = group._get_backend(torch.device("cpu"))
+            group._register_backend(torch.device(device), dist.ProcessGroup.BackendType.CUSTOM, backend)
+            world.pg_backend_config[group] = repr(dist.BackendConfig(dist.Backend(name)))
 
 
 def _let_gloo_stand_beside(device: str) -> None:

@@ -138,7 +138,9 @@ def main() -> None:
     training.resume()
     if training.losses and rank == 0:
         print(f"goes on after step {len(training.losses)}", flush=True)
-    with tqdm(total=options.steps, initial=len(training.losses), unit=" steps", disable=rank != 0) as bar:
+    with tqdm(
+        total=options.steps, initial=len(training.losses), unit=" steps", disable=True if rank else None
+    ) as bar:
         seconds = training.run(each_step(training, bar, arguments.kill))
         bar.update(len(training.losses) - bar.n)
 

@@ -21,13 +21,6 @@ def run_python_with_device():
     return run
 
 
-@pytest.fixture
-def pytorch_compiles():
-    """For tests in which PyTorch runs a compiler."""
-    if " " in torch.__file__:
-        pytest.skip(f"PyTorch hands its compiler paths without quotes, and lies in {torch.__file__!r}")
-
-
 @pytest.fixture(autouse=True)
 def device_zero():
     """Every test starts and ends on device 0 with its default stream."""

@@ -47,6 +47,68 @@ def test_without_autoload_the_package_has_to_be_imported(installed):
     assert lines == ["False privateuseone", REGISTERED]
 
 
+BEFORE_THE_DEVICE = """
+import os, torch, torch.distributed as dist
+
+child = os.fork() if {ranks} > 1 else 0
+rank = 1 if child else 0
+dist.init_process_group("occl", store=dist.FileStore("{store}", {ranks}), rank=rank, world_size={ranks})
+dist.all_reduce(torch.ones(3))
+group, cpu = dist.new_group(), dist.new_group(backend="cpu:occl")
+import torch_occl
+
+def moves(group, *shape):
+    x = torch.full(shape, rank + 1.0, device="dev")
+    dist.all_reduce(x, group=group)
+    dist.barrier(group=group)
+    return bool((x == sum(range({ranks} + 1))).all())
+
+later = dist.new_group()
+for each in (None, group, later):
+    assert moves(each, 1) and moves(each, 70_000) and moves(each, 3_000_000)
+    assert torch_occl.serves(each, "dev") and torch_occl.serves(each)
+    assert dist.get_backend(each) == "occl"
+    assert dist.get_backend_config(each) == dist.get_backend_config(later)
+mesh = dist.device_mesh.init_device_mesh("dev", ({ranks},))
+assert moves(mesh.get_group(), 5)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 3).to("dev"))
+model(torch.ones(2, 3, device="dev")).sum().backward()
+try:
+    moves(cpu, 3)
+except RuntimeError as error:
+    print(error)
+dist.all_reduce(torch.ones(3), group=cpu)
+del model
+dist.destroy_process_group()
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+@pytest.mark.skipif("dev" not in DEVICES, reason="there is no device")
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.full)])
+def test_groups_that_are_older_than_the_device_serve_it(ranks, installed, tmp_path):
+    said = python(BEFORE_THE_DEVICE.format(ranks=ranks, store=tmp_path / "store"), installed)
+    assert said == ["No backend type associated with device type dev"] * ranks  # asked for as cpu:occl
+
+
+GLOO_BEFORE_THE_DEVICE = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+before = dist.get_backend_config()
+import torch_occl
+print(torch_occl.serves(), torch.device("dev") in dist.group.WORLD._device_types)
+print(dist.get_backend_config() == before)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.full
+def test_groups_in_the_place_of_gloo_serve_what_gloo_does(installed):
+    said = python(GLOO_BEFORE_THE_DEVICE, installed, OCCL_IN_PLACE_OF="gloo")
+    assert said == ["True False", "True"]
+
+
 USE = """
 import torch.distributed as dist
 try:

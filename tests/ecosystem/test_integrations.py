@@ -169,6 +169,15 @@ def test_torchmetrics(setting, tell):
     tell("torchmetrics", GLOO)
 
 
+def test_ignite_wraps_models_where_occl_takes_the_place_of_gloo(tell):
+    tell("pytorch-ignite", CPU)
+    command = (*TORCHRUN, "ignite_digits.py")
+    shown = run(*command, **IN_PLACE[CPU])
+    assert_same_losses(shown, with_gloo(*command))
+    assert "2 ranks, the model is a DistributedDataParallel" in shown
+    tell("pytorch-ignite", GLOO)
+
+
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_ray_train_with_two_workers(setting, tell):
     tell("Ray", setting)
@@ -254,3 +263,25 @@ def test_accelerate_that_is_told_the_backend_but_not_the_cpu_says_that_it_trains
     for rank in range(2):
         assert shown.count(ALONE % rank) == 1, shown
     assert "pass cpu=True to Accelerator" in shown
+
+
+ACCELERATE_IN_A_LOOP_OF_ITS_OWN = "import transformers\n" + ACCELERATE_ALONE
+
+
+def test_a_loop_of_accelerate_gets_its_remedy_although_transformers_is_imported(tmp_path):
+    (program := tmp_path / "alone.py").write_text(ACCELERATE_IN_A_LOOP_OF_ITS_OWN)
+    shown = run(*TORCHRUN, str(program), alone=True)
+    assert shown.count("pass cpu=True to Accelerator") == 2 and "TrainingArguments" not in shown, shown
+
+
+def test_ignite_in_a_group_named_occl_says_that_it_trains_alone(tmp_path):
+    text = (EXAMPLES / "ignite_digits.py").read_text()
+    assert text.count('idist.initialize("gloo")') == 1
+    named = text.replace('idist.initialize("gloo")', 'torch.distributed.init_process_group("occl")')
+    (program := tmp_path / "alone.py").write_text(named)
+    (tmp_path / "digits.py").symlink_to(EXAMPLES / "digits.py")
+    shown = run(*TORCHRUN, str(program), alone=True)
+    for rank in range(2):
+        text = f"rank {rank} trains alone: Ignite does not know the backend occl"
+        assert shown.count(text) == 1, shown
+    assert "make a group named gloo and set OCCL_IN_PLACE_OF=gloo" in shown

@@ -6,14 +6,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from torch_occl.conformance.tensors import COMPLEX, FLOATS, INTEGERS
-
-if TYPE_CHECKING:
-    pass
 
 API = "distributed/distributed_c10d.py"
 BACKEND = "include/torch/csrc/distributed/c10d/Backend.hpp"

@@ -185,4 +185,4 @@ print(type(dist.group.WORLD._get_backend(torch.device("cpu"))).__name__, x.tolis
     ]
     said = [process.communicate(timeout=180) for process in processes]
     assert [out for out, _ in said] == ["ProcessGroupGloo [2.0, 2.0, 2.0]\n"] * 2, said
-    assert f"rank 1 {ABSENT}" in said[0][1] and "occl" not in said[1][1]
+    assert f"rank 1 {ABSENT}" in said[0][1] and "uses Gloo" not in said[1][1]

@@ -1,0 +1,112 @@
+"""Numbers in running text of the docs against the results of the benchmark that they come from."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PEERS, TRAINING = "2026-11-26-peers-xeon", "2026-11-26-training"
+KIB, MIB = 1 << 10, 1 << 20
+
+
+def results(name: str) -> Any:
+    return json.loads((ROOT / f"benchmarks/results/{name}.json").read_text())["results"]
+
+
+def text_of(page: str) -> str:
+    """In one line, so that a sentence is found wherever its lines end."""
+    return " ".join((ROOT / page).read_text().split())
+
+
+def times(operation: str = "all_reduce", name: str = PEERS) -> dict[int, dict[str, dict[str, Any]]]:
+    """By size and contender, where all contenders were measured."""
+    found: dict[int, dict[str, dict[str, Any]]] = {}
+    for row in results(name):
+        if row["operation"] == operation:
+            found.setdefault(row["bytes"], {})[row["contender"]] = row
+    return {size: rows for size, rows in found.items() if "gloo" in rows}
+
+
+def speed_over_gloo(rows: dict[str, dict[str, Any]]) -> float:
+    """Beside the lower quartile of Gloo, of the slower of the two kinds of tensors."""
+    return min(rows["gloo"]["lower_us"] / rows[name]["median_us"] for name in ("occl-dev", "occl-cpu"))
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/performance.md"])
+def test_an_all_reduce_is_as_much_faster_than_gloo_as_the_page_says(page):
+    claim = r"of 64 MiB is (\d+) times as fast as over Gloo, and one of up to 64 KiB at least (\d+) times"
+    (large, small) = re.findall(claim, text_of(page))[0]
+    speeds = {size: speed_over_gloo(rows) for size, rows in times().items()}
+    assert round(speeds[64 * MIB]) == int(large) and round(min(speeds.values())) == int(large)
+    assert int(min(speed for size, speed in speeds.items() if size <= 64 * KIB)) == int(small)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/performance.md"])
+def test_training_is_as_much_faster_than_with_gloo_as_the_page_says(page):
+    (least, most) = re.findall(r"Training is ([\d.]+) to ([\d.]+) times as fast", text_of(page))[0]
+    speeds = [
+        rows[name]["samples_per_second"] / rows["gloo"]["samples_per_second"]
+        for rows in results(TRAINING).values()
+        for name in rows
+        if name.startswith("occl")
+    ]
+    assert (f"{min(speeds):.1f}", f"{max(speeds):.1f}") == (least, most)
+
+
+def test_staging_takes_as_much_longer_as_the_page_says():
+    (least, most) = re.findall(r"that takes ([\d.]+) to ([\d.]+) times as long", text_of("docs/tuning.md"))[0]
+    operations = {row["operation"] for row in results(PEERS)}
+    ratios = [
+        rows["occl-cpu"]["median_us"] / rows["occl-dev"]["median_us"]
+        for operation in operations
+        for size, rows in times(operation).items()
+        if size >= 256 * KIB
+    ]
+    assert len(ratios) > 50
+    assert (f"{min(ratios):.1f}", f"{max(ratios):.1f}") == (least, most)
+
+
+def test_an_all_reduce_that_moves_nothing_takes_as_long_as_the_pages_say():
+    floors = {
+        name: [rows["floor"]["median_us"] for size, rows in times(name=name).items() if size <= MIB]
+        for name in (PEERS, "2026-11-26-peers-epyc")
+    }
+    (least, most) = re.findall(r"from Python costs (\d+) to (\d+) us up to 1 MiB", text_of("docs/tuning.md"))[
+        0
+    ]
+    assert (round(min(floors[PEERS])), round(max(floors[PEERS]))) == (int(least), int(most))
+    (epyc, xeon) = re.findall(
+        r"that does nothing takes (\d+) us \(AMD EPYC\) to (\d+) us", text_of("docs/performance.md")
+    )[0]
+    assert round(min(floors["2026-11-26-peers-epyc"])) == int(epyc) and round(max(floors[PEERS])) == int(xeon)
+
+
+def rows_of(page: str, heading: str) -> list[list[str]]:
+    """The cells of the table with this heading."""
+    table = (ROOT / page).read_text().split(heading)[1].split("\n\n")[0]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+
+
+def test_the_table_of_an_all_reduce_has_the_medians():
+    units = {"us": 1.0, "ms": 1000.0}
+    sizes = {"64 B": 64, "64 KiB": 64 * KIB, "1 MiB": MIB, "16 MiB": 16 * MIB, "64 MiB": 64 * MIB}
+    measured = times()
+    rows = rows_of("docs/performance.md", "| all_reduce of | occl, `dev` | occl, CPU | Gloo, CPU |")
+    assert [size for size, *_ in rows] == list(sizes)
+    for size, *cells in rows:
+        for cell, name in zip(cells, ("occl-dev", "occl-cpu", "gloo", "floor"), strict=True):
+            number, unit = cell.split()
+            shown = measured[sizes[size]][name]["median_us"] / units[unit]
+            assert f"{shown:.{len(number.partition('.')[2])}f}" == number, (size, name)
+
+
+def test_the_table_of_training_has_the_medians():
+    names = ["occl-dev", "occl-cpu-shared", "occl-cpu", "gloo", "none-dev", "none-cpu-shared", "none-cpu"]
+    rows = rows_of("docs/performance.md", "| model | occl, `dev` | occl, CPU, shared |")
+    for (_, *cells), measured in zip(rows, results(TRAINING).values(), strict=True):
+        assert cells == [f"{measured[name]['samples_per_second']:.0f}" for name in names]
