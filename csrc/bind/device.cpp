@@ -55,11 +55,13 @@ py::list run_compiled(const py::function& code, py::list inputs, int index) {
 }  // namespace
 
 void bind_device(py::module_& module) {
-  dev::set_wait_wrapper([](const std::function<bool()>& slice) {
+  dev::set_wait_wrapper([](const std::function<bool()>& slice, dev::Interrupts interrupts) {
+    const bool locked = PyGILState_Check();
     const auto wait = [&] {
-      while (!slice()) pg::interrupt_check()();
+      while (!slice())
+        if (locked || interrupts == dev::Interrupts::always) pg::interrupt_check()();
     };
-    if (!PyGILState_Check()) return wait();
+    if (!locked) return wait();
     py::gil_scoped_release release;
     wait();
   });
