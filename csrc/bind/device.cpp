@@ -2,6 +2,7 @@
 
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <pybind11/functional.h>
+#include <torch/csrc/Exceptions.h>
 
 #include "device/ops/cpu_aliases.h"
 #include "device/ops/run_compiled.h"
@@ -101,7 +102,15 @@ void bind_device(py::module_& module) {
     py::gil_scoped_release release;
     dev::enqueue(stream, [held] {
       py::gil_scoped_acquire gil;
-      (*held)();
+      try {
+        (*held)();
+      } catch (py::error_already_set& error) {
+        // An event can bring the exception to several threads, and pybind11's can be raised only once.
+        error.restore();
+        python_error raised;
+        raised.persist();
+        throw std::move(raised);
+      }
     });
   });
   module.def("_device_share_memory", &dev::share_memory);

@@ -102,6 +102,7 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::launch(std::span<Request> requests,
     for (Request& request : requests) coalescing_.push_back(std::move(request));
     return coalesced_;
   }
+  check_order(requests);
   SideStreams streams;
   for (const Request& request : requests) streams.add(request);
   if (streams.empty())
@@ -113,6 +114,19 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::launch(std::span<Request> requests,
   if (mode == Mode::held) release_after(streams, work);
   if (!async) work->wait();
   return work;
+}
+
+void ProcessGroupOCCL::check_order(std::span<const Request> requests) {
+  const auto callbacks = CallbackOrder::of_this_thread(*group_);
+  if (!callbacks || requests.empty() || requests.front().transfer()) return;
+  const std::uint64_t number = next_number(requests.front());
+  if (callbacks->fits(number)) return;
+  checked([&] {
+    invalid(name_of(requests.front()), "operation #", number, " of group ", group_->name(),
+            " is called in a callback of a future, after calls that came later than getFuture(). "
+            "Ranks run a callback at different moments, so they would not all have this order. Wait for the "
+            "callback's future before the next call in the group, or give callbacks a group of their own");
+  });
 }
 
 void ProcessGroupOCCL::startCoalescing() {
@@ -135,6 +149,7 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::endCoalescing() {
         else
           group_->refuse(why);
       });
+  check_order(coalescing_);
   if (!coalescing_.empty()) coalesced_->set_entries(record(coalescing_, /*manager=*/true));
   SideStreams streams;
   for (const Request& request : coalescing_) streams.add(request);

@@ -111,6 +111,7 @@ WorkOCCL::WorkOCCL(std::shared_ptr<coll::Communicator> group, c10d::OpType type,
            at::hasCallbacks() ? std::optional(inputs.vec()) : std::nullopt),
       group_(std::move(group)),
       hook_(std::move(hook)),
+      launched_in_(CallbackOrder::of_this_thread(*group_)),
       begin_(std::chrono::steady_clock::now()) {
   if (hook_) hook_->launched();
 }
@@ -144,6 +145,7 @@ void WorkOCCL::add(Request&& request, Mode mode) {
     engine().submit_before_wait(*group_, part.operation);
   else
     engine().submit(*group_, part.operation);
+  if (launched_in_ && !part.operation.is_transfer()) launched_in_->called(part.operation.sequence());
 }
 
 void WorkOCCL::release() {
@@ -228,11 +230,20 @@ bool WorkOCCL::ordered_by_streams() const {
   });
 }
 
+/// Under mutex_. Null for messages, which peers and tags order.
+std::shared_ptr<CallbackOrder> WorkOCCL::order_of_callbacks() const {
+  if (parts_.empty() || group_->size() == 1) return nullptr;
+  if (parts_.back().operation.is_transfer()) return nullptr;
+  return std::make_shared<CallbackOrder>(*group_, called_at_future_, launched_in_);
+}
+
 void WorkOCCL::settle(const FuturePtr& future) noexcept try {
-  if (const Error* failed = error()) return future->setError(as_exception(*failed));
   std::unique_lock lock(mutex_);
-  c10::IValue outcome = value();
+  const CallbackOrder::Running callbacks(order_of_callbacks());
+  c10::IValue outcome;
+  if (!error()) outcome = value();
   lock.unlock();
+  if (const Error* failed = error()) return future->setError(as_exception(*failed));
   future->markCompleted(std::move(outcome));
 } catch (const std::exception& error) {
   TORCH_WARN("a callback on the future of a collective failed: ", error.what());
@@ -250,6 +261,7 @@ void WorkOCCL::settle_result(const FuturePtr& future) const noexcept try {
 
 c10::intrusive_ptr<c10::ivalue::Future> WorkOCCL::getFuture() {
   std::unique_lock lock(mutex_);
+  called_at_future_ = group_->sequence();
   if (future_) return future_;
   std::vector<c10::Device> devices;
   for (const auto& tensor : outputs())

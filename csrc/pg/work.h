@@ -12,6 +12,7 @@
 #include "coll/communicator.h"
 #include "coll/operation.h"
 #include "memory/queue.h"
+#include "pg/callback_order.h"
 #include "pg/completion_hook.h"
 #include "pg/flight_recorder.h"
 #include "pg/request.h"
@@ -108,12 +109,14 @@ class WorkOCCL final : public c10d::Work {
   const Error* error() const;
   Tensors outputs() const;
   c10::IValue value();
+  std::shared_ptr<CallbackOrder> order_of_callbacks() const;
   bool ordered_by_streams() const;
   void settle(const FuturePtr& future) noexcept;
   void settle_result(const FuturePtr& future) const noexcept;
 
   const std::shared_ptr<coll::Communicator> group_;
   const std::shared_ptr<CompletionHook> hook_;
+  const std::shared_ptr<CallbackOrder> launched_in_;  // null: not in a callback of a work of the group
   std::unique_ptr<FlightRecorder::Entries> entries_;  // set before the first part is added, if at all
   Tensors result_;                                    // set before seal(), if at all
   std::list<Part> parts_;                             // grows only before seal(), on the thread that adds
@@ -122,6 +125,7 @@ class WorkOCCL final : public c10d::Work {
   std::chrono::steady_clock::time_point end_;
   // Guarded by Work::mutex_:
   bool told_ = false;                            // tell() has run: a future made later settles itself
+  std::uint64_t called_at_future_ = 0;           // collectives of the group when getFuture was called last
   FuturePtr future_;                             // carries the outputs
   at::Tensor rows_;                              // its value, if that is one tensor for several outputs
   std::shared_ptr<memory::Mark> end_of_future_;  // set if the future is complete before the end of the work
