@@ -102,8 +102,8 @@ def results(tmp_path_factory) -> Results:
 
 
 def test_a_rank_makes_its_thread_pool_anew():
-    """It does so with one thread, before threads of autograd do it all at once. A rank of a warm process with a
-    pool of three threads has three."""
+    """With one thread, before threads of autograd do it all at once. A rank of a warm process with a pool of
+    three threads has three."""
     script = """
 import os, sys, torch
 from multiprocessing import Pipe

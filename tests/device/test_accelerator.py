@@ -216,7 +216,7 @@ FORK = """
 
 
 def test_a_forked_child_makes_its_thread_pool_before_autograd_starts_threads(run_python):
-    """PyTorch drops the parent's pool at the first use, without a lock: the devices' threads must not be first."""
+    """PyTorch drops the parent's pool at the first use, without a lock. That must not be by many threads."""
     out = run_python(
         FORK
         + """

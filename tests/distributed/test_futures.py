@@ -235,7 +235,7 @@ def a_block_ends_with_its_last_message(rank, n, device):
 
 
 def calls_of_callbacks_keep_their_place(rank, n, device):
-    """A callback runs before `then` returns, while its work is in flight: its calls come before the next ones."""
+    """A callback runs before `then` returns, with its work in flight: its calls come before the next ones."""
     a, b, c = (torch.full((5,), rank + 1.0, device="dev") for _ in range(3))
     if rank == 1:
         dist.recv(torch.zeros(1), 0)  # so rank 0's calls are all in flight
@@ -288,7 +288,7 @@ def errors_pass_through_callbacks(rank, n, device):
 
 
 def callbacks_of_a_side_stream(rank, n, device):
-    """The future's wait makes a side stream wait, and not the host; so does a wait for what a callback copies."""
+    """A future's wait makes a side stream wait, and not the host; so for what a callback copies."""
     stream, t, copy = torch.dev.Stream(), torch.ones(100, device="dev"), torch.zeros(100, device="dev")
     if rank == 1:
         dist.recv(torch.zeros(1), 0)
@@ -341,13 +341,17 @@ def late_calls_of_callbacks(rank, n, device):
     works = [work, dist.all_reduce(torch.ones(4), async_op=True)]
     if rank == 0:
         dist.send(torch.zeros(1), 1)
-        with pytest.raises(RuntimeError, match="all_reduce: operation #.* is called in a callback of a future"):
+        with pytest.raises(
+            RuntimeError, match=r"all_reduce: operation #.* is called in a callback of a future"
+        ):
             future.wait()
     for work in works:
         work.wait()
     assert (t == 1).all()
     # Asked for after the later call, the callback's call has its place.
-    futures = [work.get_future() for work in [dist.all_reduce(torch.ones(4), async_op=True) for _ in range(2)]]
+    futures = [
+        work.get_future() for work in [dist.all_reduce(torch.ones(4), async_op=True) for _ in range(2)]
+    ]
     futures[0].then(lambda _: dist.all_reduce(t)).wait()
     assert (t == n).all()
     assert_works(device)

@@ -112,8 +112,8 @@ def work(given: Descriptors) -> NoReturn:
 def _make_thread_pool_anew() -> None:
     """If the warm process has used PyTorch's thread pool, this process has it without its threads.
 
-    PyTorch replaces it at its first use here, without a lock. The first use would be autograd's, by one thread
-    for each device of an accelerator at once, which can end the process ("Invalid thread pool!").
+    PyTorch replaces it at its first use here, without a lock. The first use would be autograd's, by one
+    thread for each device of an accelerator at once, which can end the process ("Invalid thread pool!").
     """
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(torch.get_num_threads())

@@ -208,14 +208,14 @@ RecordsOf::~RecordsOf() { t_recorded = std::move(before_); }
 
 void record(Event*& event, const c10::Stream& stream, bool timing) {
   check_fork();
-  auto mark = t_recorded ? t_recorded : std::make_shared<Mark>();
-  if (t_recorded) {
-    // Something else passes it.
-  } else if (query(stream)) {
+  auto mark = t_recorded;
+  if (!mark) {
+    mark = std::make_shared<Mark>();
     // On an idle stream nothing is ahead of the event: it passes here, without waking a thread.
-    mark->pass(error_of(stream));
-  } else {
-    enqueue(stream, [mark, stream] { mark->pass(error_of(stream)); });
+    if (query(stream))
+      mark->pass(error_of(stream));
+    else
+      enqueue(stream, [mark, stream] { mark->pass(error_of(stream)); });
   }
   if (!event) event = new Event{nullptr, stream, timing};
   event->mark = std::move(mark);
