@@ -66,6 +66,7 @@ TWO_DEVICES = (STREAMS + "test_a_call_with_tensors_of_two_devices_uses_the_strea
 GOES_ON = (STREAMS + "test_a_wait_under_a_side_stream_makes_that_stream_wait",)
 POLLS = (STREAMS + "test_a_thread_that_drives_does_not_copy_on_its_own_stream",)
 WORKS = "tests/distributed/test_futures.py::test_works_and_futures"
+FUTURES = "tests/distributed/test_futures.py::test_futures_of_the_device_are_those_of_an_accelerator"
 CALLBACKS = ("tests/distributed/test_futures.py::test_a_callback_may_launch_collectives_and_wait_for_them",)
 CAPABLE = "tests/distributed/test_capabilities.py::"
 ON_DEV = "tests/device/test_streams.py::"
@@ -261,6 +262,12 @@ MUTATIONS = [
     Mutation("messages and collectives have the same numbers", "pg/flight_recorder.cpp", "kMessages = 1'000'000'000;", "kMessages = 0;", (RECORDER + "test_messages_have_entries",)),
     Mutation("a rank outside of a call does not look", "pg/flight_recorder.cpp", "if (!communicator->error()) communicator->look();", "", (RECORDER + "test_a_missing_rank_is_found_and_has_written_its_file_too",)),
     Mutation("callbacks come before the end", "pg/work.cpp", "  open_.store(0, std::memory_order_release);  // pairs with ended()\n  return true;", "  tell();\n  open_.store(0, std::memory_order_release);\n  return false;", (WORKS + "[callbacks_come_after_the_end-2-cpu]",)),
+    Mutation("futures of the device wait for the end", "pg/work.cpp", "if (!late && ordered_by_streams()) {", "if (false) {", (FUTURES + "[calls_of_callbacks_keep_their_place]",)),
+    Mutation("the event of a future is that of the default stream", "pg/work.cpp", "    const device::RecordsOf this_work(end_of_future_);\n", "", (FUTURES + "[rows_come_with_the_end]",)),
+    Mutation("rows of an all_gather stay empty", "pg/work.cpp", "    gathered = true;\n    copy_to_rows();\n", "    gathered = true;\n", (FUTURES + "[rows_come_with_the_end]",)),
+    Mutation("a future is complete before its CPU tensor", "pg/work.cpp", "return t.is_privateuseone() && !t.is_sparse();", "return !t.is_sparse();", (FUTURES + "[mixed_futures_end_with_the_work]",)),
+    Mutation("streams of callbacks keep errors", "device/runtime/stream.cpp", "    queue.forget(queue.error());\n", "", (FUTURES + "[errors_pass_through_callbacks]",)),
+    Mutation("callbacks call when they like", "pg/process_group.cpp", "  if (callbacks->fits(number)) return;\n", "  if (number > 0) return;\n", ("tests/distributed/test_futures.py::test_a_callback_that_communicates_too_late_is_refused",)),
     Mutation("a future that comes late hears nothing", "pg/work.cpp", "  if (late) settle(future_);", "", (WORKS + "[late_futures-2-cpu]",)),
     Mutation("the end is not remembered for late futures", "pg/work.cpp", "    told_ = true;\n", "", (WORKS + "[late_futures-2-cpu]",)),
     Mutation("a work drives while its callbacks run", "pg/work.cpp", "  const coll::Engine::Callback callback(engine());\n", "", CALLBACKS),
@@ -310,10 +317,13 @@ MUTATIONS = [
     Mutation("no thread hears that a mark is passed", "memory/queue.cpp", "  condition_.notify_all();\n", "", QUEUE),
     Mutation("no thread hears that a task has finished", "memory/queue.cpp", "    done_.notify_all();\n", "", QUEUE),
     Mutation("a wait for a queue ends one task early", "memory/queue.cpp", "return finished_ >= target;", "return finished_ + 1 >= target;", QUEUE),
-    Mutation("an event is recorded at once", "device/runtime/stream.cpp", "  if (query(stream)) {\n    mark->pass();", "  if (query(stream) || true) {\n    mark->pass();", HOST_WAITS),
-    Mutation("a stream does not wait for an event", "device/runtime/stream.cpp", "  enqueue(stream, [mark = event->mark] { mark->wait(); });\n", "", BUSY),
-    Mutation("a stream waits for the latest recording", "device/runtime/stream.cpp", "  enqueue(stream, [mark = event->mark] { mark->wait(); });", "  enqueue(stream, [event] { event->mark->wait(); });", (ON_DEV + "test_a_stream_waits_for_the_recording_it_saw",)),
-    Mutation("the default stream does not wait for an event", "device/runtime/stream.cpp", "if (is_default(stream)) return wait_on_host(*event->mark);", "if (is_default(stream)) return;", HOST_WAITS),
+    Mutation("an event is recorded at once", "device/runtime/stream.cpp", "    if (query(stream))\n      mark->pass", "    if (query(stream) || true)\n      mark->pass", HOST_WAITS),
+    Mutation("a stream does not wait for an event", "device/runtime/stream.cpp", "      mark->wait();\n", "", BUSY),
+    Mutation("a stream waits for the latest recording", "device/runtime/stream.cpp", "[mark = event->mark] {\n      mark->wait();", "[event, mark = event->mark] {\n      event->mark->wait();", (ON_DEV + "test_a_stream_waits_for_the_recording_it_saw",)),
+    Mutation("the default stream does not wait for an event", "device/runtime/stream.cpp", "  if (!event->mark->passed()) wait_on_host(*event->mark, Interrupts::with_the_lock);\n  rethrow(*event);\n", "", HOST_WAITS),
+    Mutation("an event carries no error to streams", "device/runtime/stream.cpp", "      if (mark->error()) std::rethrow_exception(mark->error());\n", "", (ON_DEV + "test_an_event_carries_the_error_of_its_stream",)),
+    Mutation("an event carries no error to the host", "device/runtime/stream.cpp", "Interrupts::with_the_lock);\n  rethrow(*event);\n", "Interrupts::with_the_lock);\n", (ON_DEV + "test_an_event_carries_the_error_of_its_stream",)),
+    Mutation("a forked process keeps its parent's thread pool", "device/runtime/device.cpp", "  if (is_forked()) make_thread_pool_anew();\n", "", ("tests/device/test_accelerator.py::test_a_forked_child_makes_its_thread_pool_before_autograd_starts_threads",)),
     Mutation("no thread waits for an event", "device/runtime/stream.cpp", "  if (!event->mark->passed()) wait_on_host(*event->mark);\n", "", HOST_WAITS),
     Mutation("no thread waits for a stream", "device/runtime/stream.cpp", "  Queue& queue = queue_of(stream);\n  wait_on_host(queue);\n", "  Queue& queue = queue_of(stream);\n", HOST_WAITS),
     Mutation("no thread waits for a device", "device/runtime/stream.cpp", "  each_queue(index, [](Queue& queue) { wait_on_host(queue); });\n", "", HOST_WAITS),

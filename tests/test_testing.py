@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.support.interpreter import PACKAGE
+from tests.support.interpreter import PACKAGE, run_python
 
 pytestmark = pytest.mark.full
 
@@ -99,6 +99,28 @@ def results(tmp_path_factory) -> Results:
     )
     assert done.returncode == 1, done.stdout + done.stderr
     return Results(endings(folder / "results.xml"), done.stdout)
+
+
+def test_a_rank_makes_its_thread_pool_anew():
+    """With one thread, before threads of autograd do it all at once. A rank of a warm process with a pool of
+    three threads has three."""
+    script = """
+import os, sys, torch
+from multiprocessing import Pipe
+from _torch_occl_autoload import load_alone
+rank = load_alone("testing.rank")
+torch.set_num_threads(3)
+torch.get_num_threads()  # which PyTorch would otherwise do in the child
+ours, theirs = Pipe()
+if os.fork() == 0:
+    ours.close()
+    rank.work(rank.Descriptors(theirs.fileno(), os.dup(2), os.dup(2), os.open(os.devnull, os.O_WRONLY)))
+job = {"module": "os", "name": "listdir", "path": sys.path, "args": ["/proc/self/task"], "params": {}}
+ours.send(job | {"once": False})
+kind, threads = ours.recv()
+print(kind, len(threads))
+"""
+    assert run_python("-c", script, stderr=False).split() == ["returned", "3"]
 
 
 def test_every_test_of_the_sample_ends_as_its_name_says(results):

@@ -2,6 +2,7 @@
 
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <pybind11/functional.h>
+#include <torch/csrc/Exceptions.h>
 
 #include "device/ops/cpu_aliases.h"
 #include "device/ops/run_compiled.h"
@@ -55,11 +56,13 @@ py::list run_compiled(const py::function& code, py::list inputs, int index) {
 }  // namespace
 
 void bind_device(py::module_& module) {
-  dev::set_wait_wrapper([](const std::function<bool()>& slice) {
+  dev::set_wait_wrapper([](const std::function<bool()>& slice, dev::Interrupts interrupts) {
+    const bool locked = PyGILState_Check();
     const auto wait = [&] {
-      while (!slice()) pg::interrupt_check()();
+      while (!slice())
+        if (locked || interrupts == dev::Interrupts::always) pg::interrupt_check()();
     };
-    if (!PyGILState_Check()) return wait();
+    if (!locked) return wait();
     py::gil_scoped_release release;
     wait();
   });
@@ -99,7 +102,15 @@ void bind_device(py::module_& module) {
     py::gil_scoped_release release;
     dev::enqueue(stream, [held] {
       py::gil_scoped_acquire gil;
-      (*held)();
+      try {
+        (*held)();
+      } catch (py::error_already_set& error) {
+        // An event can bring the exception to several threads, and pybind11's can be raised only once.
+        error.restore();
+        python_error raised;
+        raised.persist();
+        throw std::move(raised);
+      }
     });
   });
   module.def("_device_share_memory", &dev::share_memory);

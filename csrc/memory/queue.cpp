@@ -1,6 +1,7 @@
 #include "memory/queue.h"
 
 #include <thread>
+#include <utility>
 
 #include "base/error.h"
 #include "base/thread.h"
@@ -60,6 +61,16 @@ void Queue::rethrow() {
   if (error) std::rethrow_exception(error);
 }
 
+std::exception_ptr Queue::error() {
+  std::lock_guard lock(mutex_);
+  return error_;
+}
+
+void Queue::forget(const std::exception_ptr& error) {
+  std::lock_guard lock(mutex_);
+  if (error_ == error) error_ = nullptr;
+}
+
 void Queue::run() {
   prepare_();
   std::unique_lock lock(mutex_);
@@ -85,9 +96,11 @@ void Queue::run() {
   }
 }
 
-void Mark::pass() {
+void Mark::pass(std::exception_ptr error) {
   std::lock_guard lock(mutex_);
+  if (passed_) return;  // waiters read what does not change any more
   at_ = Queue::Clock::now();
+  error_ = std::move(error);
   passed_ = true;
   condition_.notify_all();
 }

@@ -37,6 +37,10 @@ class Queue {
 
   /// Throws the first exception that a task has thrown since the last call, if there is one.
   void rethrow();
+  /// What `rethrow` would throw now; null: nothing.
+  std::exception_ptr error();
+  /// `rethrow` does not throw this exception any more, because the caller knows of it.
+  void forget(const std::exception_ptr& error);
 
  private:
   void run();
@@ -55,17 +59,21 @@ class Queue {
 /// affect it.
 class Mark {
  public:
-  void pass();
+  /// `error`: what has gone wrong before the mark; null: nothing.
+  void pass(std::exception_ptr error = nullptr);
   bool passed();
   bool wait(Queue::Clock::time_point until = Queue::Clock::time_point::max());
   /// When it was passed. Requires that `passed` or `wait` has returned true.
   Queue::Clock::time_point at() const { return at_; }
+  /// What `pass` was called with. The same requirement.
+  const std::exception_ptr& error() const { return error_; }
 
  private:
   std::mutex mutex_;
   std::condition_variable condition_;
   bool passed_ = false;
   Queue::Clock::time_point at_;
+  std::exception_ptr error_;
 };
 
 }  // namespace occl::memory

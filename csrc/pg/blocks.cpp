@@ -71,9 +71,12 @@ void set_reduction(const char* call, coll::Collective& c, const c10d::ReduceOp& 
   const auto number = static_cast<int>(op.op_);
   if (number < 0 || number >= kReduceOps) invalid(call, "invalid reduce operation number ", number);
   c.op = static_cast<ReduceOp>(number);  // c10d's numbers and the core's are the same, see below
-  if (!kernels::supported(c.dtype, c.op))
-    raise(Error(Errc::invalid_argument, concat(call, ": ReduceOp.", name_of(c.op), " has no meaning for ",
-                                               name_of(c.dtype), " tensors")));
+  if (!kernels::supported(c.dtype, c.op)) {
+    const bool bitwise = c.op == ReduceOp::band || c.op == ReduceOp::bor || c.op == ReduceOp::bxor;
+    const std::string begin =
+        bitwise ? concat("Cannot use ReduceOp.", name_of(c.op), " with non-integral dtype: ") : "";
+    invalid(call, begin, "ReduceOp.", name_of(c.op), " has no meaning for ", name_of(c.dtype), " tensors");
+  }
   if (c.op != ReduceOp::premul_sum) return;
   const auto* supplement = dynamic_cast<const c10d::PreMulSumSupplement*>(op.supplement_.get());
   if (!supplement) invalid(call, "ReduceOp.PREMUL_SUM needs a factor");
@@ -119,11 +122,22 @@ void set_dense(coll::Collective& c, const at::Tensor& t) {
 
 namespace {
 
+/// A list without a tensor for each rank. c10d's checks have a text for each kind of call.
+[[noreturn]] void wrong_length(const char* call, coll::Kind kind, const char* side, std::size_t got,
+                               std::size_t ranks) {
+  if (kind == coll::Kind::all_to_all)
+    invalid(call, side, " tensor list size ", got, " does not match world size ", ranks);
+  if (kind == coll::Kind::all_gather)
+    invalid(call, "invalid ", side, " tensor list at index 0 (expected length ", ranks, ", got ", got, ")");
+  const std::string title = side[0] == 'i' ? "Input" : "Output";
+  invalid(call, "Incorrect ", side, " list size ", got, ". ", title, " list size should be ", ranks,
+          ", same as size of the process group.");
+}
+
 coll::Blocks list_blocks(const char* call, Request& request, const Tensors& tensors,
                          const at::Tensor& reference, std::size_t expected, bool written) {
   if (tensors.size() != expected)
-    invalid(call, "invalid ", written ? "output" : "input",
-            " tensor list: expected one tensor for each of the ", expected, " ranks, got ", tensors.size());
+    wrong_length(call, request.collective().kind, written ? "output" : "input", tensors.size(), expected);
   auto& blocks = written ? request.out : request.in;
   blocks.reserve(expected);
   coll::Blocks out{nullptr, 0, static_cast<std::uint32_t>(expected), nullptr};

@@ -7,8 +7,7 @@ namespace occl::pg {
 void check_tensor(const char* call, const at::Tensor& t) {
   if (!t.defined()) invalid(call, "invalid tensor: it is undefined");
   if (t.layout() != at::kStrided)
-    invalid(call, "unsupported layout: invalid tensor layout ", c10::str(t.layout()),
-            ", a dense tensor is needed");
+    invalid(call, "only supports dense tensors (unsupported layout ", c10::str(t.layout()), ")");
   if (!t.device().is_cpu() && !t.device().is_privateuseone())
     invalid(call, "unsupported device type ", c10::DeviceTypeName(t.device().type(), true),
             ": occl moves CPU and ", c10::get_privateuse1_backend(), " tensors");
@@ -18,11 +17,11 @@ void check_tensor(const char* call, const at::Tensor& t) {
 
 void check_alike(const char* call, const at::Tensor& t, const at::Tensor& reference, std::size_t index) {
   if (t.scalar_type() != reference.scalar_type())
-    invalid(call, "invalid tensor type at index ", index, ": expected ", c10::str(reference.scalar_type()),
-            ", got ", c10::str(t.scalar_type()));
+    invalid(call, "invalid tensor type at index ", index, " (expected ", c10::str(reference.scalar_type()),
+            ", got ", c10::str(t.scalar_type()), ")");
   if (t.device() != reference.device())
-    invalid(call, "tensors on different devices: ", c10::str(reference.device()), " and ",
-            c10::str(t.device()), " at index ", index);
+    invalid(call, "tensors should be on the same device (", c10::str(reference.device()), ", and ",
+            c10::str(t.device()), " at index ", index, ")");
 }
 
 void check_same(const char* call, const Tensors& tensors) {
@@ -31,20 +30,28 @@ void check_same(const char* call, const Tensors& tensors) {
     check_tensor(call, tensors[i]);
     check_alike(call, tensors[i], tensors.front(), i);
     if (tensors[i].sizes() != tensors.front().sizes())
-      invalid(call, "invalid tensor size at index ", i, ": expected ", c10::str(tensors.front().sizes()),
-              ", got ", c10::str(tensors[i].sizes()));
+      invalid(call, "invalid tensor size at index ", i, " (expected ", c10::str(tensors.front().sizes()),
+              ", got ", c10::str(tensors[i].sizes()), ")");
   }
 }
 
-const at::Tensor& only(const char* call, const Tensors& tensors, const char* what) {
-  if (tensors.empty()) invalid(call, "requires non-empty tensor list: ", what, " has no tensor");
-  if (tensors.size() > 1) invalid(call, what, " must have one tensor, got ", tensors.size());
+const at::Tensor& only(const char* call, const Tensors& tensors, const char* side) {
+  if (tensors.size() != 1)
+    invalid(call, "requires a single-element ", side, "tensor list, got one of ", tensors.size());
   return tensors.front();
 }
 
-const Tensors& only(const char* call, const std::vector<Tensors>& lists, const char* what) {
-  if (lists.size() != 1) invalid(call, what, " must have one list of tensors, got ", lists.size());
+const Tensors& only(const char* call, const std::vector<Tensors>& lists, const char* side, ThisRank self) {
+  if (lists.size() != 1)
+    invalid(call, "requires a single-element ", side, " list containing a list with ", self.size,
+            " tensors. Got ", lists.size(), " lists");
   return lists.front();
+}
+
+void check_pairs(const char* call, std::size_t outputs, std::size_t inputs) {
+  if (outputs != inputs)
+    invalid(call, "requires input/output tensor lists to have the same length (", inputs, " inputs, ",
+            outputs, " outputs)");
 }
 
 int root_of(const char* call, ThisRank self, int64_t root, int64_t root_tensor, std::size_t tensors) {

@@ -1,5 +1,6 @@
 // Checks of arguments: each looks at one thing and throws ValueError with the name of the call, what is wrong
-// and what would be right.
+// and what would be right. Where PyTorch's checks (c10d/Utils.hpp), Gloo or NCCL have a text for the same,
+// ours begins with it word for word, because programs and their tests look for it.
 #pragma once
 
 #include <cstddef>
@@ -26,9 +27,12 @@ void check_alike(const char* call, const at::Tensor& tensor, const at::Tensor& r
 /// Requires one or more tensors of one dtype, shape and device, each of which passes check_tensor.
 void check_same(const char* call, const Tensors& tensors);
 
-/// The only tensor, or the only list, in a list that PyTorch passes. `what` names the argument.
-const at::Tensor& only(const char* call, const Tensors& tensors, const char* what);
-const Tensors& only(const char* call, const std::vector<Tensors>& lists, const char* what);
+/// The only tensor in a list that PyTorch passes. `side`: "input ", "output ", or "" where there is one list.
+const at::Tensor& only(const char* call, const Tensors& tensors, const char* side);
+/// The only list, which should have a tensor for each rank. `side`: "input" or "output".
+const Tensors& only(const char* call, const std::vector<Tensors>& lists, const char* side, ThisRank self);
+/// Requires as many outputs as inputs.
+void check_pairs(const char* call, std::size_t outputs, std::size_t inputs);
 
 /// Returns `root`, a rank of the group. Requires that `root_tensor` is below `tensors`.
 int root_of(const char* call, ThisRank self, int64_t root, int64_t root_tensor = 0, std::size_t tensors = 1);

@@ -35,9 +35,6 @@ Request all_gather_several(ThisRank self, std::vector<Tensors>& outputs, Tensors
   const char* call = "all_gather";
   check_same(call, inputs);
   const std::size_t each = inputs.size(), expected = self.size * each;
-  if (outputs.size() != each)
-    invalid(call, "invalid output tensor list: expected one list for each of the ", each, " inputs, got ",
-            outputs.size());
   std::vector<int64_t> sizes = inputs.front().sizes().vec();
   sizes.insert(sizes.begin(), each);
   at::Tensor packed = at::empty(sizes, inputs.front().options());
@@ -49,17 +46,18 @@ Request all_gather_several(ThisRank self, std::vector<Tensors>& outputs, Tensors
   for (std::size_t i = 0; i < each; ++i) r.before.emplace_back(packed[i], inputs[i]);
   r.inputs = inputs;
   r.outputs.clear();
-  for (const Tensors& list : outputs) {
+  for (std::size_t at = 0; at < outputs.size(); ++at) {
+    const Tensors& list = outputs[at];
     if (list.size() != expected)
-      invalid(call, "invalid output tensor list: expected ", expected, " tensors for ", self.size,
-              " ranks of ", each, " inputs, got ", list.size());
+      invalid(call, "invalid output tensor list at index ", at, " (expected length ", expected, ", got ",
+              list.size(), ")");
     for (std::size_t i = 0; i < expected; ++i) {
       check_tensor(call, list[i]);
       check_written(call, list[i]);
       check_alike(call, list[i], inputs.front(), i);
       if (list[i].numel() != inputs.front().numel())
-        invalid(call, "invalid tensor size at index ", i, ": expected ", inputs.front().numel(),
-                " elements, got ", list[i].numel());
+        invalid(call, "invalid tensor size at index ", i, " (expected ", inputs.front().numel(),
+                " elements, got ", list[i].numel(), ")");
       r.after.emplace_back(list[i], all[i / each][i % each].view(list[i].sizes()));
       r.outputs.push_back(list[i]);
     }

@@ -25,6 +25,14 @@ Request make(c10d::OpType type, const char* title, coll::Kind kind, const at::Te
   return r;
 }
 
+/// Requires that all blocks of a list have as many elements as the one tensor on the other side.
+void check_counts(const char* call, const std::vector<coll::Block>& blocks, std::size_t count) {
+  for (std::size_t i = 0; i < blocks.size(); ++i)
+    if (blocks[i].count != count)
+      invalid(call, "invalid tensor size at index ", i, " (expected ", count, " elements, got ",
+              blocks[i].count, ")");
+}
+
 }  // namespace
 
 Request broadcast(ThisRank self, Tensors& tensors, const c10d::BroadcastOptions& opts) {
@@ -62,7 +70,7 @@ Request all_reduce(ThisRank, Tensors& tensors, const c10d::AllreduceOptions& opt
 
 Request reduce(ThisRank self, Tensors& tensors, const c10d::ReduceOptions& opts) {
   const char* call = "reduce";
-  const auto& t = only(call, tensors, "the argument");
+  const auto& t = only(call, tensors, "");
   check_tensor(call, t);
   Request r = make(c10d::OpType::REDUCE, "occl:reduce", coll::Kind::reduce, t);
   r.collective().root = root_of(call, self, opts.rootRank, opts.rootTensor);
@@ -78,13 +86,15 @@ Request reduce(ThisRank self, Tensors& tensors, const c10d::ReduceOptions& opts)
 
 Request all_gather(ThisRank self, std::vector<Tensors>& outputs, Tensors& inputs) {
   const char* call = "all_gather";
+  if (inputs.empty()) invalid(call, "requires non-empty input tensor list");
+  check_pairs(call, outputs.size(), inputs.size());
   if (inputs.size() > 1) return all_gather_several(self, outputs, inputs);
-  const auto& t = only(call, inputs, "the input");
+  const auto& t = inputs.front();
   check_tensor(call, t);
   Request r = make(c10d::OpType::ALLGATHER, "occl:all_gather", coll::Kind::all_gather, t);
   const StandIn input = for_reading(call, r, t);
   r.collective().in = whole(*input);
-  r.collective().out = output_list(call, r, only(call, outputs, "the output"), t, self.size);
+  r.collective().out = output_list(call, r, outputs.front(), t, self.size);
   if (r.out[self.rank].count != r.collective().in.count)
     invalid(call, "invalid tensor size: rank ", self.rank, "'s output has ", r.out[self.rank].count,
             " elements and its input ", r.collective().in.count);
@@ -100,14 +110,17 @@ Request all_gather_into(ThisRank self, at::Tensor& output, at::Tensor& input) {
   const char* call = "all_gather_into_tensor";
   check_tensor(call, input);
   check_tensor(call, output);
+  if (output.scalar_type() != input.scalar_type())
+    invalid(call, "output tensor must have the same type as input tensor (", c10::str(input.scalar_type()),
+            "), got ", c10::str(output.scalar_type()));
   check_alike(call, output, input, 0);
   Request r =
       make(c10d::OpType::_ALLGATHER_BASE, "occl:all_gather_into_tensor", coll::Kind::all_gather, input);
   const StandIn read = for_reading(call, r, input), written = for_writing(call, r, output);
   const auto in = block_of(*read), out = block_of(*written);
   if (out.count != in.count * self.size)
-    invalid(call, "invalid tensor size: output tensor size must be equal to world_size (", self.size,
-            ") times input tensor size (", in.count, "), got ", out.count);
+    invalid(call, "output tensor size must be equal to world_size times input tensor size (", self.size,
+            " times ", in.count, "), got ", out.count);
   const std::size_t size = size_of(r.collective().dtype);
   check_overlap(call, in, out, size, out.data + self.rank * in.count * size);
   r.collective().in = whole(*read);
@@ -121,7 +134,7 @@ Request all_gather_into(ThisRank self, at::Tensor& output, at::Tensor& input) {
 Request gather(ThisRank self, std::vector<Tensors>& outputs, Tensors& inputs,
                const c10d::GatherOptions& opts) {
   const char* call = "gather";
-  const auto& t = only(call, inputs, "the input");
+  const auto& t = only(call, inputs, "input ");
   check_tensor(call, t);
   Request r = make(c10d::OpType::GATHER, "occl:gather", coll::Kind::gather, t);
   r.collective().root = root_of(call, self, opts.rootRank);
@@ -133,11 +146,8 @@ Request gather(ThisRank self, std::vector<Tensors>& outputs, Tensors& inputs,
     if (!outputs.empty()) invalid(call, "requires empty output on non-root");
     return r;
   }
-  r.collective().out = output_list(call, r, only(call, outputs, "the output"), t, self.size);
-  for (const auto& block : r.out)
-    if (block.count != r.collective().in.count)
-      invalid(call, "invalid tensor size: every output must have the ", r.collective().in.count,
-              " elements of the input, one has ", block.count);
+  r.collective().out = output_list(call, r, only(call, outputs, "output", self), t, self.size);
+  check_counts(call, r.out, r.collective().in.count);
   check_overlap(call, std::array{block_of(*input)}, r.out, size_of(r.collective().dtype),
                 r.out[self.rank].data);
   r.outputs = outputs.front();
@@ -147,7 +157,7 @@ Request gather(ThisRank self, std::vector<Tensors>& outputs, Tensors& inputs,
 Request scatter(ThisRank self, Tensors& outputs, std::vector<Tensors>& inputs,
                 const c10d::ScatterOptions& opts) {
   const char* call = "scatter";
-  const auto& t = only(call, outputs, "the output");
+  const auto& t = only(call, outputs, "output ");
   check_tensor(call, t);
   Request r = make(c10d::OpType::SCATTER, "occl:scatter", coll::Kind::scatter, t);
   r.collective().root = root_of(call, self, opts.rootRank);
@@ -159,11 +169,8 @@ Request scatter(ThisRank self, Tensors& outputs, std::vector<Tensors>& inputs,
     if (!inputs.empty()) invalid(call, "requires empty input on non-root");
     return r;
   }
-  r.collective().in = input_list(call, r, only(call, inputs, "the input"), t, self.size);
-  for (const auto& block : r.in)
-    if (block.count != r.collective().out.count)
-      invalid(call, "invalid tensor size: every input must have the ", r.collective().out.count,
-              " elements of the output, one has ", block.count);
+  r.collective().in = input_list(call, r, only(call, inputs, "input", self), t, self.size);
+  check_counts(call, r.in, r.collective().out.count);
   check_overlap(call, r.in, std::array{block_of(*output)}, size_of(r.collective().dtype),
                 r.in[self.rank].data);
   r.inputs = inputs.front();
@@ -173,13 +180,13 @@ Request scatter(ThisRank self, Tensors& outputs, std::vector<Tensors>& inputs,
 Request reduce_scatter(ThisRank self, Tensors& outputs, std::vector<Tensors>& inputs,
                        const c10d::ReduceScatterOptions& opts) {
   const char* call = "reduce_scatter";
-  const auto& t = only(call, outputs, "the output");
+  const auto& t = only(call, outputs, "output ");
   check_tensor(call, t);
   Request r = make(c10d::OpType::REDUCE_SCATTER, "occl:reduce_scatter", coll::Kind::reduce_scatter, t);
   set_reduction(call, r.collective(), opts.reduceOp);
   const StandIn output = for_writing(call, r, t);
   r.collective().out = whole(*output);
-  r.collective().in = input_list(call, r, only(call, inputs, "the input"), t, self.size);
+  r.collective().in = input_list(call, r, only(call, inputs, "input", self), t, self.size);
   if (r.in[self.rank].count != r.collective().out.count)
     invalid(call, "invalid tensor size: rank ", self.rank, "'s input has ", r.in[self.rank].count,
             " elements and its output ", r.collective().out.count);
@@ -196,6 +203,9 @@ Request reduce_scatter_from(ThisRank self, at::Tensor& output, at::Tensor& input
   const char* call = "reduce_scatter_tensor";
   check_tensor(call, input);
   check_tensor(call, output);
+  if (output.scalar_type() != input.scalar_type())
+    invalid(call, "input tensor must be the same type as the output tensor. The input is ",
+            c10::str(input.scalar_type()), ", the output ", c10::str(output.scalar_type()));
   check_alike(call, output, input, 0);
   Request r = make(c10d::OpType::_REDUCE_SCATTER_BASE, "occl:reduce_scatter_tensor",
                    coll::Kind::reduce_scatter, input);
@@ -203,8 +213,8 @@ Request reduce_scatter_from(ThisRank self, at::Tensor& output, at::Tensor& input
   const StandIn read = for_reading(call, r, input), written = for_writing(call, r, output);
   const auto in = block_of(*read), out = block_of(*written);
   if (in.count != out.count * self.size)
-    invalid(call, "invalid tensor size: input tensor must be the same size as output size (", out.count,
-            ") times world size (", self.size, "), got ", in.count);
+    invalid(call, "input tensor must be the same size as output size times world size (", out.count,
+            " times ", self.size, "), got ", in.count);
   const std::size_t size = size_of(r.collective().dtype);
   check_overlap(call, in, out, size, in.data + self.rank * out.count * size);
   r.collective().out = whole(*written);
@@ -217,7 +227,7 @@ Request reduce_scatter_from(ThisRank self, at::Tensor& output, at::Tensor& input
 
 Request all_to_all(ThisRank self, Tensors& outputs, Tensors& inputs) {
   const char* call = "all_to_all";
-  if (inputs.empty()) invalid(call, "requires non-empty tensor list");
+  if (inputs.empty()) invalid(call, "input tensor list size 0 does not match world size ", self.size);
   Request r = make(c10d::OpType::ALLTOALL, "occl:all_to_all", coll::Kind::all_to_all, inputs.front());
   r.collective().in = input_list(call, r, inputs, inputs.front(), self.size);
   r.collective().out = output_list(call, r, outputs, inputs.front(), self.size);
@@ -263,15 +273,17 @@ Request all_to_all_single(ThisRank self, at::Tensor& output, at::Tensor& input,
     std::vector<int64_t> splits = given;
     if (splits.empty()) {
       if (rows % self.size != 0)
-        invalid(call, "the ", side, "'s first dimension (", rows, ") is not divisible by ", self.size);
+        invalid(call, "Tensor's dim 0 does not divide equally across group size (the ", side, "'s is ", rows,
+                ", the group's size ", self.size, ")");
       splits.assign(self.size, rows / self.size);
     }
     if (splits.size() != static_cast<std::size_t>(self.size))
-      invalid(call, "number of ", side, " splits (", splits.size(), ") must be the world size (", self.size,
-              ")");
+      invalid(call, "Number of tensor splits not equal to group size (the ", side, " has ", splits.size(),
+              " splits, the group's size is ", self.size, ")");
     if (std::any_of(splits.begin(), splits.end(), [](int64_t n) { return n < 0; }) ||
         std::accumulate(splits.begin(), splits.end(), int64_t{0}) != rows)
-      invalid(call, "split sizes of the ", side, " do not add up to its first dimension (", rows, ")");
+      invalid(call, "Split sizes doesn't match total dim 0 size (the ", side, "'s splits must add up to ",
+              rows, ", and none may be negative)");
     std::byte* at = all.data;
     std::size_t largest = 0;
     for (const int64_t n : splits) {
@@ -297,12 +309,13 @@ Request barrier() {
 
 Request transfer(ThisRank self, Tensors& tensors, int peer, int tag, bool send) {
   const char* call = send ? "send" : "recv";
-  const auto& t = only(call, tensors, "the argument");
+  if (tensors.size() != 1) invalid(call, "takes a single tensor, got ", tensors.size());
+  const auto& t = tensors.front();
   check_tensor(call, t);
   const bool any = !send && peer == coll::Transfer::kAnyRank;
   if (!any && (peer < 0 || peer >= self.size))
     invalid(call, "invalid rank ", peer, " (the group has ", self.size, " ranks)");
-  if (tag < 0) invalid(call, "invalid tag ", tag, ": tags are not negative");
+  if (tag < 0) invalid(call, "Tag must be nonnegative, got ", tag);
   Request r;
   r.type = send ? c10d::OpType::SEND : any ? c10d::OpType::RECVANYSOURCE : c10d::OpType::RECV;
   r.title = send ? "occl:send" : any ? "occl:recvAnySource" : "occl:recv";

@@ -20,17 +20,12 @@ namespace {
 
 /// make(i) for each of n tensors. All requests are checked before the first is sent.
 template <class MakeRequest>
-std::vector<Request> each(const char* call, std::size_t n, MakeRequest&& make) {
-  if (n == 0) invalid(call, "requires non-empty tensor list");
+std::vector<Request> each(const char* call, const char* side, std::size_t n, MakeRequest&& make) {
+  if (n == 0) invalid(call, "requires non-empty ", side, "tensor list");
   std::vector<Request> requests;
   for (std::size_t i = 0; i < n; ++i) requests.push_back(make(i));
   check_joined(call, requests);
   return requests;
-}
-
-void check_pairs(const char* call, const Tensors& outputs, const Tensors& inputs) {
-  if (outputs.size() != inputs.size())
-    invalid(call, outputs.size(), " outputs for ", inputs.size(), " inputs");
 }
 
 const char* name_of(const Request& request) {
@@ -102,6 +97,7 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::launch(std::span<Request> requests,
     for (Request& request : requests) coalescing_.push_back(std::move(request));
     return coalesced_;
   }
+  check_order(requests);
   SideStreams streams;
   for (const Request& request : requests) streams.add(request);
   if (streams.empty())
@@ -113,6 +109,19 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::launch(std::span<Request> requests,
   if (mode == Mode::held) release_after(streams, work);
   if (!async) work->wait();
   return work;
+}
+
+void ProcessGroupOCCL::check_order(std::span<const Request> requests) {
+  const auto callbacks = CallbackOrder::of_this_thread(*group_);
+  if (!callbacks || requests.empty() || requests.front().transfer()) return;
+  const std::uint64_t number = next_number(requests.front());
+  if (callbacks->fits(number)) return;
+  checked([&] {
+    invalid(name_of(requests.front()), "operation #", number, " of group ", group_->name(),
+            " is called in a callback of a future, after calls that came later than getFuture(). "
+            "Ranks run a callback at different moments, so they would not all have this order. Wait for the "
+            "callback's future before the next call in the group, or give callbacks a group of their own");
+  });
 }
 
 void ProcessGroupOCCL::startCoalescing() {
@@ -135,6 +144,7 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::endCoalescing() {
         else
           group_->refuse(why);
       });
+  check_order(coalescing_);
   if (!coalescing_.empty()) coalesced_->set_entries(record(coalescing_, /*manager=*/true));
   SideStreams streams;
   for (const Request& request : coalescing_) streams.add(request);
@@ -214,7 +224,7 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::recvAnysource(Tensors& tensors, int 
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::allreduce_coalesced(Tensors& tensors,
                                                                 const c10d::AllreduceCoalescedOptions& opts) {
   return call(opts, [&] {
-    return each("all_reduce_coalesced", tensors.size(), [&](std::size_t i) {
+    return each("all_reduce_coalesced", "", tensors.size(), [&](std::size_t i) {
       Tensors one{tensors[i]};
       return pg::all_reduce(self(), one, opts);
     });
@@ -226,13 +236,15 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::allgather_coalesced(std::vector<Tens
   // outputs[r][i]: what rank r put into inputs[i]
   const char* name = "all_gather_coalesced";
   return call(opts, [&] {
-    return each(name, inputs.size(), [&](std::size_t i) {
+    if (!inputs.empty() && outputs.size() != static_cast<std::size_t>(getSize()))
+      invalid(name, "output lists should be equal to world size (", getSize(), "), got ", outputs.size());
+    return each(name, "input ", inputs.size(), [&](std::size_t i) {
       Tensors input{inputs[i]};
       std::vector<Tensors> output(1);
       for (auto& from_rank : outputs) {
         if (from_rank.size() != inputs.size())
-          invalid(name, "invalid output tensor list: expected ", inputs.size(), " tensors of each rank, got ",
-                  from_rank.size());
+          invalid(name, "invalid output size: (expected length ", inputs.size(), ", got ", from_rank.size(),
+                  ")");
         output[0].push_back(from_rank[i]);
       }
       return pg::all_gather(self(), output, input);
@@ -243,8 +255,8 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::allgather_into_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
   return call(opts, [&] {
     const char* name = "all_gather_into_tensor_coalesced";
-    check_pairs(name, outputs, inputs);
-    return each(name, inputs.size(),
+    check_pairs(name, outputs.size(), inputs.size());
+    return each(name, "input ", inputs.size(),
                 [&](std::size_t i) { return pg::all_gather_into(self(), outputs[i], inputs[i]); });
   });
 }
@@ -252,8 +264,8 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::reduce_scatter_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) {
   return call(opts, [&] {
     const char* name = "reduce_scatter_tensor_coalesced";
-    check_pairs(name, outputs, inputs);
-    return each(name, inputs.size(),
+    check_pairs(name, outputs.size(), inputs.size());
+    return each(name, "input ", inputs.size(),
                 [&](std::size_t i) { return pg::reduce_scatter_from(self(), outputs[i], inputs[i], opts); });
   });
 }

@@ -93,6 +93,9 @@ class ProcessGroupOCCL final : public GroupBackend {
   WorkPtr transfer(Tensors& tensors, int peer, int tag, bool send);
   WorkPtr launch(std::span<Request> requests, std::chrono::milliseconds timeout, bool async = true);
   WorkPtr estimate(std::span<const Request> requests);
+  /// Raises ValueError if the requests are collectives that this thread's callback calls too late
+  /// (callback_order.h), and tells the other ranks.
+  void check_order(std::span<const Request> requests);
   ProcessGroupOCCL(Met met, const Options& options);
   c10::intrusive_ptr<c10d::Backend> backend_of(Met met, const Options& options) const;
   void forget_coalesced();

@@ -58,9 +58,9 @@ at::Tensor sum_here(const Tensors& tensors, const c10d::AllreduceOptions& opts) 
               ", a sparse COO tensor is needed");
     check_alike(kCall, other, t, i);
     if (other.sizes() != t.sizes() || other.sparse_dim() != t.sparse_dim())
-      invalid(kCall, "invalid tensor size at index ", i, ": expected ", c10::str(t.sizes()), " with ",
+      invalid(kCall, "invalid tensor size at index ", i, " (expected ", c10::str(t.sizes()), " with ",
               t.sparse_dim(), " sparse dimensions, got ", c10::str(other.sizes()), " with ",
-              other.sparse_dim());
+              other.sparse_dim(), ")");
     for (std::size_t j = 0; j < i; ++j)
       if (other.is_same(tensors[j])) invalid(kCall, "tensors that are written overlap in memory");
   }

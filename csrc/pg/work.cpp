@@ -6,9 +6,11 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 #include "coll/engine.h"
+#include "device/runtime/allocator.h"
 #include "device/runtime/stream.h"
 #include "kernels/kernels.h"
 #include "pg/errors.h"
@@ -49,20 +51,12 @@ void copy_all(const Request::Copies& copies) {
   }
 }
 
-/// The value of a work's future: its outputs. For an all_gather into a list of equal sizes it is one tensor
-/// with a row for each rank, as NCCL's is, because hooks of DistributedDataParallel expect that.
-Tensors for_future(c10d::OpType type, Tensors outputs) {
-  const auto alike = [&](const at::Tensor& t) { return t.sizes() == outputs.front().sizes(); };
-  if (type != c10d::OpType::ALLGATHER || !std::all_of(outputs.begin(), outputs.end(), alike)) return outputs;
-  const at::AutoDispatchBelowADInplaceOrView below;
-  return {at::stack(outputs)};
-}
-
 }  // namespace
 
-WorkOCCL::Part::Part(WorkOCCL& work, Request&& request)
+WorkOCCL::Part::Part(WorkOCCL& work, Request&& request, std::size_t first_output)
     : work(work),
       request(std::move(request)),
+      first_output(first_output),
       operation(*this, point_to_lists(this->request).task, Deadline::after(this->request.timeout)) {}
 
 void WorkOCCL::Part::beginning(coll::Operation&) {
@@ -79,6 +73,11 @@ void WorkOCCL::Part::beginning(coll::Operation&) {
 
 bool WorkOCCL::Part::succeeded(coll::Operation&) {
   copy_all(current().after);
+  if (work.opType_ == c10d::OpType::ALLGATHER) {
+    std::lock_guard lock(work.mutex_);
+    gathered = true;
+    copy_to_rows();
+  }
   if (!request.then) return false;
   const AsDriver driver(request.inputs.front());
   auto next = std::make_unique<Request>();
@@ -86,6 +85,15 @@ bool WorkOCCL::Part::succeeded(coll::Operation&) {
   following = std::move(next);
   operation.go_on_with(point_to_lists(*following).collective());
   return true;
+}
+
+/// Under the work's mutex_: copies the outputs into the value of the future, if there is one.
+void WorkOCCL::Part::copy_to_rows() const {
+  if (!work.rows_.defined()) return;
+  Request::Copies copies;
+  for (std::size_t i = 0; i < request.outputs.size(); ++i)
+    copies.emplace_back(work.rows_.select(0, static_cast<int64_t>(first_output + i)), request.outputs[i]);
+  copy_all(copies);
 }
 
 void WorkOCCL::Part::ending(coll::Operation&) noexcept { last = work.one_less(); }
@@ -103,6 +111,7 @@ WorkOCCL::WorkOCCL(std::shared_ptr<coll::Communicator> group, c10d::OpType type,
            at::hasCallbacks() ? std::optional(inputs.vec()) : std::nullopt),
       group_(std::move(group)),
       hook_(std::move(hook)),
+      launched_in_(CallbackOrder::of_this_thread(*group_)),
       begin_(std::chrono::steady_clock::now()) {
   if (hook_) hook_->launched();
 }
@@ -126,7 +135,9 @@ c10::intrusive_ptr<WorkOCCL> WorkOCCL::launch(std::shared_ptr<coll::Communicator
 }
 
 void WorkOCCL::add(Request&& request, Mode mode) {
-  Part& part = parts_.emplace_back(*this, std::move(request));
+  const std::size_t before =
+      parts_.empty() ? 0 : parts_.back().first_output + parts_.back().request.outputs.size();
+  Part& part = parts_.emplace_back(*this, std::move(request), before);
   open_.fetch_add(1, std::memory_order_relaxed);  // seal() has not been called
   if (mode == Mode::held) part.operation.hold();
   c10::raw::intrusive_ptr::incref(this);  // until released(): the group holds the operation
@@ -134,6 +145,7 @@ void WorkOCCL::add(Request&& request, Mode mode) {
     engine().submit_before_wait(*group_, part.operation);
   else
     engine().submit(*group_, part.operation);
+  if (launched_in_ && !part.operation.is_transfer()) launched_in_->called(part.operation.sequence());
 }
 
 void WorkOCCL::release() {
@@ -154,14 +166,17 @@ bool WorkOCCL::one_less() noexcept {
 
 /// After the end: settles the futures and calls the completion hook.
 void WorkOCCL::tell() noexcept {
-  if (recordFunctionEndCallback_) recordFunctionEndCallback_();
   FuturePtr future, result;
+  std::shared_ptr<memory::Mark> passing;
   {
     std::lock_guard lock(mutex_);
     told_ = true;
-    future = future_;
+    passing = end_of_future_;
+    if (!passing) future = future_;
     result = future_result_;
   }
+  if (passing) passing->pass(exception());
+  if (recordFunctionEndCallback_) recordFunctionEndCallback_();
   if (!future && !result && !hook_ && !entries_) return;
   // Without the lock: callbacks may do anything, even launch collectives and wait for them.
   const coll::Engine::Callback callback(engine());
@@ -187,11 +202,49 @@ Tensors WorkOCCL::outputs() const {
   return all;
 }
 
-void WorkOCCL::settle(const FuturePtr& future) const noexcept try {
-  if (const Error* failed = error())
-    future->setError(as_exception(*failed));
-  else
-    future->markCompleted(c10::IValue(for_future(opType_, outputs())));
+/// Under mutex_: the value of the future, which is the outputs. For an all_gather into a list of equal sizes
+/// it is one tensor with a row for each rank, as NCCL's is, because hooks of DistributedDataParallel expect
+/// that. Rows of parts that have not ended follow when they do.
+c10::IValue WorkOCCL::value() {
+  Tensors all = outputs();
+  const auto alike = [&](const at::Tensor& t) { return t.sizes() == all.front().sizes(); };
+  if (opType_ != c10d::OpType::ALLGATHER || !std::all_of(all.begin(), all.end(), alike)) return all;
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const at::Tensor& first = all.front();
+  std::vector<int64_t> sizes = first.sizes().vec();
+  sizes.insert(sizes.begin(), static_cast<int64_t>(all.size()));
+  rows_ = at::empty_like(first.unsqueeze(0).expand(sizes), at::MemoryFormat::Contiguous);
+  for (const Part& part : parts_)
+    if (part.gathered) part.copy_to_rows();
+  return Tensors{rows_};
+}
+
+/// Whether streams order what reads the outputs after this work, so that its future need not wait for its
+/// end. Not if a tensor is on the CPU, or if only the end shows what an output is (sparse tensors).
+bool WorkOCCL::ordered_by_streams() const {
+  if (!device::owns_privateuse1() || outputs().empty()) return false;
+  const auto on_device = [](const at::Tensor& t) { return t.is_privateuseone() && !t.is_sparse(); };
+  return std::all_of(parts_.begin(), parts_.end(), [&](const Part& part) {
+    const auto& [in, out] = std::tie(part.request.inputs, part.request.outputs);
+    return std::all_of(in.begin(), in.end(), on_device) && std::all_of(out.begin(), out.end(), on_device);
+  });
+}
+
+/// Under mutex_. Null for messages, which peers and tags order.
+std::shared_ptr<CallbackOrder> WorkOCCL::order_of_callbacks() const {
+  if (parts_.empty() || group_->size() == 1) return nullptr;
+  if (parts_.back().operation.is_transfer()) return nullptr;
+  return std::make_shared<CallbackOrder>(*group_, called_at_future_, launched_in_);
+}
+
+void WorkOCCL::settle(const FuturePtr& future) noexcept try {
+  std::unique_lock lock(mutex_);
+  const CallbackOrder::Running callbacks(order_of_callbacks());
+  c10::IValue outcome;
+  if (!error()) outcome = value();
+  lock.unlock();
+  if (const Error* failed = error()) return future->setError(as_exception(*failed));
+  future->markCompleted(std::move(outcome));
 } catch (const std::exception& error) {
   TORCH_WARN("a callback on the future of a collective failed: ", error.what());
 }
@@ -208,12 +261,19 @@ void WorkOCCL::settle_result(const FuturePtr& future) const noexcept try {
 
 c10::intrusive_ptr<c10::ivalue::Future> WorkOCCL::getFuture() {
   std::unique_lock lock(mutex_);
+  called_at_future_ = group_->sequence();
   if (future_) return future_;
   std::vector<c10::Device> devices;
   for (const auto& tensor : outputs())
     if (!tensor.device().is_cpu()) devices.push_back(tensor.device());  // the future drops repeats
   future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()), devices);
   const bool late = told_;
+  if (!late && ordered_by_streams()) {
+    // Before another thread can add a callback, whose own events would stand for this work.
+    end_of_future_ = std::make_shared<memory::Mark>();
+    const device::RecordsOf this_work(end_of_future_);
+    future_->markCompleted(value());
+  }
   lock.unlock();
   for (const Part& part : parts_) std::as_const(*group_).activity().has_future(part.operation);
   if (late) settle(future_);

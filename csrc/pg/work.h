@@ -11,6 +11,8 @@
 
 #include "coll/communicator.h"
 #include "coll/operation.h"
+#include "memory/queue.h"
+#include "pg/callback_order.h"
 #include "pg/completion_hook.h"
 #include "pg/flight_recorder.h"
 #include "pg/request.h"
@@ -62,6 +64,11 @@ class WorkOCCL final : public c10d::Work {
   /// waits; it raises the work's error, or DistBackendError if the timeout passes first; the work goes on.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   void abort() override;
+  /// Tensors of `dev`: as on other accelerators, the future is complete at once, its callbacks run in the
+  /// thread that adds them, before `then` returns, and what uses the value is ordered by streams: the current
+  /// one waits for this work in `wait()`, and a callback's stream before the callback. An error of this work
+  /// is that of the streams. Other tensors: the future completes, and callbacks run, when this work has
+  /// ended.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
   /// Milliseconds from launch to end. Raises RuntimeError before the end.
@@ -71,7 +78,7 @@ class WorkOCCL final : public c10d::Work {
 
  private:
   struct Part final : coll::Listener {
-    Part(WorkOCCL& work, Request&& request);
+    Part(WorkOCCL& work, Request&& request, std::size_t first_output);
     void ending(coll::Operation&) noexcept override;
     void completed(coll::Operation&) noexcept override;
     void released(coll::Operation&) noexcept override;
@@ -80,12 +87,15 @@ class WorkOCCL final : public c10d::Work {
 
     /// The request whose operation is carried out now. Only for the driving thread.
     const Request& current() const { return following ? *following : request; }
+    void copy_to_rows() const;
 
     WorkOCCL& work;
     Request request;                     // does not change once the part exists: every thread reads it
     std::unique_ptr<Request> following;  // made by Request::then
+    const std::size_t first_output;      // how many outputs the parts before it have
     coll::Operation operation;
-    bool last = false;  // the work ended with it; used only by the driving thread
+    bool last = false;      // the work ended with it; used only by the driving thread
+    bool gathered = false;  // an all_gather into a list that has succeeded; guarded by Work::mutex_
   };
   using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 
@@ -98,11 +108,15 @@ class WorkOCCL final : public c10d::Work {
   bool ended() const { return open_.load(std::memory_order_acquire) == 0; }  // pairs with one_less
   const Error* error() const;
   Tensors outputs() const;
-  void settle(const FuturePtr& future) const noexcept;
+  c10::IValue value();
+  std::shared_ptr<CallbackOrder> order_of_callbacks() const;
+  bool ordered_by_streams() const;
+  void settle(const FuturePtr& future) noexcept;
   void settle_result(const FuturePtr& future) const noexcept;
 
   const std::shared_ptr<coll::Communicator> group_;
   const std::shared_ptr<CompletionHook> hook_;
+  const std::shared_ptr<CallbackOrder> launched_in_;  // null: not in a callback of a work of the group
   std::unique_ptr<FlightRecorder::Entries> entries_;  // set before the first part is added, if at all
   Tensors result_;                                    // set before seal(), if at all
   std::list<Part> parts_;                             // grows only before seal(), on the thread that adds
@@ -110,9 +124,12 @@ class WorkOCCL final : public c10d::Work {
   const std::chrono::steady_clock::time_point begin_;
   std::chrono::steady_clock::time_point end_;
   // Guarded by Work::mutex_:
-  bool told_ = false;        // tell() has run: a future made later settles itself
-  FuturePtr future_;         // carries the outputs
-  FuturePtr future_result_;  // carries a WorkResult
+  bool told_ = false;                            // tell() has run: a future made later settles itself
+  std::uint64_t called_at_future_ = 0;           // collectives of the group when getFuture was called last
+  FuturePtr future_;                             // carries the outputs
+  at::Tensor rows_;                              // its value, if that is one tensor for several outputs
+  std::shared_ptr<memory::Mark> end_of_future_;  // set if the future is complete before the end of the work
+  FuturePtr future_result_;                      // carries a WorkResult
 };
 
 }  // namespace occl::pg

@@ -215,6 +215,20 @@ FORK = """
 """  # noqa: E501
 
 
+def test_a_forked_child_makes_its_thread_pool_before_autograd_starts_threads(run_python):
+    """PyTorch drops the parent's pool at the first use, without a lock. That must not be by many threads."""
+    out = run_python(
+        FORK
+        + """
+    torch.set_num_threads(3)  # a pool with two threads beside the caller's
+    torch.get_num_threads()   # which PyTorch would otherwise do in the child
+    assert not in_child("torch.ones(1, device='dev'); assert len(os.listdir('/proc/self/task')) == 3")
+    print(len(os.listdir('/proc/self/task')))
+    """
+    )
+    assert out.strip() == "3"
+
+
 def test_fork_after_use(run_python):
     """Whatever touches the device raises; what does not, works."""
     refused = [

@@ -131,6 +131,25 @@ def test_what_the_host_does_on_a_side_stream_waits_for_what_is_queued(gate, use)
     assert result.tolist() == [7] * len(result)
 
 
+def fail(text):
+    raise ValueError(text)
+
+
+def test_an_event_carries_the_error_of_its_stream():
+    """Into the stream that waits for it, and to the caller where the host waits."""
+    a, b, default = torch.dev.Stream(), torch.dev.Stream(), torch.dev.default_stream()
+    _C._device_enqueue(a, lambda: fail("of a"))
+    event = a.record_event()
+    b.wait_event(event)
+    with pytest.raises(ValueError, match="of a"):
+        default.wait_event(event)
+    a.synchronize()  # has been told
+    with pytest.raises(ValueError, match="of a"):
+        b.synchronize()
+    b.synchronize()
+    default.wait_event(a.record_event())
+
+
 WAITS = {
     "stream": lambda stream, event: stream.synchronize(),
     "device": lambda stream, event: torch.dev.synchronize(),

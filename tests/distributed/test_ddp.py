@@ -168,6 +168,13 @@ def test_data_parallel_training_is_that_of_one_process(pool, options, hook, tole
     pool.run(parallel, world_size, device, limit=30, options=options, hook=hook, tolerance=tolerance)
 
 
+@pytest.mark.skipif("dev" not in DEVICES, reason="on the CPU callbacks of several buckets come in any order")
+@pytest.mark.parametrize("hook", ["fp16_compress_hook", "powerSGD"])
+def test_hooks_of_several_buckets_keep_their_order(pool, hook):
+    options = {"bucket_cap_mb": 0.005}
+    pool.run(parallel, 3, "dev", limit=30, options=options, hook=hook, tolerance=ROUGH)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("hook", ["quantization_pertensor_hook", "quantization_perchannel_hook"])
 def test_quantization_hooks_reduce_gradients(pool, hook, device):

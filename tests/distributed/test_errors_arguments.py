@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -153,10 +156,13 @@ def bad_reduction(calls, operation):
 
 def bad_list(calls, operation):
     call, name, good = getattr(calls, operation), LISTS[operation], calls.tensors
-    wrong_number = f"expected one tensor for each of the {calls.n} ranks, got {calls.n - 1}"
-    refused(call, wrong_number, calls.zeros(4), **{name: good()[1:]})
-    which = f"invalid {LISTS[operation].removesuffix('s')} tensor list"
-    refused(call, which, calls.zeros(4), **{name: [*good(), calls.zeros(4)]})
+    side = name.removesuffix("s")
+    for wrong, tensors in {calls.n - 1: good()[1:], calls.n + 1: [*good(), calls.zeros(4)]}.items():
+        text = {
+            "all_gather": f"invalid output tensor list at index 0 .expected length {calls.n}, got {wrong}",
+            "all_to_all": f"output tensor list size {wrong} does not match world size {calls.n}",
+        }.get(operation, f"Incorrect {side} list size {wrong}. {side.title()} list size should be {calls.n}")
+        refused(call, text, calls.zeros(4), **{name: tensors})
     wrong = {
         "invalid tensor type": calls.zeros(4, dtype=torch.int32),
         "unsupported layout": torch.zeros(4, 4).to_sparse_csr(),
@@ -168,7 +174,7 @@ def bad_list(calls, operation):
         wrong["invalid tensor size"] = calls.zeros(5)
     if len(DEVICES) > 1:
         other = DEVICES[DEVICES[0] == calls.device]
-        wrong["tensors on different devices"] = torch.zeros(4, device=other)
+        wrong["tensors should be on the same device"] = torch.zeros(4, device=other)
     for pattern, tensor in wrong.items():
         refused(call, pattern, calls.zeros(4), **{name: [*good()[1:], tensor]})
 
@@ -178,26 +184,17 @@ def mixed_devices(calls, operation):
     other = torch.zeros(4 * calls.n, device=DEVICES[DEVICES[0] == calls.device])
     name = {"reduce_scatter_tensor": "whole"}.get(operation, "out")
     t = calls.zeros(4 * calls.n if operation == "all_to_all_single" else 4)
-    refused(getattr(calls, operation), "tensors on different devices", t, **{name: other})
+    refused(getattr(calls, operation), "tensors should be on the same device", t, **{name: other})
 
 
 def bad_size(calls, operation):
     call, n = getattr(calls, operation), calls.n
     if operation == "all_gather_into_tensor":
-        refused(
-            call, "output tensor size must be equal to world_size", calls.zeros(4), out=calls.zeros(4 * n + 1)
-        )
-        refused(call, "invalid tensor type", calls.zeros(4), out=calls.zeros(4 * n, dtype=torch.int32))
+        refused(call, f"[(]{n} times 4[)], got {4 * n + 1}", calls.zeros(4), out=calls.zeros(4 * n + 1))
         whole = calls.zeros(4 * n)
         refused(call, "overlap", whole[1:5], out=whole)
     elif operation == "reduce_scatter_tensor":
-        refused(
-            call,
-            "input tensor must be the same size as output size",
-            calls.zeros(4),
-            whole=calls.zeros(4 * n + 1),
-        )
-        refused(call, "invalid tensor type", calls.zeros(4), whole=calls.zeros(4 * n, dtype=torch.int32))
+        refused(call, f"[(]4 times {n}[)], got {4 * n + 1}", calls.zeros(4), whole=calls.zeros(4 * n + 1))
         whole = calls.zeros(4 * n)
         refused(call, "overlap", whole[1:5], whole=whole)
     elif operation in ("all_gather", "reduce_scatter"):
@@ -206,12 +203,11 @@ def bad_size(calls, operation):
         t = calls.zeros(2 * n)
         refused(call, "same number of elements", t, out=calls.zeros(4 * n))
         refused(call, "divisible by world_size", calls.zeros(2 * n + 1), out=calls.zeros(2 * n + 1))
-        refused(
-            call, "number of input splits .1. must be the world size", t, out=t.clone(), input_splits=[2 * n]
-        )
-        refused(call, "number of output splits .1. must be", t, out=t.clone(), output_splits=[2 * n])
-        refused(call, "do not add up", t, out=t.clone(), input_splits=[3] * n)
-        refused(call, "do not add up", t, out=t.clone(), input_splits=[-1, *[0] * (n - 2), 2 * n + 1])
+        refused(call, "the input has 1 splits", t, out=t.clone(), input_splits=[2 * n])
+        refused(call, "the output has 1 splits", t, out=t.clone(), output_splits=[2 * n])
+        refused(call, f"must add up to {2 * n}", t, out=t.clone(), input_splits=[3] * n)
+        negative = [-1, *[0] * (n - 2), 2 * n + 1]
+        refused(call, "none may be negative", t, out=t.clone(), input_splits=negative)
         refused(call, "overlap", t, out=t)
 
 
@@ -224,32 +220,132 @@ def one_rank_errs(rank, n, device, *, mistake, operation):
 def lists_of_tensors(rank, n, device):
     """The backend's own lists, around the tensors."""
     pg, t = backend(device), torch.zeros(4, device=device)
-    for call in (pg.broadcast, pg.allreduce, pg.reduce):
+    for call in (pg.broadcast, pg.allreduce):
         refused(call, "non-empty tensor list", [])
-    refused(pg.reduce, "must have one tensor, got 2", [t, t.clone()])
+    refused(pg.reduce, "got one of 0", [])
+    refused(pg.reduce, "got one of 2", [t, t.clone()])
     for call in (pg.broadcast, pg.allreduce):
         refused(call, "invalid tensor type at index 1", [t, t.int()])
         refused(call, "invalid tensor size at index 1", [t, t[:3]])
     refused(pg.allgather, "invalid tensor size at index 1", [[t] * 2 * n] * 2, [t, t[:3]])
-    refused(pg.allgather, "one list for each of the 2 inputs, got 1", [[t] * 2 * n], [t, t])
-    refused(pg.allgather, f"expected {2 * n} tensors .* got {n}", [[t] * n] * 2, [t, t])
+    refused(pg.allgather, "2 inputs, 1 outputs", [[t] * 2 * n], [t, t])
+    refused(pg.allgather, f"expected length {2 * n}, got {n}", [[t] * n] * 2, [t, t])
     for call in (pg.broadcast, pg.allreduce):
         refused(call, "overlap", [t[:3], t[1:]])
     refused(pg.allgather, "overlap", [[t] * n], [t.clone()])
-    refused(pg.allgather_coalesced, "expected 1 tensors of each rank, got 0", [[]] * n, [t])
+    refused(pg.allgather_coalesced, "expected length 1, got 0", [[]] * n, [t])
     opts = dist.BroadcastOptions()
     opts.rootTensor = 2
     refused(pg.broadcast, "invalid root tensor: 2", [t, t.clone()], opts)
     opts = dist.AllreduceOptions()
     opts.reduceOp = dist.ReduceOp.AVG
     refused(pg.allreduce, "AVG takes one tensor of each rank", [t, t.clone()], opts)
-    refused(pg.allgather, "one list of tensors, got 0", [], [t])
-    refused(pg.gather, "non-empty tensor list", [[t] * n], [])
+    refused(pg.allgather, "1 inputs, 0 outputs", [], [t])
+    refused(pg.gather, "got one of 0", [[t] * n], [])
     if rank != 0:
         refused(pg.gather, "requires empty output on non-root", [[t.clone() for _ in range(n)]], [t])
         refused(pg.scatter, "requires empty input on non-root", [t], [[t.clone() for _ in range(n)]])
-    refused(pg.alltoall, "non-empty tensor list", [], [])
+    refused(pg.alltoall, "input tensor list size 0", [], [])
     assert_works(device)
+
+
+def shared(n, device):
+    """(whose text, the text, a call that raises it). What follows the text is ours."""
+    calls = Calls(n, device)
+    pg, zeros, many = calls.pg, calls.zeros, calls.tensors
+    t, ints = zeros(4), zeros(4, dtype=torch.int32)
+    csr = torch.zeros(4, 4).to_sparse_csr()
+    gather, scatter = dist.GatherOptions(), dist.ScatterOptions()
+    gather.rootRank = scatter.rootRank = dist.get_rank()
+    single = calls.all_to_all_single
+    bitwise = calls.options(dist.AllreduceOptions, reduceOp=dist.ReduceOp.BXOR)
+    lists = f"list containing a list with {n} tensors."
+    alltoall, to_all = dist.AllToAllOptions(), f"does not match world size {n}"
+    odd, process_group = zeros(4 * n + 1), "same as size of the process group."
+    other = [t.clone(), odd, t.clone()]
+    coalesced = pg.allgather_coalesced
+    c10d = [
+        ("requires non-empty tensor list", lambda: pg.broadcast([])),
+        ("requires non-empty tensor list", lambda: pg.allreduce([])),
+        ("requires non-empty tensor list", lambda: pg.allreduce_coalesced([])),
+        ("requires non-empty input tensor list", lambda: pg.allgather([], [])),
+        ("requires non-empty input tensor list", lambda: pg.allgather_coalesced([], [])),
+        ("requires a single-element tensor list", lambda: pg.reduce([t, t.clone()])),
+        ("requires a single-element input tensor list", lambda: pg.gather([many()], [], gather)),
+        ("requires a single-element output tensor list", lambda: pg.scatter([], [many()], scatter)),
+        (f"requires a single-element output {lists}", lambda: pg.gather([], [t], gather)),
+        (f"requires a single-element input {lists}", lambda: pg.scatter([t], [], scatter)),
+        (
+            f"Incorrect output list size 1. Output list size should be {n}, {process_group}",
+            lambda: pg.gather([[zeros(4)]], [t], gather),
+        ),
+        (
+            f"Incorrect input list size 1. Input list size should be {n}, {process_group}",
+            lambda: pg.scatter([t], [[zeros(4)]], scatter),
+        ),
+        ("requires input/output tensor lists to have the same length", lambda: pg.allgather([], [t])),
+        (f"input tensor list size 1 {to_all}", lambda: pg.alltoall(many(), [t], alltoall)),
+        (f"output tensor list size 1 {to_all}", lambda: pg.alltoall([t], many(), alltoall)),
+        ("output lists should be equal to world size", lambda: pg.allgather_coalesced([[zeros(4)]], [t])),
+        ("invalid output size: (expected length 1, got 3)", lambda: coalesced([many()] * n, [t])),
+        ("invalid root rank: -1", lambda: calls.broadcast(t, rootRank=-1)),
+        ("invalid root tensor: 1", lambda: calls.broadcast(t, rootTensor=1)),
+        ("invalid tensor type at index 1 (expected ", lambda: pg.allreduce([t, ints])),
+        ("invalid tensor size at index 1 (expected [4], got [5])", lambda: pg.allreduce([t, zeros(5)])),
+        ("invalid tensor size at index 1 (expected ", lambda: pg.gather([other], [t], gather)),
+        ("only supports dense tensors", lambda: pg.broadcast([csr])),
+        (
+            "Tensor's dim 0 does not divide equally across group size",
+            lambda: single(odd, odd.clone(), output_splits=[4 * n + 1] + [0] * (n - 1)),
+        ),
+        ("Number of tensor splits not equal to group size", lambda: single(t, t.clone(), input_splits=[4])),
+        ("Split sizes doesn't match total dim 0 size", lambda: single(t, t.clone(), input_splits=[4] * n)),
+    ]  # fmt: skip
+    gloo = [
+        ("invalid output tensor list at index 0 (expected length ", lambda: pg.allgather([[zeros(4)]], [t])),
+        ("Cannot use ReduceOp.BXOR with non-integral dtype", lambda: pg.allreduce([t], bitwise)),
+        ("unsupported device type ", lambda: pg.allreduce([torch.zeros(4, device="meta")])),
+        ("takes a single tensor", lambda: pg.send([t, t.clone()], 0, 0)),
+        ("Tag must be nonnegative", lambda: pg.send([t], 0, -1)),
+    ]
+    nccl = [
+        (
+            "output tensor size must be equal to world_size times input tensor size",
+            lambda: calls.all_gather_into_tensor(t, zeros(4 * n + 1)),
+        ),
+        (
+            "output tensor must have the same type as input tensor",
+            lambda: calls.all_gather_into_tensor(t, zeros(4 * n, dtype=torch.int32)),
+        ),
+        (
+            "input tensor must be the same size as output size times world size",
+            lambda: calls.reduce_scatter_tensor(t, zeros(4 * n + 1)),
+        ),
+        (
+            "input tensor must be the same type as the output tensor.",
+            lambda: calls.reduce_scatter_tensor(t, zeros(4 * n, dtype=torch.int32)),
+        ),
+    ]
+    return [(who, *row) for who, rows in {"c10d": c10d, "gloo": gloo, "nccl": nccl}.items() for row in rows]
+
+
+def texts_begin_as_elsewhere(rank, n, device):
+    header = Path(torch.__file__).with_name("include") / "torch/csrc/distributed/c10d/Utils.hpp"
+    written = " ".join(re.findall(r'"([^"]*)"', header.read_text()))
+    for who, text, call in shared(n, device):
+        with pytest.raises(ValueError) as raised:
+            call()
+        name, _, said = str(raised.value).partition(": ")
+        assert said.startswith(text), f"{name}: {said}"
+        fixed = re.split(r"-?[0-9]+|[(]expected.*", text)[0]
+        assert who != "c10d" or fixed.strip() in written, fixed
+    assert_works(device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_texts_that_pytorch_gloo_or_nccl_have_begin_as_theirs(pool, device):
+    """Word for word, because vendors' suites and programs look for them."""
+    pool.run(texts_begin_as_elsewhere, 3, device)
 
 
 def python_level(rank, n, device):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 
 import pytest
@@ -104,12 +105,12 @@ def error_then_next(rank, n, device):
 def message_refused(rank, n, device):
     """A send with a wrong tensor raises there, and the rank that waits for the message in vain learns why."""
     if rank == 0:
-        with pytest.raises(ValueError, match="invalid tensor layout"):
+        with pytest.raises(ValueError, match="unsupported layout"):
             backend(device).send([torch.zeros(2, 2).to_sparse_csr()], 1, 0)
     elif rank == 1:
         with pytest.raises(
             dist.DistBackendError,
-            match=r"(?s)Timed out .*rank 0 \(pid .*; its call was refused there: .*invalid tensor layout",
+            match=r"(?s)Timed out .*rank 0 \(pid .*; its call was refused there: .*unsupported layout",
         ):
             dist.recv(torch.zeros(4, device=device), 0)
 
@@ -279,6 +280,37 @@ def test_a_rank_that_leaves_after_a_refused_call_takes_its_reason_along(fresh):
 def test_splits_that_do_not_fit_end_the_group_on_every_rank(fresh, device):
     with fresh(3) as team:
         team.join().run(splits_differ, device)
+
+
+def shapes_of_as_many_elements(rank, n, device):
+    """They go with Gloo and NCCL, and programs rely on that: sizes are numbers of elements."""
+    shape = [(2, 6), (3, 4), (12,)][rank]
+    mine = torch.arange(12.0, device=device).view(shape)
+    total = mine.clone()
+    dist.all_reduce(total)
+    assert torch.equal(total, mine * n)
+    dist.broadcast(mine.mul_(1 + rank), 0)
+    assert mine.shape == shape and mine.flatten().tolist() == list(range(12))
+    outputs = [torch.zeros(shape, device=device) for _ in range(n)]
+    dist.all_gather(outputs, mine + rank)
+    assert all(torch.equal(out, mine + r) for r, out in enumerate(outputs))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_shapes_of_as_many_elements_are_no_mismatch(pool, world_size, device):
+    pool.run(shapes_of_as_many_elements, world_size, device)
+
+
+def on_two_nodes(rank, n, device, *, store):
+    os.environ["OCCL_NODE"] = "aab"[rank]
+    dist.init_process_group("occl", init_method=f"file://{store}", rank=rank, world_size=n)
+    shapes_of_as_many_elements(rank, n, device)
+
+
+def test_shapes_of_as_many_elements_are_no_mismatch_between_nodes(fresh):
+    with fresh(3) as team:
+        team.run(on_two_nodes, store=team.zygote.new_file())
 
 
 def other_orders(rank, n, device):

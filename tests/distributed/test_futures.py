@@ -35,15 +35,18 @@ def many_in_flight(rank, n, device):
 
 
 def completes_in_the_background(rank, n, device):
-    """No thread waits: the work ends all the same."""
+    """No thread drives: the work ends all the same."""
     tensors = [torch.ones(100_000, device=device) for _ in range(5)]
-    events = []
+    futures, events = [], []
     for t in tensors:
         event = threading.Event()
-        work = dist.all_reduce(t, async_op=True)
-        work.get_future().add_done_callback(lambda _, event=event: event.set())
+        future = dist.all_reduce(t, async_op=True).get_future()
+        future.add_done_callback(lambda _, event=event: event.set())
+        futures.append(future)
         events.append(event)
-    for t, event in zip(tensors, events, strict=True):
+    for t, future, event in zip(tensors, futures, events, strict=True):
+        if device == "dev":
+            future.wait()
         assert event.wait(60)
         assert (t == n).all()
 
@@ -185,6 +188,8 @@ def copies_keep_their_place(rank, n, device):
 
 
 def callbacks_come_after_the_end(rank, n, device):
+    if device == "dev":
+        return  # the future is complete before the end, see below
     t, seen = torch.ones(10, device=device), []
     if rank == 1:
         dist.recv(torch.zeros(1), 0)
@@ -229,6 +234,129 @@ def a_block_ends_with_its_last_message(rank, n, device):
         dist.send(b, 0, tag=2)
 
 
+def calls_of_callbacks_keep_their_place(rank, n, device):
+    """A callback runs before `then` returns, with its work in flight: its calls come before the next ones."""
+    a, b, c = (torch.full((5,), rank + 1.0, device="dev") for _ in range(3))
+    if rank == 1:
+        dist.recv(torch.zeros(1), 0)  # so rank 0's calls are all in flight
+    calls = []
+
+    def callback(future):
+        calls.append("b")
+        return dist.broadcast(b, src=1, async_op=True).get_future().value()[0]
+
+    work = dist.all_reduce(a, async_op=True)
+    future = work.get_future()
+    assert future.done()
+    chained = future.then(callback).then(lambda f: calls.append("then") or f.value())
+    calls.append("c")
+    last = dist.all_reduce(c, async_op=True)
+    if rank == 0:
+        assert not work.is_completed()
+        dist.send(torch.zeros(1), 1)
+    assert calls == ["b", "then", "c"]
+    last.wait()
+    assert chained.wait() is b
+    total = n * (n + 1) / 2
+    assert (a == total).all() and (b == 2).all() and (c == total).all()
+
+
+def errors_pass_through_callbacks(rank, n, device):
+    """Callbacks that compute nothing do not notice that their work has failed. Their futures do."""
+    mismatch = r"called all_reduce\(float32\[4\], SUM\)"
+    for side in (None, torch.dev.Stream()):
+        if rank == 1:
+            dist.recv(torch.zeros(1), 0)
+        work = dist.all_reduce(torch.ones(4 + rank, device="dev"), async_op=True)
+        future = work.get_future().then(lambda f: f.value()[0]).then(lambda f: f.value())
+        if rank == 0:
+            assert not work.is_completed()
+            dist.send(torch.zeros(1), 1)
+        with pytest.raises(RuntimeError, match=mismatch):
+            if side:
+                with torch.dev.stream(side):
+                    future.wait()  # the stream waits
+                side.synchronize()
+            else:
+                future.wait()
+    computes = dist.all_reduce(torch.ones(4 + rank, device="dev"), async_op=True).get_future()
+    with pytest.raises(RuntimeError, match=mismatch):
+        computes.then(lambda f: f.value()[0].sum()).wait()
+    for _ in range(70):  # of no stream that a callback gets later
+        future = dist.all_reduce(torch.ones(4, device="dev"), async_op=True).get_future()
+        assert future.then(lambda f: f.value()[0].sum().item()).wait() == 4 * n
+
+
+def callbacks_of_a_side_stream(rank, n, device):
+    """A future's wait makes a side stream wait, and not the host; so for what a callback copies."""
+    stream, t, copy = torch.dev.Stream(), torch.ones(100, device="dev"), torch.zeros(100, device="dev")
+    if rank == 1:
+        dist.recv(torch.zeros(1), 0)
+    future = dist.all_reduce(t, async_op=True).get_future()
+    copied = future.then(lambda f: copy.copy_(f.value()[0]))  # as in PyTorch's fp16_compress_hook
+    with torch.dev.stream(stream):
+        copied.wait()
+    if rank == 0:
+        assert not stream.query()
+        dist.send(torch.zeros(1), 1)
+    stream.synchronize()
+    assert (copy == n).all()
+
+
+def rows_come_with_the_end(rank, n, device):
+    """The value of an all_gather's future is one tensor, which is filled when the work has ended."""
+    outputs = [torch.zeros(10, device="dev") for _ in range(n)]
+    if rank == 1:
+        dist.recv(torch.zeros(1), 0)
+    work = dist.all_gather(outputs, torch.full((10,), float(rank), device="dev"), async_op=True)
+    (rows,) = work.get_future().value()
+    if rank == 0:
+        assert not work.is_completed()
+        dist.send(torch.zeros(1), 1)
+    work.get_future().wait()
+    assert rows.tolist() == [[float(r)] * 10 for r in range(n)]
+
+
+def mixed_futures_end_with_the_work(rank, n, device):
+    """A future with a tensor on the CPU has no stream for it."""
+    tensors = [torch.ones(10), torch.ones(10, device="dev")]
+    if rank == 1:
+        dist.recv(torch.zeros(1), 0)
+    future = dist.all_reduce_coalesced(tensors, async_op=True)
+    if rank == 0:
+        assert not future.done()
+        dist.send(torch.zeros(1), 1)
+    future.wait()
+    assert all((t == n).all() for t in tensors)
+
+
+def late_calls_of_callbacks(rank, n, device):
+    """On the CPU a callback runs when its work has ended, at another moment on each rank: on rank 0 later."""
+    if rank == 1:
+        dist.recv(torch.zeros(1), 0)
+    t = torch.ones(4)
+    work = dist.all_reduce(torch.ones(4), async_op=True)
+    if rank == 0:
+        future = work.get_future().then(lambda _: dist.all_reduce(t))
+    works = [work, dist.all_reduce(torch.ones(4), async_op=True)]
+    if rank == 0:
+        dist.send(torch.zeros(1), 1)
+        with pytest.raises(
+            RuntimeError, match=r"all_reduce: operation #.* is called in a callback of a future"
+        ):
+            future.wait()
+    for work in works:
+        work.wait()
+    assert (t == 1).all()
+    # Asked for after the later call, the callback's call has its place.
+    futures = [
+        work.get_future() for work in [dist.all_reduce(torch.ones(4), async_op=True) for _ in range(2)]
+    ]
+    futures[0].then(lambda _: dist.all_reduce(t)).wait()
+    assert (t == n).all()
+    assert_works(device)
+
+
 BODIES = [
     copies_keep_their_place,
     callbacks_come_after_the_end,
@@ -251,6 +379,25 @@ BODIES = [
 @pytest.mark.parametrize("body", BODIES)
 def test_works_and_futures(pool, body, world_size, device):
     pool.run(body, world_size, device)
+
+
+@pytest.mark.skipif("dev" not in DEVICES, reason="only the device has streams")
+@pytest.mark.parametrize(
+    "body",
+    [
+        calls_of_callbacks_keep_their_place,
+        errors_pass_through_callbacks,
+        callbacks_of_a_side_stream,
+        rows_come_with_the_end,
+        mixed_futures_end_with_the_work,
+    ],
+)
+def test_futures_of_the_device_are_those_of_an_accelerator(pool, body):
+    pool.run(body, 2, "dev")
+
+
+def test_a_callback_that_communicates_too_late_is_refused(pool):
+    pool.run(late_calls_of_callbacks, 2)
 
 
 @pytest.mark.skipif("dev" not in DEVICES, reason="needs two devices")

@@ -101,6 +101,12 @@ def calls_are_checked(rank, world_size, device, *, store):
     with pytest.raises(RuntimeError, match="Detected mismatch between collectives on ranks"):
         dist.all_reduce(t)
     assert_works(device)
+    shape = (2, 6) if rank == 0 else (3, 4)
+    both = r"(?s)TensorShape=\[2, 6\].*TensorShape=\[3, 4\]"
+    for group in [None, half] if rank < 2 else [None]:
+        with pytest.raises(RuntimeError, match=both if rank == 0 else "Tensor Tensor shapes|TensorShape"):
+            dist.all_reduce(torch.ones(shape, device=device), group=group)
+    assert_works(device)
     dist.destroy_process_group()
 
 
@@ -351,8 +357,9 @@ def test_monitored_barrier_is_the_groups_own_method(fresh, device):
 
 
 @each_device
-def test_debug_level_detail_checks_calls(fresh, device):
-    with fresh(3) as team:
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_debug_level_detail_checks_calls(fresh, world_size, device):
+    with fresh(world_size) as team:
         team.run(calls_are_checked, device, store=team.zygote.new_file())
 
 

@@ -70,12 +70,11 @@ def bad_transfer(rank, n, device):
                 continue
             with pytest.raises(ValueError, match=f"invalid rank {peer}"):
                 call([t], peer, 0)
-        with pytest.raises(ValueError, match="tag"):
+        with pytest.raises(ValueError, match="Tag must be nonnegative, got"):
             call([t], 0, -3)
-        with pytest.raises(ValueError, match="non-empty"):
-            call([], 0, 0)
-        with pytest.raises(ValueError, match="one tensor"):
-            call([t, t], 0, 0)
+        for tensors in ([], [t, t]):
+            with pytest.raises(ValueError, match=f"takes a single tensor, got {len(tensors)}"):
+                call(tensors, 0, 0)
         with pytest.raises(ValueError, match="negative"):
             call([torch._neg_view(torch.zeros(4, device=device))], 0, 0)
         with pytest.raises(ValueError, match="unsupported device type"):

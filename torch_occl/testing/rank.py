@@ -93,6 +93,7 @@ def work(given: Descriptors) -> NoReturn:
             stream.reconfigure(line_buffering=True)  # a rank that is killed flushes nothing
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit "ignored"
     _answer_with_stacks(given.stacks, given.bell)
+    _make_thread_pool_anew()
     _parent = Connection(given.pipe)
     while True:
         try:
@@ -106,6 +107,16 @@ def work(given: Descriptors) -> NoReturn:
         _parent.send(message)
         if once and _failed(message):
             os._exit(1)
+
+
+def _make_thread_pool_anew() -> None:
+    """If the warm process has used PyTorch's thread pool, this process has it without its threads.
+
+    PyTorch replaces it at its first use here, without a lock. The first use would be autograd's, by one
+    thread for each device of an accelerator at once, which can end the process ("Invalid thread pool!").
+    """
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(torch.get_num_threads())
 
 
 def _answer_with_stacks(stacks: int, bell: int) -> None:

@@ -105,8 +105,11 @@ Tensor& copy_(Tensor& self, const Tensor& src, bool non_blocking) {
   check_fork();
   TORCH_CHECK(self.defined() && src.defined(), "copy_: the tensor is undefined");
   const auto index = self.device().type() == kType ? self.device().index() : src.device().index();
-  if (non_blocking && !is_default(current_stream(index)) && may_come_later(self, index) &&
-      may_come_later(src, index)) {
+  // Between tensors of the device no caller sees whether a copy was blocking, except that it waited: a busy
+  // stream gets it, and the host goes on.
+  const bool on_device = self.device() == src.device();
+  if (!is_default(current_stream(index)) && (non_blocking || (on_device && !query(current_stream(index)))) &&
+      may_come_later(self, index) && may_come_later(src, index)) {
     at::expand_inplace(self, src, "copy_");  // a shape that does not fit is an error now
     // The task holds both tensors as they are now: their memory stays until it has run, and the caller may
     // make them other tensors meanwhile (`x.data = y`, which FSDP does).

@@ -1,11 +1,13 @@
 #include "device/runtime/device.h"
 
+#include <ATen/Parallel.h>
 #include <c10/core/AutogradState.h>
 #include <c10/util/Exception.h>
 #include <pthread.h>
 
 #include <atomic>
 #include <cstdlib>
+#include <fstream>
 #include <string>
 
 #include "base/environment.h"
@@ -28,6 +30,21 @@ c10::DeviceIndex count_from_environment() {
                     " must be a number from 1 to ", static_cast<int>(kMaxDevices), ", not \"", text, "\"");
   return static_cast<c10::DeviceIndex>(n);
 }
+
+/// Whether this process was forked and has not begun another program since. False if /proc does not say.
+bool is_forked() {
+  std::ifstream file("/proc/self/stat");
+  std::string text;
+  std::getline(file, text);
+  std::size_t at = text.rfind(')');  // the end of the name, which can contain anything
+  for (int field = 3; field <= 9 && at != text.npos; ++field) at = text.find(' ', at + 1);
+  constexpr unsigned long kForkedWithoutExec = 0x40;  // PF_FORKNOEXEC in the kernel's flags
+  return at != text.npos && (std::strtoul(text.c_str() + at, nullptr, 10) & kForkedWithoutExec) != 0;
+}
+
+/// PyTorch drops the thread pool of the parent at the first use in a forked child, without a lock. Autograd's
+/// threads for the devices would be the first, all at once ("Invalid thread pool!"), so this thread is.
+void make_thread_pool_anew() { at::set_num_threads(at::get_num_threads()); }
 
 void in_child_after_fork() {
   if (g_used.load(std::memory_order_relaxed)) g_bad_fork.store(true, std::memory_order_relaxed);
@@ -78,6 +95,7 @@ void mark_used() {
   // dev computes on the cores of the calling thread: in autograd's own thread for a device, the backward pass
   // would have a second team of OpenMP threads, and both teams would share the cores.
   c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
+  if (is_forked()) make_thread_pool_anew();
   g_used.store(true, std::memory_order_relaxed);
 }
 

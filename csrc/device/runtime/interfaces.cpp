@@ -38,8 +38,9 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 
   c10::Stream getStream(c10::Device of) const override { return current_stream(of.index()); }
   c10::Stream getDefaultStream(c10::Device of) const override { return default_stream(of.index()); }
-  c10::Stream getStreamFromGlobalPool(c10::Device of, bool high) const override {
-    return next_stream(of.index(), high ? -1 : 0);
+  // Only futures of PyTorch call it, for their callbacks.
+  c10::Stream getStreamFromGlobalPool(c10::Device of, bool) const override {
+    return callback_stream(of.index());
   }
   c10::Stream getNewStream(c10::Device of, int priority) const override {
     return next_stream(of.index(), priority);

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
+#include <utility>
 
 #include "memory/queue.h"
 
@@ -16,14 +17,17 @@ namespace {
 using memory::Mark;
 using memory::Queue;
 
-constexpr int kStreamsPerPriority = 32;
+constexpr int kStreamsPerPriority = 32, kCallbackStreams = 32;
+constexpr int kFirstCallbackStream = 1 + 2 * kStreamsPerPriority;
+constexpr int kStreams = 2 * kStreamsPerPriority + kCallbackStreams;
 
 // relaxed: set once, when the library is loaded
-std::atomic<void (*)(const std::function<bool()>&)> g_wait_wrapper{nullptr};
+std::atomic<WaitWrapper> g_wait_wrapper{nullptr};
 
-void wait_in_slices(const std::function<bool(Queue::Clock::time_point until)>& wait) {
+void wait_in_slices(const std::function<bool(Queue::Clock::time_point until)>& wait,
+                    Interrupts interrupts = Interrupts::always) {
   const auto slice = [&wait] { return wait(Queue::Clock::now() + std::chrono::milliseconds(50)); };
-  if (auto* wrapper = g_wait_wrapper.load(std::memory_order_relaxed)) return wrapper(slice);
+  if (auto wrapper = g_wait_wrapper.load(std::memory_order_relaxed)) return wrapper(slice, interrupts);
   while (!slice()) {
   }
 }
@@ -33,13 +37,14 @@ void wait_on_host(Queue& queue) {
   wait_in_slices([&queue, target = queue.issued()](auto until) { return queue.wait(until, target); });
 }
 
-void wait_on_host(Mark& mark) {
-  wait_in_slices([&mark](auto until) { return mark.wait(until); });
+void wait_on_host(Mark& mark, Interrupts interrupts = Interrupts::always) {
+  wait_in_slices([&mark](auto until) { return mark.wait(until); }, interrupts);
 }
 
 struct DeviceStreams {
-  std::array<std::atomic<Queue*>, 2 * kStreamsPerPriority> queues{};
+  std::array<std::atomic<Queue*>, kStreams> queues{};
   std::array<std::atomic<unsigned>, 2> next{};  // per priority
+  std::atomic<unsigned> next_callback{};
 };
 
 DeviceStreams& streams_of(c10::DeviceIndex index) {
@@ -49,7 +54,7 @@ DeviceStreams& streams_of(c10::DeviceIndex index) {
 
 thread_local std::array<c10::StreamId, kMaxDevices> t_current_stream{};
 
-/// Side streams have the ids 1 to 64; low priority first.
+/// Side streams have the ids 1 to 96: low priority, high priority, callbacks.
 Queue& queue_of(const c10::Stream& stream) {
   auto& slot = streams_of(stream.device_index()).queues[static_cast<std::size_t>(stream.id() - 1)];
   Queue* queue = slot.load(std::memory_order_acquire);  // acquire: pairs with the exchange below
@@ -76,11 +81,16 @@ c10::Stream default_stream(c10::DeviceIndex index) {
 
 bool is_default(const c10::Stream& stream) { return stream.id() == 0; }
 
+namespace {
+std::exception_ptr error_of(const c10::Stream& stream) {
+  return is_default(stream) ? nullptr : queue_of(stream).error();
+}
+}  // namespace
+
 void check_stream(const c10::Stream& stream) {
   TORCH_CHECK(stream.device_type() == kType, "expected a stream of a dev device, got one of ",
               stream.device());
-  TORCH_CHECK(stream.id() >= 0 && stream.id() <= 2 * kStreamsPerPriority, "dev has no stream with the id ",
-              stream.id());
+  TORCH_CHECK(stream.id() >= 0 && stream.id() <= kStreams, "dev has no stream with the id ", stream.id());
   TORCH_CHECK(stream.device_index() >= 0, "the stream has no device index");
   resolve(stream.device_index());
 }
@@ -94,6 +104,23 @@ c10::Stream next_stream(c10::DeviceIndex index, int priority) {
       streams_of(index).next[high].fetch_add(1, std::memory_order_relaxed) % kStreamsPerPriority;
   return c10::Stream(c10::Stream::UNSAFE, device(index),
                      static_cast<c10::StreamId>(1 + high * kStreamsPerPriority + n));
+}
+
+c10::Stream callback_stream(c10::DeviceIndex index) {
+  mark_used();
+  index = resolve(index);
+  const auto numbered = [index](int i) {
+    return c10::Stream(c10::Stream::UNSAFE, device(index), kFirstCallbackStream + i);
+  };
+  for (int i = 0; i < kCallbackStreams; ++i) {
+    Queue& queue = queue_of(numbered(i));
+    if (!queue.idle()) continue;
+    queue.forget(queue.error());
+    return numbered(i);
+  }
+  // relaxed: as in next_stream
+  const unsigned n = streams_of(index).next_callback.fetch_add(1, std::memory_order_relaxed);
+  return numbered(static_cast<int>(n % kCallbackStreams));
 }
 
 c10::Stream current_stream(c10::DeviceIndex index) {
@@ -142,9 +169,7 @@ void wait_for_queued(c10::DeviceIndex index) {
   if (C10_UNLIKELY(id != 0)) synchronize(c10::Stream(c10::Stream::UNSAFE, device(index), id));
 }
 
-void set_wait_wrapper(void (*wrapper)(const std::function<bool()>& slice)) {
-  g_wait_wrapper.store(wrapper, std::memory_order_relaxed);
-}
+void set_wait_wrapper(WaitWrapper wrapper) { g_wait_wrapper.store(wrapper, std::memory_order_relaxed); }
 
 bool drain(double seconds) {
   if (in_bad_fork()) return true;
@@ -165,14 +190,32 @@ class Event {
   bool timing;
 };
 
+namespace {
+/// Of an event that has passed: throws what went wrong before it. The next synchronisation with its stream
+/// does not throw it again.
+void rethrow(const Event& event) {
+  const std::exception_ptr& error = event.mark->error();
+  if (!error) return;
+  if (!is_default(event.stream)) queue_of(event.stream).forget(error);
+  std::rethrow_exception(error);
+}
+}  // namespace
+
+thread_local std::shared_ptr<Mark> t_recorded;
+
+RecordsOf::RecordsOf(std::shared_ptr<Mark> mark) : before_(std::exchange(t_recorded, std::move(mark))) {}
+RecordsOf::~RecordsOf() { t_recorded = std::move(before_); }
+
 void record(Event*& event, const c10::Stream& stream, bool timing) {
   check_fork();
-  auto mark = std::make_shared<Mark>();
-  // On an idle stream nothing is ahead of the event: it passes here, without waking a thread.
-  if (query(stream)) {
-    mark->pass();
-  } else {
-    enqueue(stream, [mark] { mark->pass(); });
+  auto mark = t_recorded;
+  if (!mark) {
+    mark = std::make_shared<Mark>();
+    // On an idle stream nothing is ahead of the event: it passes here, without waking a thread.
+    if (query(stream))
+      mark->pass(error_of(stream));
+    else
+      enqueue(stream, [mark, stream] { mark->pass(error_of(stream)); });
   }
   if (!event) event = new Event{nullptr, stream, timing};
   event->mark = std::move(mark);
@@ -180,9 +223,14 @@ void record(Event*& event, const c10::Stream& stream, bool timing) {
 }
 
 void block(Event* event, const c10::Stream& stream) {
-  if (!event || event->mark->passed()) return;
-  if (is_default(stream)) return wait_on_host(*event->mark);
-  enqueue(stream, [mark = event->mark] { mark->wait(); });
+  if (!event || (event->mark->passed() && !event->mark->error())) return;
+  if (!is_default(stream))
+    return enqueue(stream, [mark = event->mark] {
+      mark->wait();
+      if (mark->error()) std::rethrow_exception(mark->error());
+    });
+  if (!event->mark->passed()) wait_on_host(*event->mark, Interrupts::with_the_lock);
+  rethrow(*event);
 }
 
 bool query(Event* event) { return !event || event->mark->passed(); }
@@ -190,6 +238,7 @@ bool query(Event* event) { return !event || event->mark->passed(); }
 void synchronize(Event* event) {
   if (!event) return;
   if (!event->mark->passed()) wait_on_host(*event->mark);
+  rethrow(*event);
   if (!is_default(event->stream)) queue_of(event->stream).rethrow();
 }
 

@@ -12,8 +12,10 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 
 #include "device/runtime/device.h"
+#include "memory/queue.h"
 
 namespace occl::device {
 
@@ -26,6 +28,10 @@ void check_stream(const c10::Stream& stream);
 
 /// One of 32 side streams per device and priority, in turn. Any priority is accepted; below 0 is high.
 c10::Stream next_stream(c10::DeviceIndex index, int priority);
+
+/// A stream for a callback of a future: an idle one of 32 others, or any of these if none is idle. An idle
+/// one has no error of its last user any more.
+c10::Stream callback_stream(c10::DeviceIndex index);
 
 /// The current stream of this thread on that device (-1: the current device). At first the default stream.
 c10::Stream current_stream(c10::DeviceIndex index = -1);
@@ -45,23 +51,43 @@ void synchronize_device(c10::DeviceIndex index);
 /// variable if that is the default stream.
 void wait_for_queued(c10::DeviceIndex index);
 
+/// When a wait of the host asks for interrupts, for which it needs Python's lock. A future of PyTorch waits
+/// for its events under a lock that a thread with Python's lock can want: there the caller has released
+/// Python's lock, and the wait must not take it.
+enum class Interrupts : std::uint8_t { always, with_the_lock };
+
 /// Sets the function through which the host waits. Its argument waits for a moment and returns whether the
 /// wait is over; the function calls it until that is so. Meanwhile it releases the lock that tasks can need
-/// (Python's), and between calls it checks for interrupts; an exception that it throws ends the wait. The
-/// default only repeats the calls.
-void set_wait_wrapper(void (*wrapper)(const std::function<bool()>& slice));
+/// (Python's), and between calls it checks for interrupts: always, or only if the caller has that lock. An
+/// exception that it throws ends the wait. The default only repeats the calls.
+using WaitWrapper = void (*)(const std::function<bool()>& slice, Interrupts interrupts);
+void set_wait_wrapper(WaitWrapper wrapper);
 
 /// Waits until all streams of all devices have finished their tasks; at most `seconds`, then returns false.
 bool drain(double seconds);
 
-// Events, as DeviceGuardImplInterface passes them around.
+// Events, as DeviceGuardImplInterface passes them around. An error of a task before the event goes with it:
+// into the streams that wait for it, and to the caller where the host waits.
 class Event;
 void record(Event*& event, const c10::Stream& stream, bool timing);
-/// Makes the stream wait for the event. The default stream waits on the calling thread.
+/// Makes the stream wait for the event. The default stream waits on the calling thread, and throws the error.
 void block(Event* event, const c10::Stream& stream);
 bool query(Event* event);
 void synchronize(Event* event);
 double elapsed_ms(Event* start, Event* end);
 void destroy(Event* event);
+
+/// While one lives, the events that this thread records stand for this mark, which something else than a
+/// stream passes, and not for what is queued on their streams.
+class RecordsOf {
+ public:
+  explicit RecordsOf(std::shared_ptr<memory::Mark> mark);
+  ~RecordsOf();
+  RecordsOf(const RecordsOf&) = delete;
+  RecordsOf& operator=(const RecordsOf&) = delete;
+
+ private:
+  std::shared_ptr<memory::Mark> before_;
+};
 
 }  // namespace occl::device
