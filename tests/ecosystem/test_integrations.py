@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import re
 import subprocess
@@ -167,6 +168,45 @@ def test_torchmetrics(setting, tell):
     (measured,) = re.findall(r"^accuracy .*$", shown, re.MULTILINE)
     assert measured in gloo
     tell("torchmetrics", GLOO)
+
+
+WITH_TORCHREC = pytest.mark.skipif(
+    not importlib.util.find_spec("torchrec"),
+    reason="torchrec pins other versions of what is here: docs/integrations.md says how to install it",
+)
+
+
+@WITH_TORCHREC
+def test_torchrec_shards_tables_in_each_way_over_cpu_tensors(tell):
+    tell("torchrec", CPU)
+    command = (*TORCHRUN, "torchrec_tables.py", "--backend")
+    lines = [
+        re.findall(r"^(.*): (losses .*)$", shown, re.MULTILINE)
+        for shown in (run(*command, "occl"), with_gloo(*command, "gloo"))
+    ]
+    assert lines[0] == lines[1] and [way for way, _ in lines[0]] == [
+        "table",
+        "row",
+        "column",
+        "data parallel",
+    ]
+    assert len({text for _, text in lines[0]}) == 1 and losses(lines[0][0][1])
+    tell("torchrec", GLOO)
+
+
+@WITH_TORCHREC
+def test_torchrec_has_no_tables_on_dev():
+    """If this fails, torchrec has learned it: docs/integrations.md has the reason why it cannot."""
+    done = subprocess.run(
+        [*TORCHRUN, "torchrec_tables.py", "--device", "dev"],
+        cwd=EXAMPLES,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+    )
+    assert done.returncode != 0
+    assert "Found local shard tensor device: cpu, local shard metadata placement device: dev" in done.stderr
 
 
 def test_ignite_wraps_models_where_occl_takes_the_place_of_gloo(tell):

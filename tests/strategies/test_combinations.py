@@ -11,6 +11,7 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed import rpc
 from torch.distributed._functional_collectives import all_to_all_single_autograd
+from torch.distributed._shard import sharded_tensor
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
@@ -193,3 +194,20 @@ def test_rpc_works_beside_collectives(rank, world_size, device, tmp_path):
     assert total.unique().tolist() == [sum(range(world_size))]
     assert_same_on_all_ranks(total)
     rpc.shutdown()
+
+
+@pytest.mark.ranks(2, device="dev", backend="occl")
+def test_shards_that_a_plan_places_on_the_device_make_one_tensor(rank, device):
+    """As a ShardedTensor, which torchrec's tables are; their placement is a text such as "rank:1/dev:1"."""
+    shard = sharded_tensor.Shard.from_tensor_and_offsets(
+        torch.full((3, 4), rank, device=device), [3 * rank, 0], rank
+    )
+    assert str(shard.metadata.placement) == f"rank:{rank}/{device}"
+    whole = sharded_tensor.init_from_local_shards([shard], 6, 4)
+    assert [part.placement.device() for part in whole.metadata().shards_metadata] == [
+        torch.device("dev:0"),
+        torch.device("dev:1"),
+    ]
+    gathered = torch.empty(6, 4, dtype=torch.int64, device=device) if rank == 0 else None
+    whole.gather(0, gathered)
+    assert rank or gathered.sum(1).tolist() == [0, 0, 0, 4, 4, 4]

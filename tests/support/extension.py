@@ -44,10 +44,11 @@ def _needs() -> dict[Path, set[Path]]:
     return needs
 
 
-def _run(command: list[str], root: Path) -> None:
+def _run(command: list[str] | str, root: Path) -> None:
     done = subprocess.run(
         command,
         cwd=root,
+        shell=isinstance(command, str),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -64,10 +65,8 @@ def build(root: Path, changed: Path) -> None:
         if cpp_build.ROOT / changed in _needs()[made]:
             ours = root / "build" / made.relative_to(OBJECTS)
             ours.parent.mkdir(parents=True, exist_ok=True)
-            compile_ = shlex.split(_ask_ninja("commands", str(made)))  # ninja quotes a path that has spaces
-            commands.append(
-                [w.replace(str(csrc), str(root / "csrc")).replace(str(made), str(ours)) for w in compile_]
-            )
+            command = _ask_ninja("commands", str(made)).strip()
+            commands.append(command.replace(str(csrc), str(root / "csrc")).replace(str(made), str(ours)))
             made = ours
         objects.append(str(made))
     with ThreadPoolExecutor(int(os.environ.get("MAX_JOBS", os.cpu_count() or 1))) as compilers:
