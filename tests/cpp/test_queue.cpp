@@ -138,3 +138,20 @@ TEST("a mark is passed once for all waiting threads, and knows when") {
   });
   CHECK(mark.at() >= before && mark.at() <= Queue::Clock::now());
 }
+
+TEST("a mark keeps the error that it was passed with first, and a queue forgets one that is known") {
+  Queue& queue = new_queue();
+  queue.push([] { throw std::runtime_error("of a task"); });
+  queue.wait();
+  const std::exception_ptr error = queue.error();
+  CHECK(error && queue.error() == error);  // asking does not take it
+  Mark mark;
+  mark.pass(error);
+  mark.pass();
+  CHECK(mark.error() == error);
+  queue.forget(std::make_exception_ptr(std::runtime_error("another")));
+  CHECK(queue.error() == error);
+  queue.forget(error);
+  queue.rethrow();
+  CHECK(!queue.error());
+}
