@@ -276,7 +276,7 @@ bool Heap::commit(Block* hole, std::size_t bytes, bool at_front) {
   // Only the kernel knows what is really left, but it answers some requests by killing the process. So large
   // ones are compared with what it says is available.
   if (g_committed.fetch_add(bytes, std::memory_order_relaxed) + bytes > memory_limit() ||
-      (bytes >= kLargeCommit && bytes > shm::available_memory().free)) {
+      (bytes >= kLargeCommit && bytes > shm::available_memory(bytes).free)) {
     g_committed.fetch_sub(bytes, std::memory_order_relaxed);
     return false;
   }
