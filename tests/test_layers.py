@@ -54,6 +54,12 @@ def test_every_source_file_lies_in_a_layer():
     assert [path for path in sources() if path.relative_to(CSRC).parts[0] not in MAY_INCLUDE] == []
 
 
+def test_fences_are_those_of_base_sync():
+    """The explorer replaces that header, so it sees no other fence."""
+    found = [path.name for path in sources() if "atomic_thread_fence" in path.read_text()]
+    assert found == ["sync.h"]
+
+
 @pytest.mark.parametrize("layer", MAY_INCLUDE)
 def test_a_layer_includes_only_what_it_may(layer):
     found = {

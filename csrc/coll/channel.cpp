@@ -1,7 +1,7 @@
 #include "coll/channel.h"
 
 #include <algorithm>
-#include <atomic>
+#include <optional>
 #include <utility>
 
 #include "base/error.h"
@@ -37,11 +37,24 @@ bool Channel::begin_sends(OperationList& done) {
   return moved;
 }
 
-void Channel::drop() {
-  queue_ = {};
+bool Channel::hear(OperationList& done) {
+  // As many as a ring holds, so that a peer that goes on writing does not keep this rank here.
+  std::size_t records = 0;
+  for (Envelope e; records < mesh_.tuning().ring_bytes / kLine && pipe_.next(e); ++records) {
+    take(e, done);
+    pipe_.release(e);
+  }
+  return records > 0;
+}
+
+void Channel::drop(OperationList& dropped) {
+  dropped.take(queue_);
+  for (const auto& sending : sending_) dropped.push(*sending.op);
   sending_.clear();
-  for (auto& receiving : receiving_)
+  for (auto& receiving : receiving_) {
     if (receiving.front) receiving.front.revoke();
+    dropped.push(*receiving.op);
+  }
   receiving_.clear();
   notes_.clear();
 }
@@ -94,15 +107,23 @@ void Channel::take(const Envelope& e, OperationList& done) {
     case Record::nack:
       if (const auto it = sending(e.id); it != sending_.end()) {
         Operation& op = *it->op;
+        std::optional<Error> error;
+        if (e.record == Record::nack) {
+          error = misfit(mesh_.rank(), peer_, e);
+          if (!op.exposed() && waits_for_room(*it)) note(Record::rest, e.id);  // no more bytes follow
+        }
         sending_.erase(it);
-        transfers_.end(op, done, e.record == Record::ack ? nullptr : misfit(mesh_.rank(), peer_, e));
+        transfers_.end(op, done, error ? &*error : nullptr);
       } else if (e.record == Record::nack) {
-        throw *misfit(mesh_.rank(), peer_, e);  // of a send that has ended
+        throw misfit(mesh_.rank(), peer_, e);  // of a send that has ended
       }
       return;
     case Record::rest:
       // If the receiver has copied everything before the sender began, it does not wait for this record.
-      if (const auto it = receiving(e.id); it != receiving_.end()) it->rest = e.count;
+      if (const auto it = receiving(e.id); it != receiving_.end())
+        it->rest = e.count;
+      else
+        refused_.end(e.id);
       return;
     case Record::data:
       if (take_data(e, done)) return;
@@ -124,13 +145,20 @@ bool Channel::take_data(const Envelope& e, OperationList& done) {
   }
   const auto it = std::find_if(unexpected_.begin(), unexpected_.end(),
                                [&](const Unexpected& u) { return u.envelope.id == e.id; });
-  if (it == unexpected_.end()) return std::find(refused_.begin(), refused_.end(), e.id) != refused_.end();
+  if (it == unexpected_.end()) return refused_.take(e.id, e.bytes);
   const std::size_t arrived = it->payload.size();
-  const Tuning& tuning = mesh_.tuning();
-  if (arrived + e.bytes > std::max(tuning.eager_bytes, tuning.unasked_bytes)) return false;
+  if (arrived + e.bytes > unasked(it->envelope)) return false;
   it->payload.resize(arrived + e.bytes);
   pipe_.read_payload(e, it->payload.data() + arrived);
   return true;
+}
+
+/// How many bytes of a message its sender may send before this side answers.
+std::size_t Channel::unasked(const Envelope& e) const {
+  const Tuning& tuning = mesh_.tuning();
+  return e.record == Record::eager    ? tuning.eager_bytes
+         : e.record == Record::stream ? tuning.unasked_bytes
+                                      : 0;
 }
 
 bool Channel::receive_arrived(Operation& op, OperationList& done) {
@@ -151,23 +179,20 @@ template <class CopyPayload>
 void Channel::match(Operation& op, const Envelope& e, std::size_t received, CopyPayload&& copy_payload,
                     OperationList& done) {
   const Transfer& t = op.transfer();
-  op.set_source(peer_);
-  transfers_.met(op, peer_);
-  if (!fits(t, e) || received > t.bytes()) {
-    Envelope nack = e;
-    nack.record = Record::nack;
-    nack.bytes = 0;
-    nack.other = {t.buffer.count, t.order, static_cast<std::uint8_t>(t.dtype)};
-    notes_.push_back(nack);
-    refused_.push_back(e.id);
-    return transfers_.end(op, done, misfit(peer_, mesh_.rank(), nack));
+  try {
+    op.set_source(peer_);
+    transfers_.met(op, peer_);
+    if (!fits(t, e) || received > t.bytes()) return refuse(op, e, received, done);
+    if (e.record == Record::eager && received == t.bytes()) {
+      copy_payload(t.buffer.data);
+      return transfers_.end(op, done);
+    }
+    OCCL_FAULT_POINT("message.matched");
+    receiving_.push_back({&op, e, received, {}, {}});
+  } catch (...) {
+    transfers_.wait(op);  // the group ends, and finds it there
+    throw;
   }
-  if (e.record == Record::eager && received == t.bytes()) {
-    copy_payload(t.buffer.data);
-    return transfers_.end(op, done);
-  }
-  OCCL_FAULT_POINT("message.matched");
-  receiving_.push_back({&op, e, received, {}, {}});
   if (e.record == Record::direct) return;
   if (e.record == Record::stream) {
     note(Record::grant, e.id);
@@ -175,6 +200,21 @@ void Channel::match(Operation& op, const Envelope& e, std::size_t received, Copy
   }
   copy_payload(t.buffer.data);
   end_if_whole(std::prev(receiving_.end()), done);
+}
+
+/// A message does not fit its receive: fails the receive, and tells the sender.
+void Channel::refuse(Operation& op, const Envelope& e, std::size_t received, OperationList& done) {
+  const Transfer& t = op.transfer();
+  Envelope nack = e;
+  nack.record = Record::nack;
+  nack.bytes = 0;
+  nack.other = {t.buffer.count, t.order, static_cast<std::uint8_t>(t.dtype)};
+  const Error error = misfit(peer_, mesh_.rank(), nack);
+  const std::size_t size = size_of(static_cast<DType>(e.dtype)), most = unasked(e);
+  const std::size_t total = e.count <= most / size ? e.count * size : most;
+  refused_.add(e.id, total - std::min(total, received));
+  notes_.push_back(nack);
+  transfers_.end(op, done, &error);
 }
 
 void Channel::end_if_whole(std::deque<Receiving>::iterator it, OperationList& done) {
@@ -217,9 +257,9 @@ bool Channel::pull_direct(OperationList& done) {
   } else if (copied < pieces.n) {
     return true;
   }
-  // A sender that has given up may have reused its buffer meanwhile. acquire: the pieces were read before
+  // A sender that has given up may have reused its buffer meanwhile. The fence: the pieces were read before
   // this look at the sender's state.
-  std::atomic_thread_fence(std::memory_order_acquire);
+  fence();
   const Member& sender = mesh_.member(peer_);
   if (sender.aborted() || sender.left()) return moved > 0;  // Group::check fails this receive
   note(Record::ack, id);
@@ -252,13 +292,14 @@ bool Channel::push_sends(bool room, OperationList& done) {
     e.bytes = static_cast<std::uint32_t>(std::min(unasked, piece(t)));
     if (!pipe_.write(e, t.buffer.data)) break;
     ++next_id_;
-    queue_.pop();
     moved = true;
     op.set_exposed(e.record == Record::direct);
     if (e.record == Record::eager && e.bytes == bytes) {
+      queue_.pop();
       transfers_.end(op, done);
     } else {
       sending_.push_back({&op, e.id, e.bytes, e.record == Record::eager});
+      queue_.pop();
       if (e.record == Record::direct) continue;
       if (room) push_pieces(sending_.back());
       room &= !waits_for_room(sending_.back());
@@ -388,11 +429,11 @@ std::deque<Channel::Receiving>::iterator Channel::receiving(std::uint64_t id) {
                       [&](const Receiving& r) { return r.envelope.id == id; });
 }
 
-std::unique_ptr<Error> Channel::misfit(int sender, int receiver, const Envelope& nack) const {
-  return std::make_unique<Error>(
-      Errc::mismatch, misfit_text(mesh_.shown(sender), mesh_.shown(receiver), static_cast<DType>(nack.dtype),
-                                  nack.count, nack.tag, static_cast<DType>(nack.other.dtype),
-                                  nack.other.count, nack.order != nack.other.order, mesh_.name()));
+Error Channel::misfit(int sender, int receiver, const Envelope& nack) const {
+  return {Errc::mismatch,
+          misfit_text(mesh_.shown(sender), mesh_.shown(receiver), static_cast<DType>(nack.dtype), nack.count,
+                      nack.tag, static_cast<DType>(nack.other.dtype), nack.other.count,
+                      nack.order != nack.other.order, mesh_.name())};
 }
 
 std::string misfit_text(int sender, int receiver, DType sent, std::uint64_t count, std::uint32_t tag,

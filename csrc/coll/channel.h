@@ -8,7 +8,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -16,6 +15,7 @@
 #include "coll/mesh.h"
 #include "coll/operation.h"
 #include "coll/pipe.h"
+#include "coll/refused_data.h"
 #include "coll/transfers.h"
 #include "shm/two_ends.h"
 
@@ -37,6 +37,9 @@ class Channel {
   /// sends must hear of a small message that did not fit, so this first takes what has arrived, unless
   /// records were taken since the last time. Throws what `advance` throws.
   bool begin_sends(OperationList& done);
+  /// Takes what the peer has written, also where no operation waits for it. True if there was anything.
+  /// Throws what `advance` throws.
+  bool hear(OperationList& done);
   /// Gives a receive the first message with its tag that has arrived already. False if there is none.
   bool receive_arrived(Operation& op, OperationList& done);
 
@@ -45,6 +48,8 @@ class Channel {
   /// fit its receive. Then the group must end, because no operation is left that could fail.
   bool advance(OperationList& done);
 
+  /// How many refused messages have bytes on the way. For tests.
+  std::size_t refused() const { return refused_.size(); }
   /// How many acknowledgements and other answers wait for room in the ring.
   std::size_t notes() const { return notes_.size(); }
   /// "; 2 message(s) from it wait here, the first with tag 3", or nothing.
@@ -57,8 +62,8 @@ class Channel {
     for (const auto& sending : sending_) f(*sending.op);
     for (const auto& receiving : receiving_) f(*receiving.op);
   }
-  /// Drops all of them, and keeps the peer from copying into buffers of receives.
-  void drop();
+  /// Moves all of them to `dropped`, and keeps the peer from copying into buffers of receives.
+  void drop(OperationList& dropped);
 
  private:
   struct Unexpected {  // arrived before its receive was posted
@@ -89,6 +94,8 @@ class Channel {
   template <class CopyPayload>
   void match(Operation& op, const Envelope& envelope, std::size_t received, CopyPayload&& copy_payload,
              OperationList& done);
+  std::size_t unasked(const Envelope& envelope) const;
+  void refuse(Operation& op, const Envelope& envelope, std::size_t received, OperationList& done);
   bool take_data(const Envelope& envelope, OperationList& done);
   void end_if_whole(std::deque<Receiving>::iterator receiving, OperationList& done);
   bool pull_direct(OperationList& done);
@@ -102,7 +109,7 @@ class Channel {
   void note(Record record, std::uint64_t id, std::uint64_t ref = 0, std::uint64_t count = 0);
   std::deque<Sending>::iterator sending(std::uint64_t id);
   std::deque<Receiving>::iterator receiving(std::uint64_t id);
-  std::unique_ptr<Error> misfit(int sender, int receiver, const Envelope& nack) const;
+  Error misfit(int sender, int receiver, const Envelope& nack) const;
 
   Mesh& mesh_;
   Transfers& transfers_;
@@ -113,7 +120,7 @@ class Channel {
   std::deque<Receiving> receiving_;
   std::deque<Envelope> notes_;
   std::deque<Unexpected> unexpected_;
-  std::vector<std::uint64_t> refused_;  // messages that did not fit; more of their bytes may be on the way
+  RefusedData refused_;
   std::uint64_t next_id_ = 1;
   bool took_records_ = false;  // since begin_sends
   Distances::Looks looks_;

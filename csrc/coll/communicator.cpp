@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "base/as_error.h"
 #include "base/fault_point.h"
 #include "base/thread.h"
 #include "coll/engine.h"
@@ -119,7 +120,9 @@ void Communicator::take_submitted(OperationList& done) {
     Operation& op = messages_held_.pop();
     activity_.message_posted(op);
     if (tell(op, [&op] { op.listener().beginning(op); })) {
+      posting_ = &op;
       post(op, done);
+      posting_ = nullptr;
     } else {
       activity_.message_ended(op);
       done.push(op);
@@ -150,8 +153,8 @@ bool Communicator::drive_locked(bool checks, OperationList& done) {
       moved = true;
     else
       activity_.messages_blocked();
-    if (!moved && checks) {
-      activity_.still_blocked();
+    if (checks) {
+      if (!moved) activity_.still_blocked();
       activity_.set_memory(memory_held().total());
       check(done);
     }
@@ -165,10 +168,8 @@ bool Communicator::drive_locked(bool checks, OperationList& done) {
 template <class F>
 void Communicator::or_end(OperationList& done, F&& f) try {
   f();
-} catch (const Error& error) {
-  end_all(error, done);
-} catch (const std::exception& error) {  // for instance out of ordinary memory
-  end_all(Error(Errc::system, error.what()), done);
+} catch (const std::exception& error) {  // an Error, or for instance out of ordinary memory
+  end_all(as_error(error), done);
 }
 
 Communicator::Held::~Held() {
@@ -242,11 +243,8 @@ template <class F>
 bool Communicator::tell(Operation& op, F&& f) try {
   f();
   return true;
-} catch (const Error& error) {
-  op.set_error(error);
-  return false;
 } catch (const std::exception& error) {
-  op.set_error(Error(Errc::system, error.what()));
+  op.set_error(as_error(error));
   return false;
 }
 
@@ -293,13 +291,20 @@ void Communicator::finish(OperationList& done) {
 
 // ---- ends
 
-/// Ends the group on this rank, and so on all ranks.
-void Communicator::end_all(const Error& error, OperationList& done) {
-  OCCL_FAULT_POINT("group.end");
-  take_submitted(done);
+/// Ends the group on this rank, and so on all ranks. What ends the operations allocates nothing and throws
+/// nothing: there may be no memory left, and the background thread has no caller.
+void Communicator::end_all(const Error& error, OperationList& done) noexcept {
+  Operation* const unposted = std::exchange(posting_, nullptr);
+  try {
+    OCCL_FAULT_POINT("group.end");
+    take_submitted(done);  // a receive whose message has arrived still succeeds
+  } catch (const std::exception&) {
+    // The message ends below, as all others do: `error` came first.
+  }
   {
     std::lock_guard lock(submit_mutex_);
     if (!ended_) ended_ = error;
+    take_accepted();
   }
   if (started_) collectives_.front().set_exposed(exposed());
   started_ = false;
@@ -311,8 +316,18 @@ void Communicator::end_all(const Error& error, OperationList& done) {
       done.push(op);
     }
   fail_messages(error, done);
+  for (Operation* op : {unposted, std::exchange(posting_, nullptr)}) {
+    if (!op || done.has(*op)) continue;  // it was taken over before the exception
+    op->set_error(error);
+    activity_.message_ended(*op);
+    done.push(*op);
+  }
   set_answers_due(false);
-  give_up(error);
+  try {
+    give_up(error);
+  } catch (const std::exception&) {
+    // The other ranks are not told the reason. They see that this one has left, or time out.
+  }
 }
 
 void Communicator::abort(const std::string& reason) {
@@ -338,7 +353,7 @@ void Communicator::close() {
       std::lock_guard lock(submit_mutex_);
       if (!ended_) ended_ = Error(Errc::closed, concat("group ", name(), " has been destroyed"));
     }
-    take_submitted(done);
+    or_end(done, [&] { take_submitted(done); });
     leave();
     end_all(*ended_, done);
     settle(done);

@@ -65,7 +65,7 @@ class Communicator {
   void refuse_message(int peer, bool send, const std::string& text);
 
   /// Does what can be done now; true if something moved. With `checks`, it also looks for trouble (ranks that
-  /// died or left, aborts, deadlines) if nothing moved.
+  /// died or left, aborts, deadlines), whatever moved: an operation may be stuck beside others that are not.
   bool drive(bool checks);
 
   /// Looks for trouble even if no operation is in flight.
@@ -141,7 +141,8 @@ class Communicator {
   /// Ends all messages.
   virtual void fail_messages(const Error& error, OperationList& done) = 0;
 
-  /// Called if nothing moves: looks for a reason, and throws it if the group must end.
+  /// Called if nothing moves, and now and then where something always does: looks for a reason why an
+  /// operation does not move, and throws it if the group must end.
   virtual void check(OperationList& done) = 0;
   /// Tells the other ranks that the group has ended with this error.
   virtual void give_up(const Error& error) = 0;
@@ -195,7 +196,7 @@ class Communicator {
   std::uint64_t submitted() const {
     return sequence_.load(std::memory_order_acquire) + messages_.load(std::memory_order_acquire);
   }
-  void end_all(const Error& error, OperationList& done);
+  void end_all(const Error& error, OperationList& done) noexcept;
 
   Engine& engine_;
   Activity activity_;
@@ -212,8 +213,9 @@ class Communicator {
   mutable SpinLock drive_mutex_;
   std::uint64_t taken_count_ = 0;  // of submitted()
   Atomic<std::uint64_t> ended_count_ = 0;
-  OperationList messages_held_;  // the first one is on hold
-  OperationList collectives_;    // the first one is being executed if started_
+  OperationList messages_held_;   // the first one is on hold
+  Operation* posting_ = nullptr;  // a message that is being posted, or whose post has thrown
+  OperationList collectives_;     // the first one is being executed if started_
   bool started_ = false;
   OperationList exposed_;  // ended with an error while peers might use their buffers: kept until close
 };

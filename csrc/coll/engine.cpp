@@ -3,6 +3,8 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <exception>
+#include <new>
 #include <optional>
 #include <utility>
 
@@ -21,6 +23,11 @@ constexpr std::chrono::milliseconds kSlice{50};
 constexpr int kLongSpin = 2000, kShortSpin = 32;
 constexpr std::chrono::microseconds kLongSpinTime{60}, kYieldTime{1000};
 
+// A thread that always finds something to move, for instance in other groups, still looks for deaths, aborts
+// and deadlines this often. It reads the clock once in kMoves moves: a small operation takes fewer.
+constexpr std::chrono::milliseconds kCheckTime{20};
+constexpr int kMoves = 16;
+
 // A thread that submits often waits at once, so waking the background thread for it is a waste. Instead, the
 // background thread looks for work by itself for a while: every kDoze, and less often up to kLongestDoze
 // while the threads that wanted it turn out to wait themselves. After kDozes looks without being wanted, it
@@ -31,6 +38,23 @@ constexpr int kDozes = 5;
 /// What this thread is to the engine.
 enum class Role { other, polls, waits, drives };
 thread_local Role role = Role::other;
+
+/// Tells a thread that keeps moving when it is time to check.
+class Busy {
+ public:
+  /// After each look that moved something.
+  bool check_due() {
+    if (++moves_ % kMoves != 0) return false;
+    const auto now = std::chrono::steady_clock::now();
+    if (now - checked_ < kCheckTime) return false;
+    checked_ = now;
+    return true;
+  }
+
+ private:
+  int moves_ = 0;
+  std::chrono::steady_clock::time_point checked_{};
+};
 
 }  // namespace
 
@@ -179,6 +203,7 @@ bool Engine::wait(Communicator& group, const Operation& op, Deadline deadline,
   const auto turns_now = [&] { return core_for_each ? spin_.turns() : kShortSpin; };
   int turns = turns_now(), looked = 0;
   std::optional<Deadline> yields_until;  // since this wait began, or something moved
+  Busy busy;
   for (;;) {
     bool moved = group.drive(false);
     if (!op.finished() && pending_.load(std::memory_order_relaxed) > group.pending())
@@ -188,6 +213,11 @@ bool Engine::wait(Communicator& group, const Operation& op, Deadline deadline,
       if (op.finished()) return true;
       looked = 0;
       yields_until.reset();
+      if (busy.check_due()) {
+        if (interrupted) interrupted();
+        if (deadline.passed()) return false;
+        drive_all(true);
+      }
       continue;
     }
     // A peer that slept comes within the long spin. To sleep before it comes would make it wake this thread,
@@ -225,8 +255,9 @@ bool Engine::wait_until(const std::function<bool()>& reached, Deadline deadline,
                         const std::function<void()>& interrupted) {
   if (reached()) return true;
   Waiting waiting(*this);
+  Busy busy;
   for (;;) {
-    if (drive_all(false)) continue;
+    if (drive_all(false) && !busy.check_due()) continue;
     if (interrupted) interrupted();
     const bool late = deadline.passed();
     const shm::Bell::Sleep sleep(endpoint_->bell());
@@ -244,7 +275,7 @@ void Engine::hand_over() noexcept {
   if (waiters_.load(std::memory_order_seq_cst) > 0) return;
   try {
     start_background();
-  } catch (const Error& error) {  // no thread would ever drive: end what is in flight, on all ranks
+  } catch (const std::exception& error) {  // no thread would ever drive: end what is in flight, on all ranks
     for (const auto& group : busy_groups()) group->abort(error.what());
   }
 }
@@ -285,11 +316,19 @@ void Engine::doze() {
 
 /// One turn of the background thread, until it is not needed any more.
 void Engine::drive_in_background() {
+  Busy busy;
   // After a callback there may be another driver. Then one of the two leaves; if both do, one comes back.
   while (background_needed() && drivers_.load(std::memory_order_seq_cst) == 1) {
-    if (drive_all(false)) continue;
+    const auto drove = [this](bool check) {
+      try {
+        return drive_all(check);
+      } catch (const std::bad_alloc&) {  // for the list of groups: later there may be memory again
+        return false;
+      }
+    };
+    if (drove(false) && !busy.check_due()) continue;
     const shm::Bell::Sleep sleep(endpoint_->bell());
-    if (!background_needed() || drive_all(true)) continue;
+    if (!background_needed() || drove(true)) continue;
     sleep.wait(kSlice);
     std::lock_guard lock(background_mutex_);
     if (stop_) break;

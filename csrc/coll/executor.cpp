@@ -207,7 +207,7 @@ void Executor::make(const Move& move, std::size_t lo, std::size_t hi) {
   OCCL_FAULT_POINT("move.slice");
   const Collective& c = meeting_.collective();
   const std::size_t bytes = (hi - lo) * meeting_.shape().element_size;
-  std::array<std::byte*, kMaxRanks + 1> dsts, srcs;
+  std::array<void*, kMaxRanks + 1> dsts, srcs;
   const std::size_t n_src = collect_addresses(move.src, move, lo, srcs.data());
   std::size_t n_dst = collect_addresses(move.dst, move, lo, dsts.data());
   bool first = passes_caches(move.dst.where, move, bytes), last = first;
@@ -227,7 +227,7 @@ void Executor::make(const Move& move, std::size_t lo, std::size_t hi) {
                                           : kernels::Store::cached;
   // A block that lies in its place already is not written, because peers may be reading it.
   if (!move.reduce) n_dst = std::remove(dsts.begin(), dsts.begin() + n_dst, srcs[0]) - dsts.begin();
-  const std::span<void* const> to(reinterpret_cast<void* const*>(dsts.data()), n_dst);
+  const std::span<void* const> to(dsts.data(), n_dst);
   if (move.reduce) {
     const std::span<const double> factors(meeting_.factors().data() + move.src.first,
                                           c.op == ReduceOp::premul_sum ? n_src : 0);
@@ -235,8 +235,7 @@ void Executor::make(const Move& move, std::size_t lo, std::size_t hi) {
     part.keeps = move.keeps();
     part.ranks = static_cast<std::size_t>(mesh_.size());
     if (move.carries()) part.carried = address(move.carried, move.carried.first, move, lo);
-    kernels::reduce(c.dtype, c.op, to, {reinterpret_cast<const void* const*>(srcs.data()), n_src}, hi - lo,
-                    store, factors, part);
+    kernels::reduce(c.dtype, c.op, to, {srcs.data(), n_src}, hi - lo, store, factors, part);
   } else if (n_dst) {
     kernels::copy(to, srcs[0], bytes, store);
   }
@@ -253,7 +252,7 @@ bool Executor::passes_caches(Where where, const Move& move, std::size_t bytes) c
 
 /// Stores the address of element `lo` for each rank of a side into `out`. Returns their number.
 std::size_t Executor::collect_addresses(const Side& side, const Move& move, std::size_t lo,
-                                        std::byte** out) const {
+                                        void** out) const {
   std::size_t n = 0;
   for (int rank = side.first; rank < side.first + side.count; ++rank)
     if (rank != side.except) out[n++] = address(side, rank, move, lo);

@@ -56,7 +56,7 @@ class Executor {
   bool passes_caches(Where where, const Move& move, std::size_t bytes) const;
   std::byte* address(const Side& side, int rank, const Move& move, std::size_t lo) const;
   std::byte* staged(const Side& side, int rank, const Move& move, std::size_t lo) const;
-  std::size_t collect_addresses(const Side& side, const Move& move, std::size_t lo, std::byte** out) const;
+  std::size_t collect_addresses(const Side& side, const Move& move, std::size_t lo, void** out) const;
   void attend();
   bool attends(int rank) const;
   std::uint64_t tick_of(int rank) const;

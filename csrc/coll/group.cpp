@@ -60,7 +60,7 @@ void Group::check(OperationList& done) {
   check_gone(true, done);
   check_aborts();
   check_gone(false, done);
-  check_deadlines();
+  check_deadlines(done);
 }
 
 /// A death ends the group, because any waiting rank may depend on the dead one. A clean exit or departure
@@ -72,7 +72,7 @@ void Group::check_gone(bool died, OperationList& done) {
     if (i == mesh_->rank() || !(died ? member.died() : member.gone())) continue;
     const Operation* needed_by = collectives().empty() ? messenger_.needs(i) : collectives().begin();
     if (!died && !needed_by) continue;
-    if (advance_collectives(done) || messenger_.advance(done)) return;
+    if (advance_collectives(done) || messenger_.advance(done) || messenger_.hear(i, done)) return;
     const Error error = diagnosis_.gone(i, died, needed_by);
     if (died || !collectives().empty()) throw error;
     messenger_.fail(i, error, done);
@@ -120,9 +120,13 @@ void Group::check_aborts() const {
   }
 }
 
-void Group::check_deadlines() const {
-  for (const Operation* op = collectives().begin(); op; op = OperationList::next(*op))
-    if (op->deadline().passed()) throw diagnosis_.timed_out(*op, collectives().front(), executor_.missing());
+void Group::check_deadlines(OperationList& done) {
+  for (const Operation* op = collectives().begin(); op; op = OperationList::next(*op)) {
+    if (!op->deadline().passed()) continue;
+    // A rank may have written why it does not come: a message of this rank did not fit.
+    for (int i = 0; i < mesh_->size(); ++i) messenger_.hear(i, done);
+    throw diagnosis_.timed_out(*op, collectives().front(), executor_.missing());
+  }
   if (const Operation* op = messenger_.overdue()) throw diagnosis_.timed_out(*op);
 }
 

@@ -30,6 +30,7 @@ class Group final : public Communicator {
   ~Group() override;
 
   const Mesh& mesh() const { return *mesh_; }
+  const Messenger& messenger() const { return messenger_; }
   const std::string& name() const override { return mesh_->name(); }
   int rank() const override { return mesh_->rank(); }
   int size() const override { return mesh_->size(); }
@@ -90,7 +91,7 @@ class Group final : public Communicator {
 
   void check_gone(bool died, OperationList& done);
   void check_aborts() const;
-  void check_deadlines() const;
+  void check_deadlines(OperationList& done);
 
   const std::unique_ptr<Mesh> mesh_;
   SubgroupState subgroup_state_;

@@ -6,7 +6,8 @@
 //
 //     Tick             how many synchronisations of steps this rank has passed, and which it attends to
 //     RollCall         how many monitored barriers it has come to, and rank 0's verdict on them
-//     Refusal[3]       two for refused collectives, used in turn; one for a refused message
+//     Refusal[2]       for refused collectives, used in turn
+//     MessageRefusal   for refused messages
 //     OfferBoard       the group that it tries to make with some of the ranks
 //     Post[2]          operation q posts into Post[q % 2]: stamp, signature, small payload, addresses
 //     listed[2][N]     addresses and sizes of blocks that do not lie back to back
@@ -28,6 +29,7 @@
 #include "base/sync.h"
 #include "base/tuning.h"
 #include "coll/offer.h"
+#include "coll/rank_set.h"
 #include "shm/wire.h"
 
 namespace occl::coll {
@@ -71,19 +73,30 @@ struct alignas(kLine) RollCall {
   Atomic<std::uint64_t> arrived = 0;
   Atomic<std::uint64_t> decided = 0;  // rank 0: barriers up to here have ended, ...
   Atomic<std::uint64_t> passed = 0;   // ... and this is the last one that all ranks came to
-  /// Rank 0: the ranks that did not come to the last even and the last odd barrier, a bit for each. Relaxed:
-  /// `decided` is stored after them.
-  std::array<std::array<Atomic<std::uint64_t>, kMaxRanks / 64>, 2> missing{};
+  /// Rank 0: the ranks that did not come to the last even and the last odd barrier. A rank that is away may
+  /// read it only after rank 0 has given up on later ones.
+  struct Absent {
+    Atomic<std::uint64_t> number = 0;  // of the barrier; 0 while `ranks` is written
+    SharedRankSet ranks;
+  };
+  std::array<Absent, 2> absent{};
 };
 
-/// A call of this rank that raised because of wrong arguments, so that nothing was sent. Collectives have two
-/// places, used in turn, for which the argument for two posts holds. See coll/refusals.h.
+/// A collective of this rank that raised because of wrong arguments, so that nothing was sent. Two places are
+/// used in turn, for which the argument for two posts holds. See coll/refusals.h.
 struct alignas(kLine) Refusal {
-  /// The collective that this call would have been; of messages a code, or 0 while none is refused. release,
-  /// after the text: pairs with Refusals::of.
+  /// The collective that this call would have been. release, after the text: pairs with Refusals::of.
   Atomic<std::uint64_t> number = 0;
   std::array<char, 4 * kLine - 8> text{};
 };
+
+/// The same for messages. `text` is written while no rank is in a set and `from_any` is 0.
+struct alignas(kLine) MessageRefusal {
+  SharedRankSet sends, receives;       // to and from whom
+  Atomic<std::uint32_t> from_any = 0;  // a receive from any rank. release: pairs with Refusals::of
+  std::array<char, 5 * kLine - 2 * sizeof(SharedRankSet) - 4> text{};
+};
+static_assert(sizeof(MessageRefusal) == 5 * kLine);
 
 struct alignas(kLine) Post {
   Atomic<std::uint64_t> stamp = 0;  // release: pairs with Meeting::all_posted
@@ -134,7 +147,8 @@ class SharedBlock {
     header_->begin(incarnation);
     new (base_ + kTick) Tick;
     new (&roll_call()) RollCall;
-    for (int i = 0; i < 3; ++i) new (refusals() + i) Refusal;
+    for (int i = 0; i < 2; ++i) new (refusals() + i) Refusal;
+    new (&message_refusal()) MessageRefusal;
     new (&offers()) OfferBoard;
     for (int i = 0; i < 2; ++i) new (base_ + kPost + i * sizeof(Post)) Post;
     for (int i = 0; i < size_; ++i) {
@@ -148,7 +162,9 @@ class SharedBlock {
   Atomic<std::uint64_t>& attended() const { return reinterpret_cast<Tick*>(base_ + kTick)->attended; }
   RollCall& roll_call() const { return *reinterpret_cast<RollCall*>(base_ + kRollCall); }
   Refusal& refusal(std::uint64_t q) const { return refusals()[q & 1]; }
-  Refusal& message_refusal() const { return refusals()[2]; }
+  MessageRefusal& message_refusal() const {
+    return *reinterpret_cast<MessageRefusal*>(base_ + kMessageRefusal);
+  }
   OfferBoard& offers() const { return *reinterpret_cast<OfferBoard*>(base_ + kOffers); }
   Post& post(std::uint64_t q) const { return reinterpret_cast<Post*>(base_ + kPost)[q & 1]; }
   ListedBlock* listed(std::uint64_t q) const {
@@ -166,7 +182,8 @@ class SharedBlock {
   static constexpr std::size_t kTick = 0;
   static constexpr std::size_t kRollCall = kTick + sizeof(Tick);
   static constexpr std::size_t kRefusal = kRollCall + sizeof(RollCall);
-  static constexpr std::size_t kOffers = kRefusal + 3 * sizeof(Refusal);
+  static constexpr std::size_t kMessageRefusal = kRefusal + 2 * sizeof(Refusal);
+  static constexpr std::size_t kOffers = kMessageRefusal + sizeof(MessageRefusal);
   static constexpr std::size_t kPost = kOffers + sizeof(OfferBoard);
   static constexpr std::size_t kListed = kPost + 2 * sizeof(Post);
   static constexpr std::size_t listed_bytes(int size) { return whole_lines(size * sizeof(ListedBlock)); }

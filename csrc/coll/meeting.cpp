@@ -130,8 +130,9 @@ bool Meeting::all_posted() {
       return false;
     }
     if (stamp > q_)
-      fail(Errc::protocol, mesh_.describe(cursor_), " of group ", mesh_.name(), " is at operation #", stamp,
-           " where this rank is at #", q_);
+      fail(Errc::protocol, mesh_.describe(cursor_), " of group ", mesh_.name(), " is at operation #",
+           post.number.load(std::memory_order_relaxed), ", collective ", stamp,
+           ", where this rank is at operation #", number_, ", collective ", q_);
     const Signature signature{post.signature};
     if (differs(signature) && odd_rank_ < 0) {
       odd_rank_ = cursor_;

@@ -54,6 +54,16 @@ bool Messenger::advance(OperationList& done) {
   return moved;
 }
 
+bool Messenger::hear(int rank, OperationList& done) {
+  return channels_[rank] && channels_[rank]->hear(done);  // without one, this rank has sent it nothing
+}
+
+std::size_t Messenger::refused() const {
+  std::size_t all = 0;
+  for (const auto& channel : channels_) all += channel ? channel->refused() : 0;
+  return all;
+}
+
 bool Messenger::withdraw(Operation& receive, OperationList& done) {
   if (!transfers_.forget(receive)) return false;
   transfers_.end(receive, done);
@@ -70,10 +80,14 @@ void Messenger::for_each(int rank, F&& f) const {
   for (int i = 0; i < mesh_.size(); ++i)
     if (channels_[i] && (rank == Transfer::kAnyRank || rank == i)) channels_[i]->for_each(f);
   transfers_.for_each([&](Operation& op) {
-    const int peer = op.transfer().peer;
-    if (rank == Transfer::kAnyRank || peer == rank || (peer == Transfer::kAnyRank && last_sender(rank)))
-      f(op);
+    if (concerns(op, rank)) f(op);
   });
+}
+
+/// Whether a receive that waits needs `rank`.
+bool Messenger::concerns(const Operation& receive, int rank) const {
+  const int peer = receive.transfer().peer;
+  return rank == Transfer::kAnyRank || peer == rank || (peer == Transfer::kAnyRank && last_sender(rank));
 }
 
 /// Whether a receive from any rank cannot succeed without this one: because it died, which ends the group; or
@@ -101,18 +115,15 @@ const Operation* Messenger::needs(int rank) const {
 }
 
 void Messenger::fail(int rank, const Error& error, OperationList& done) {
-  std::vector<Operation*> failed;
-  for_each(rank, [&](Operation& op) { failed.push_back(&op); });
+  OperationList failed;  // and not a vector: there may be no memory left
   notes_ = 0;
   for (int i = 0; i < mesh_.size(); ++i) {
     if (!channels_[i]) continue;
-    if (rank == Transfer::kAnyRank || rank == i) channels_[i]->drop();
+    if (rank == Transfer::kAnyRank || rank == i) channels_[i]->drop(failed);
     notes_ += channels_[i]->notes();
   }
-  for (Operation* op : failed) {
-    if (!op->transfer().send) transfers_.forget(*op);
-    transfers_.end(*op, done, std::make_unique<Error>(error));
-  }
+  transfers_.drop(failed, [&](const Operation& receive) { return concerns(receive, rank); });
+  while (!failed.empty()) transfers_.end(failed.pop(), done, &error);
 }
 
 }  // namespace occl::coll

@@ -39,6 +39,10 @@ class Messenger {
   /// Moves what can be moved now. True if there was anything. Throws what Channel::advance throws.
   bool advance(OperationList& done);
 
+  /// Takes what `rank` has written, also where no message is open. Call it before an error that ends the
+  /// group: it may be the answer to a send that has ended, and throws what Channel::advance throws.
+  bool hear(int rank, OperationList& done);
+
   /// Whether answers to peers wait for room in a ring, which is possible with no operation in flight.
   bool has_notes() const { return notes_ > 0; }
 
@@ -53,6 +57,9 @@ class Messenger {
   /// An operation whose deadline has passed, or null.
   const Operation* overdue() const;
 
+  /// How many messages that did not fit have bytes on the way. For tests.
+  std::size_t refused() const;
+
   /// Shows peers which receives wait here, for the texts of their errors. Call it before sleeping.
   void show_receives() { transfers_.show(); }
   /// "; 2 message(s) from it wait here, the first with tag 3", or nothing.
@@ -61,6 +68,7 @@ class Messenger {
  private:
   template <class F>
   void for_each(int rank, F&& f) const;
+  bool concerns(const Operation& receive, int rank) const;
   bool last_sender(int rank) const;
   Channel& channel(int rank);
 

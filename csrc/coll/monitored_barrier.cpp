@@ -1,8 +1,8 @@
 #include "coll/monitored_barrier.h"
 
 #include <algorithm>
-#include <array>
 #include <chrono>
+#include <optional>
 #include <vector>
 
 #include "base/error.h"
@@ -25,16 +25,19 @@ std::string reached_words(int rank) {
                 "from rank 0: ");
 }
 
-using Bits = std::array<Atomic<std::uint64_t>, kMaxRanks / 64>;
-
-void show(Bits& bits, const RankSet& missing) {
-  for (std::size_t i = 0; i < bits.size(); ++i) bits[i].store(missing[i], std::memory_order_relaxed);
+void show(RollCall::Absent& place, std::uint64_t number, const std::vector<int>& ranks) {
+  place.number.store(0, std::memory_order_relaxed);  // the ranks are stored with release after it
+  place.ranks.assign(set_of(ranks));
+  place.number.store(number, std::memory_order_release);  // pairs with shown
 }
 
-RankSet shown(const Bits& bits) {
-  RankSet missing;
-  for (std::size_t i = 0; i < bits.size(); ++i) missing[i] = bits[i].load(std::memory_order_relaxed);
-  return missing;
+/// The ranks that did not come to barrier `number`. Nothing if a later one has taken the place.
+std::optional<RankSet> shown(const RollCall::Absent& place, std::uint64_t number) {
+  if (place.number.load(std::memory_order_acquire) != number) return std::nullopt;  // pairs with show
+  const RankSet ranks = place.ranks.all();
+  // A rank of a later barrier was read with acquire, and the number was changed before it.
+  if (place.number.load(std::memory_order_relaxed) != number) return std::nullopt;
+  return ranks;
 }
 
 }  // namespace
@@ -78,7 +81,7 @@ void monitored_barrier(Group& group, std::chrono::milliseconds timeout, bool all
           std::find_if(ranks.begin(), ranks.end(), [&](int rank) { return mesh.member(rank).gone(); });
       ranks = {first == ranks.end() ? ranks.front() : *first};
     }
-    show(own.missing[number & 1], set_of(ranks));
+    show(own.absent[number & 1], number, ranks);
     if (ranks.empty()) own.passed.store(number, std::memory_order_seq_cst);
     own.decided.store(number, std::memory_order_seq_cst);
     mesh.ring_all();
@@ -86,7 +89,9 @@ void monitored_barrier(Group& group, std::chrono::milliseconds timeout, bool all
   } else if (verdict.decided.load(std::memory_order_seq_cst) >= number) {
     // This rank has called it, so rank 0 cannot have passed a later one.
     if (verdict.passed.load(std::memory_order_seq_cst) == number) return;
-    ranks = ranks_of(shown(verdict.missing[number & 1]), mesh.size());
+    const auto absent = shown(verdict.absent[number & 1], number);
+    if (!absent) fail_long_after(failure, number, verdict.decided.load(std::memory_order_seq_cst));
+    ranks = ranks_of(*absent, mesh.size());
   } else {
     fail_without_answer(failure, why(mesh, 0));
   }
@@ -103,6 +108,12 @@ void fail_without_answer(const BarrierFailure& f, const std::string& why) {
   fail(Errc::timeout, "[Rank ", f.rank, "]: ", reached_words(f.rank), "Rank ", f.rank,
        " timed out in monitoredBarrier after ", f.waited.count(), " ms: group ", f.group,
        " has no answer from rank 0, ", why);
+}
+
+void fail_long_after(const BarrierFailure& f, std::uint64_t number, std::uint64_t decided) {
+  fail(Errc::timeout, "[Rank ", f.rank, "]: ", reached_words(f.rank), "monitoredBarrier #", number,
+       " failed before rank ", f.rank, " came (group ", f.group, "). Rank 0 is at #", decided,
+       " by now and does not know any more which ranks failed to pass #", number);
 }
 
 void fail_barrier(const BarrierFailure& f) {

@@ -30,4 +30,7 @@ struct BarrierFailure {
 /// Throws Error(timeout): rank 0 has not answered, and `why`.
 [[noreturn]] void fail_without_answer(const BarrierFailure& failure, const std::string& why);
 
+/// Throws Error(timeout): rank 0 has given up on barrier `number`, and on later ones up to `decided`.
+[[noreturn]] void fail_long_after(const BarrierFailure& failure, std::uint64_t number, std::uint64_t decided);
+
 }  // namespace occl::coll

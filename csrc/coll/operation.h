@@ -2,9 +2,8 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
+#include <optional>
 #include <string>
-#include <utility>
 #include <variant>
 
 #include "base/deadline.h"
@@ -93,7 +92,7 @@ class Operation {
     return finished_.load(std::memory_order_seq_cst);  // pairs with finish, and the fence that follows it
   }
   /// Once finished: what went wrong, or null.
-  const Error* error() const { return error_.get(); }
+  const Error* error() const { return error_ ? &*error_ : nullptr; }
   /// Once finished: the rank that a message came from.
   int source() const { return source_; }
 
@@ -132,8 +131,7 @@ class Operation {
   Notes& notes() const { return notes_; }
 
   void set_source(int rank) { source_ = rank; }
-  void set_error(std::unique_ptr<Error> error) { error_ = std::move(error); }
-  void set_error(const Error& error) { error_ = std::make_unique<Error>(error); }
+  void set_error(const Error& error) noexcept { error_ = error; }
 
   /// The last change to an operation that has ended. Without a lock. The caller wakes the threads that wait.
   void finish() { finished_.store(true, std::memory_order_release); }  // pairs with finished
@@ -155,7 +153,7 @@ class Operation {
   Atomic<bool> ready_ = true;
   bool exposed_ = false;
   bool counted_ = false;
-  std::unique_ptr<Error> error_;
+  std::optional<Error> error_;
   Atomic<bool> finished_ = false;
 };
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/sync.h"
 #include "base/tuning.h"
 
 namespace occl::coll {
@@ -18,6 +19,37 @@ inline RankSet set_of(const std::vector<int>& ranks) {
   for (const int rank : ranks) set[rank / 64] |= std::uint64_t{1} << rank % 64;
   return set;
 }
+
+/// A set that other ranks read. Its rank alone writes it.
+class SharedRankSet {
+ public:
+  bool has(int rank) const {
+    return words_[rank / 64].load(std::memory_order_acquire) >> rank % 64 & 1;  // pairs with change
+  }
+  bool empty() const {
+    for (const auto& word : words_)
+      if (word.load(std::memory_order_acquire) != 0) return false;  // pairs with change
+    return true;
+  }
+  RankSet all() const {
+    RankSet set{};
+    for (std::size_t i = 0; i < set.size(); ++i)
+      set[i] = words_[i].load(std::memory_order_acquire);  // pairs with change
+    return set;
+  }
+  void insert(int rank) { change(rank / 64, own(rank / 64) | std::uint64_t{1} << rank % 64); }
+  void erase(int rank) { change(rank / 64, own(rank / 64) & ~(std::uint64_t{1} << rank % 64)); }
+  void assign(const RankSet& set) {
+    for (std::size_t i = 0; i < set.size(); ++i) change(i, set[i]);
+  }
+
+ private:
+  std::uint64_t own(int word) const { return words_[word].load(std::memory_order_relaxed); }  // own write
+  /// release: readers that see the change see what the rank wrote before it.
+  void change(std::size_t word, std::uint64_t bits) { words_[word].store(bits, std::memory_order_release); }
+
+  std::array<Atomic<std::uint64_t>, kMaxRanks / 64> words_{};
+};
 
 inline std::vector<int> ranks_of(const RankSet& set, int size) {
   std::vector<int> ranks;

@@ -19,8 +19,8 @@ class Refusals {
   /// This rank's call that would have been operation `number` was refused. The first refusal of a number
   /// is kept. This and the next two functions: under the group's submission lock.
   void refuse(std::uint64_t number, const std::string& text) const;
-  /// The same for a message to (`send`) or from `peer`, which may be kAnyRank. The first one is kept until a
-  /// good call of the same kind and peer follows.
+  /// The same for a message to (`send`) or from `peer`, which may be kAnyRank. The first text is kept, for
+  /// all peers of messages that were refused with it, until each good call has followed.
   void refuse_message(int peer, bool send, const std::string& text) const;
   /// A good call, which makes up for a refused one.
   void forgive(const Transfer& transfer) const;

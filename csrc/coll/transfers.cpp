@@ -4,9 +4,9 @@
 
 namespace occl::coll {
 
-void Transfers::end(Operation& op, OperationList& done, std::unique_ptr<Error> error) {
+void Transfers::end(Operation& op, OperationList& done, const Error* error) {
   if (!error) hide();  // after an error it stays: peers that time out later can say what this rank waited for
-  op.set_error(std::move(error));
+  if (error) op.set_error(*error);
   --open_;
   activity_.message_ended(op);
   done.push(op);

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 
 #include "coll/activity.h"
 #include "coll/mesh.h"
@@ -20,7 +19,7 @@ class Transfers {
   /// The other side is there: a message for a receive, or the receive for a send.
   void met(Operation& op, int peer) { activity_.message_met(op, peer); }
   /// Counts one that has ended and appends it to `done`.
-  void end(Operation& op, OperationList& done, std::unique_ptr<Error> error = nullptr);
+  void end(Operation& op, OperationList& done, const Error* error = nullptr);
 
   /// Keeps a receive until a message for it arrives.
   void wait(Operation& receive) { receives_.push(receive); }
@@ -28,6 +27,16 @@ class Transfers {
   Operation* take(int rank, std::uint32_t tag);
   /// Takes out a receive if it waits here; true if it did.
   bool forget(const Operation& receive);
+  /// Moves those for which `condition` holds to `dropped`.
+  template <class F>
+  void drop(OperationList& dropped, F&& condition) {
+    OperationList all;
+    all.take(receives_);
+    while (!all.empty()) {
+      Operation& op = all.pop();
+      (condition(op) ? dropped : receives_).push(op);
+    }
+  }
   /// Calls `f` with every receive that waits here.
   template <class F>
   void for_each(F&& f) const {

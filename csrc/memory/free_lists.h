@@ -1,5 +1,5 @@
 // The free blocks of a heap in lists by size (TLSF, two-level segregated fit: Masmano, Ripoll, Crespo, Real,
-// 2004). Every operation takes constant time.
+// 2004). Every operation but `find_anywhere` and `each` takes constant time.
 //
 //   first_map_     a bit for each power of two in which there is a free block
 //   second_map_    for each power of two, a bit for each of its 32 size classes
@@ -34,6 +34,16 @@ class FreeLists {
       seconds = second_map_[first];
     }
     return lists_[first][static_cast<unsigned>(std::countr_zero(seconds))];
+  }
+
+  /// The same, and looks at every block of the class if no higher one has any. Takes as long as there are
+  /// blocks in the class.
+  Block* find_anywhere(std::size_t size) const {
+    if (Block* b = find(size)) return b;
+    const auto [first, second] = class_of(size);
+    Block* b = lists_[first][second];
+    while (b && b->size < size) b = b->list_next;
+    return b;
   }
 
   void insert(Block* b) {

@@ -52,6 +52,15 @@ Block* Heap::block_at(const void* p) const {
 void* Heap::allocate(std::size_t bytes) {
   const std::size_t limit = memory_limit();
   if (bytes > limit) fail(Errc::out_of_memory, "more than the limit of this process, ", limit, " bytes");
+  try {
+    return allocate_here(bytes);
+  } catch (const Error&) {  // the caches of all heaps count against one limit
+    HeapRegion::each([](const HeapRegion* region) { region->heap->empty_cache(); });
+    return allocate_here(bytes);
+  }
+}
+
+void* Heap::allocate_here(std::size_t bytes) {
   const std::size_t size = round_up(bytes, kBlockAlign);
   std::lock_guard lock(mutex_);
   Block* b = free_.find(size);
@@ -216,34 +225,46 @@ bool Heap::reclaim_from_children() {
 
 // ---- memory from the system, and back -----------------------------------------------------------------
 
-/// A free block of at least `size` bytes, made by committing as little as possible.
+/// A free block of at least `size` bytes that `free_` does not find at once.
 Block* Heap::grow(std::size_t size) {
   if (reclaim_from_children())
     if (Block* b = free_.find(size)) return b;
-  for (bool retried = false;; retried = true) {
-    Block* best = nullptr;
+  try {
+    return extend(size);
+  } catch (const Error&) {
+    // The system has no more. A block that fits may stand far down in the list of its class.
+    if (Block* b = free_.find_anywhere(size)) return b;
+    ++stats_.retries;
+    decommit_free_blocks();
+    return extend(size);
+  }
+}
+
+/// A free block of at least `size` bytes, made by committing as little as possible. Throws
+/// Error(out_of_memory).
+Block* Heap::extend(std::size_t size) {
+  for (;;) {
+    Block *best = nullptr, *neighbour = nullptr;
     std::size_t best_cost = 0;
     bool best_front = true;
-    for (Block* hole : holes_) {
-      const std::size_t before = Block::is(hole->before, State::free) ? hole->before->size : 0;
-      const std::size_t after = Block::is(hole->after, State::free) ? hole->after->size : 0;
-      // Extend the free block before the hole, or the one after it, or fill the hole.
-      const bool front = before >= after || before + hole->size >= size;
-      const std::size_t cost = size - std::min(size, front ? before : after);
-      if (cost > hole->size) continue;
-      if (!best || cost < best_cost) best = hole, best_cost = cost, best_front = front;
-    }
+    for (Block* hole : holes_)
+      for (const bool front : {true, false}) {  // extend the free block before the hole, or the one after it
+        Block* const beside = front ? hole->before : hole->after;
+        const std::size_t has = Block::is(beside, State::free) ? beside->size : 0;
+        const std::size_t cost = size - std::min(size, has);
+        if (cost > hole->size || (best && cost >= best_cost)) continue;
+        best = hole, neighbour = beside, best_cost = cost, best_front = front;
+      }
     if (!best) {
       add_region(size);
       continue;
     }
+    if (best_cost == 0) return neighbour;  // it fits: `free_` looks at a few blocks of a class only
     const std::size_t bytes = std::min(best->size, round_up(best_cost, kCommitStep));
     if (commit(best, bytes, best_front) ||
         (bytes > best_cost && commit(best, round_up(best_cost, shm::page_size()), best_front)))
       return free_.find(size);
-    if (retried) fail(Errc::out_of_memory, "no memory left");
-    ++stats_.retries;
-    decommit_free_blocks();
+    fail(Errc::out_of_memory, "no memory left");
   }
 }
 
@@ -260,7 +281,7 @@ bool Heap::commit(Block* hole, std::size_t bytes, bool at_front) {
   // Only the kernel knows what is really left, but it answers some requests by killing the process. So large
   // ones are compared with what it says is available.
   if (g_committed.fetch_add(bytes, std::memory_order_relaxed) + bytes > memory_limit() ||
-      (bytes >= kLargeCommit && bytes > shm::available_memory().free)) {
+      (bytes >= kLargeCommit && bytes > shm::available_memory(bytes).free)) {
     g_committed.fetch_sub(bytes, std::memory_order_relaxed);
     return false;
   }
@@ -269,8 +290,8 @@ bool Heap::commit(Block* hole, std::size_t bytes, bool at_front) {
   try {
     region.commit(offset, bytes, pages_);
   } catch (const Error&) {
-    region.decommit(offset, bytes);  // fallocate may have reserved a part
     g_committed.fetch_sub(bytes, std::memory_order_relaxed);
+    region.decommit(offset, bytes);  // fallocate may have reserved a part
     return false;
   }
   holes_.erase(hole);
@@ -293,6 +314,7 @@ bool Heap::commit(Block* hole, std::size_t bytes, bool at_front) {
 }
 
 void Heap::decommit_free_blocks() {
+  if (private_) return;  // the pages are the parent's
   const std::size_t page = shm::page_size();
   std::vector<Block*> candidates;
   free_.each([&](Block* b) { candidates.push_back(b); });

@@ -35,7 +35,8 @@ class Heap {
   explicit Heap(int device, shm::Pages pages = shm::Pages::reserved);
   ~Heap() = delete;  // a heap is never destroyed: tensors may be freed after every static destructor has run
 
-  /// Memory for `bytes` > 0. Throws Error(out_of_memory), and the heap stays as it was.
+  /// Memory for `bytes` > 0. If the system has none, takes what this heap and then all heaps keep in their
+  /// caches. Throws Error(out_of_memory), and then every block stays as it was.
   void* allocate(std::size_t bytes);
 
   /// Gives a block back. Returns false if streams still use it (see `hold`): then `release` gives it back.
@@ -45,7 +46,7 @@ class Heap {
   void hold(void* p);
   void release(void* p);
 
-  /// Gives whole free pages back to the system.
+  /// Gives whole free pages back to the system. Nothing in a forked child.
   void empty_cache();
 
   HeapStats stats() const;
@@ -89,7 +90,9 @@ class Heap {
   void remove_free(Block* b);
   Block* merge_neighbours(Block* b);
 
+  void* allocate_here(std::size_t bytes);
   Block* grow(std::size_t size);
+  Block* extend(std::size_t size);
   void add_region(std::size_t at_least);
   bool commit(Block* hole, std::size_t bytes, bool at_front);
   void decommit_free_blocks();

@@ -34,7 +34,7 @@ void publish(HeapRegion* region) {
   const std::size_t n = g_range_count.load(std::memory_order_relaxed);
   if (n == kMaxRegions) fail(Errc::out_of_memory, "this process has no room for another memory region");
   g_ranges[n] = {region->base(), region->size(), region};
-  g_range_count.store(n + 1, std::memory_order_release);  // release: pairs with HeapRegion::of
+  g_range_count.store(n + 1, std::memory_order_release);  // release: pairs with HeapRegion::of and each
 }
 
 }  // namespace
@@ -46,6 +46,11 @@ HeapRegion* HeapRegion::of(const void* p) {
     if (b >= g_ranges[i].base && static_cast<std::size_t>(b - g_ranges[i].base) < g_ranges[i].size)
       return g_ranges[i].region;
   return nullptr;
+}
+
+void HeapRegion::each(const std::function<void(const HeapRegion*)>& f) {
+  const std::size_t n = g_range_count.load(std::memory_order_acquire);  // acquire: pairs with publish
+  for (std::size_t i = 0; i < n; ++i) f(g_ranges[i].region);
 }
 
 HeapRegion* HeapRegion::create(Heap* heap, std::size_t at_least) {

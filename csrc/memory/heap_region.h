@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 
 #include "shm/region.h"
@@ -34,6 +35,9 @@ struct HeapRegion {
 
   /// The region that has this address, or null. Takes no lock.
   static HeapRegion* of(const void* p);
+
+  /// Calls `f` with every region of every heap. Takes no lock.
+  static void each(const std::function<void(const HeapRegion*)>& f);
 };
 
 }  // namespace occl::memory

@@ -153,18 +153,11 @@ c10::DataPtr allocate_for_peers(std::size_t bytes) {
               "a forked child cannot have memory that peers map: use the 'spawn' start method");
   try {
     return allocate_block(bytes);
-  } catch (const Error& first) {
-    heap().empty_cache();
-    try {
-      return allocate_block(bytes);
-    } catch (const Error& error) {
-      TORCH_CHECK_WITH(OutOfMemoryError, false, "cannot allocate ", bytes,
-                       " bytes of shared CPU memory: ", error.what(), "; the host has ",
-                       shm::available_memory().free,
-                       " bytes free, and this "
-                       "process may reserve ",
-                       memory::memory_limit(), " (OCCL_MEMORY_FRACTION)");
-    }
+  } catch (const Error& error) {
+    TORCH_CHECK_WITH(OutOfMemoryError, false, "cannot allocate ", bytes,
+                     " bytes of shared CPU memory: ", error.what(), "; the host has ",
+                     shm::available_memory().free, " bytes free, and this process may reserve ",
+                     memory::memory_limit(), " (OCCL_MEMORY_FRACTION)");
   }
 }
 

@@ -1,5 +1,6 @@
 #include "pg/errors.h"
 
+#include "base/as_error.h"
 #include "pg/argument_error.h"
 
 namespace occl::pg {
@@ -24,6 +25,19 @@ std::exception_ptr as_exception(const Error& error) {
   } catch (...) {
     return std::current_exception();
   }
+}
+
+std::string text_of(const std::exception_ptr& exception) {
+  std::string text;
+  try {
+    std::rethrow_exception(exception);
+  } catch (const c10::Error& error) {
+    text = error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    text = as_error(error).what();
+  } catch (...) {  // not an exception of C++'s library
+  }
+  return text.empty() ? "an exception without a text" : text;
 }
 
 }  // namespace occl::pg

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <exception>
+#include <string>
 #include <utility>
 
 #include "base/error.h"
@@ -13,6 +14,9 @@ namespace occl::pg {
 [[noreturn]] void raise(const Error& error);
 
 std::exception_ptr as_exception(const Error& error);
+
+/// What an exception of any type says, for the peers.
+std::string text_of(const std::exception_ptr& exception);
 
 /// Runs `f`, and raises the errors that the core throws.
 template <class F>

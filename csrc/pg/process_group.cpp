@@ -56,17 +56,23 @@ template <class Make, class Refuse>
 decltype(auto) ProcessGroupOCCL::checked(Make&& make, Refuse&& refuse) {
   try {
     return make();
-  } catch (const c10::Error& error) {
+  } catch (...) {
+    // Whatever it is: the peers wait for this call, and for those that it was to be joined with.
     check_not_forked(*group_);
-    refuse(error.what_without_backtrace());
-    forget_coalesced();
+    const struct Forgetting {
+      ProcessGroupOCCL& group;
+      ~Forgetting() { group.forget_coalesced(); }
+    } forgetting{*this};
+    const std::string why = text_of(std::current_exception());
+    refuse(why);
+    refuse_coalesced(why);
     throw;
   }
 }
 
 template <class Make>
 decltype(auto) ProcessGroupOCCL::checked(Make&& make) {
-  return checked(make, [&](const char* why) { group_->refuse(why); });
+  return checked(make, [&](const std::string& why) { group_->refuse(why); });
 }
 
 template <class Opts, class Make>
@@ -77,7 +83,7 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::call(const Opts& opts, Make&& make) 
 
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::transfer(Tensors& tensors, int peer, int tag, bool send) {
   Request made = checked([&] { return pg::transfer(self(), tensors, peer, tag, send); },
-                         [&](const char* why) { group_->refuse_message(peer, send, why); });
+                         [&](const std::string& why) { group_->refuse_message(peer, send, why); });
   return launch(as_span(made), c10d::kUnsetTimeout);
 }
 
@@ -94,10 +100,17 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::launch(std::span<Request> requests,
   if (at::hasCallbacks()) [[unlikely]]
     event.emplace(facts(), next_number(requests.front()), requests, async);
   if (coalesced_) {
-    for (Request& request : requests) coalescing_.push_back(std::move(request));
+    checked(
+        [&] {
+          coalescing_.reserve(coalescing_.size() + requests.size());
+          for (Request& request : requests) coalescing_.push_back(std::move(request));
+        },
+        [&](const std::string& why) {
+          for (const Request& request : requests) refuse_one(request, why);
+        });
     return coalesced_;
   }
-  check_order(requests);
+  checked([&] { check_order(requests); });
   SideStreams streams;
   for (const Request& request : requests) streams.add(request);
   if (streams.empty())
@@ -111,49 +124,56 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::launch(std::span<Request> requests,
   return work;
 }
 
-void ProcessGroupOCCL::check_order(std::span<const Request> requests) {
+void ProcessGroupOCCL::check_order(std::span<const Request> requests) const {
   const auto callbacks = CallbackOrder::of_this_thread(*group_);
   if (!callbacks || requests.empty() || requests.front().transfer()) return;
   const std::uint64_t number = next_number(requests.front());
   if (callbacks->fits(number)) return;
-  checked([&] {
-    invalid(name_of(requests.front()), "operation #", number, " of group ", group_->name(),
-            " is called in a callback of a future, after calls that came later than getFuture(). "
-            "Ranks run a callback at different moments, so they would not all have this order. Wait for the "
-            "callback's future before the next call in the group, or give callbacks a group of their own");
-  });
+  invalid(name_of(requests.front()), "operation #", number, " of group ", group_->name(),
+          " is called in a callback of a future, after calls that came later than getFuture(). "
+          "Ranks run a callback at different moments, so they would not all have this order. Wait for the "
+          "callback's future before the next call in the group, or give callbacks a group of their own");
 }
 
 void ProcessGroupOCCL::startCoalescing() {
   check_not_forked(*group_);
-  forget_coalesced();  // PyTorch's context manager does not end it if its block raises
+  // PyTorch's context manager does not end it if its block raises.
+  refuse_coalesced("the block of coalesced calls that it was in has raised an exception");
+  forget_coalesced();
   coalesced_ = c10::make_intrusive<WorkOCCL>(group_, c10d::OpType::COALESCED, "occl:coalesced",
                                              at::TensorList(), hook_);
 }
 
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::endCoalescing() {
   if (!coalesced_) raise(Error(Errc::invalid_argument, "endCoalescing: startCoalescing was not called"));
+  auto work = coalesced_;
+  SideStreams streams;
+  Mode mode = Mode::background;
   checked(
       [&] {
-        if (!coalescing_.empty())
-          check_joined(concat(name_of(coalescing_.front()), " (coalesced)").c_str(), coalescing_);
+        if (coalescing_.empty()) return;
+        check_joined(concat(name_of(coalescing_.front()), " (coalesced)").c_str(), coalescing_);
+        check_order(coalescing_);
+        work->set_entries(record(coalescing_, /*manager=*/true));
+        for (const Request& request : coalescing_) streams.add(request);
+        if (!streams.idle()) mode = Mode::held;
+        for (Request& request : coalescing_) work->add(std::move(request), mode);
       },
-      [&](const char* why) {
-        if (const coll::Transfer* message = coalescing_.front().transfer())
-          group_->refuse_message(message->peer, message->send, why);
-        else
-          group_->refuse(why);
-      });
-  check_order(coalescing_);
-  if (!coalescing_.empty()) coalesced_->set_entries(record(coalescing_, /*manager=*/true));
-  SideStreams streams;
-  for (const Request& request : coalescing_) streams.add(request);
-  const Mode mode = streams.idle() ? Mode::background : Mode::held;
-  for (Request& request : coalescing_) coalesced_->add(std::move(request), mode);
-  auto work = coalesced_;
+      [](const std::string&) {});  // there is no other call than those of the block
   forget_coalesced();
   if (mode == Mode::held) release_after(streams, work);
   return work;
+}
+
+void ProcessGroupOCCL::refuse_one(const Request& request, const std::string& why) {
+  if (const coll::Transfer* message = request.transfer())
+    group_->refuse_message(message->peer, message->send, why);
+  else
+    group_->refuse(why);
+}
+
+void ProcessGroupOCCL::refuse_coalesced(const std::string& why) {
+  for (const Request& request : coalescing_) refuse_one(request, why);
 }
 
 void ProcessGroupOCCL::forget_coalesced() {

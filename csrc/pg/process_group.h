@@ -85,7 +85,8 @@ class ProcessGroupOCCL final : public GroupBackend {
   /// told why.
   template <class Opts, class Make>
   WorkPtr call(const Opts& opts, Make&& make);
-  /// Returns make(). If that throws: calls `refuse` with the text, forgets coalesced operations, rethrows.
+  /// Returns make(). If that throws, whatever it is: calls `refuse` with the text, refuses and forgets
+  /// coalesced operations, rethrows.
   template <class Make>
   decltype(auto) checked(Make&& make);
   template <class Make, class Refuse>
@@ -94,10 +95,13 @@ class ProcessGroupOCCL final : public GroupBackend {
   WorkPtr launch(std::span<Request> requests, std::chrono::milliseconds timeout, bool async = true);
   WorkPtr estimate(std::span<const Request> requests);
   /// Raises ValueError if the requests are collectives that this thread's callback calls too late
-  /// (callback_order.h), and tells the other ranks.
-  void check_order(std::span<const Request> requests);
+  /// (callback_order.h).
+  void check_order(std::span<const Request> requests) const;
   ProcessGroupOCCL(Met met, const Options& options);
   c10::intrusive_ptr<c10d::Backend> backend_of(Met met, const Options& options) const;
+  /// Tells the peers of a request, or of all coalesced ones, that it was not sent.
+  void refuse_one(const Request& request, const std::string& why);
+  void refuse_coalesced(const std::string& why);
   void forget_coalesced();
 
   // Between startCoalescing and endCoalescing: the Work, and the requests that it will consist of.

@@ -158,7 +158,7 @@ void Region::commit(std::size_t offset, std::size_t bytes, Pages pages) {
   const std::size_t first = offset & ~(page_size() - 1);
   const std::size_t last = round_up_to_pages(offset + bytes);
   // fallocate reserves page by page, and would wake the out-of-memory killer before it fails.
-  if (const std::size_t free = available_memory().free; last - first > free)
+  if (const std::size_t free = available_memory(last - first).free; last - first > free)
     fail(Errc::out_of_memory, "cannot reserve ", last - first, " bytes of shared memory: ", free,
          " are free on this machine, or in this container: give it more, or allocate less");
   if (pages == Pages::when_touched && !promises_only_what_it_has()) return;

@@ -1,11 +1,15 @@
 // The heap of a device against a list of the blocks that it has handed out: random operations, and after each
 // of them the heap's own statistics and snapshot.
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -50,6 +54,20 @@ struct Limit {
     set_memory_fraction(static_cast<double>(bytes) / static_cast<double>(shm::available_memory().total));
   }
   ~Limit() { set_memory_fraction(0.9); }
+};
+
+/// While it lives, this process can map at most `bytes` more, so that a heap gets regions of 64 MiB.
+struct AddressSpace {
+  explicit AddressSpace(std::size_t bytes) {
+    std::size_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    getrlimit(RLIMIT_AS, &before);
+    rlimit now = before;
+    now.rlim_cur = pages * static_cast<std::size_t>(sysconf(_SC_PAGESIZE)) + bytes;
+    CHECK(setrlimit(RLIMIT_AS, &now) == 0);
+  }
+  ~AddressSpace() { setrlimit(RLIMIT_AS, &before); }
+  rlimit before{};
 };
 
 struct Held {
@@ -278,6 +296,92 @@ TEST("running out leaves every block and every count as it was, and the heap usa
   model.compare();
   for (auto block = model.blocks.begin(); block != model.blocks.end(); ++block) model.check_content(block);
   while (!model.blocks.empty()) model.free(model.blocks.begin());
+  heap.empty_cache();
+}
+
+TEST("a heap gives its cache back before it says that no memory is left, also where it needs a new region") {
+  const AddressSpace space(std::size_t{2500} << 20);
+  Heap &other = new_heap(), &heap = new_heap();
+  other.free(other.allocate(8 << 20));
+  heap.free(heap.allocate(50 << 20));
+  const Limit limit(std::size_t{100} << 20);
+  void* whole = heap.allocate(80 << 20);
+  CHECK(heap.stats().retries == 1 && heap.stats().committed_bytes.current == 80 << 20);
+  CHECK(other.stats().committed_bytes.current == 8 << 20, "one's own cache comes first");
+  heap.free(whole);
+  heap.empty_cache();
+  other.empty_cache();
+}
+
+TEST("a heap gives its cache back before it says that there is no address space for a new region") {
+  const AddressSpace space(std::size_t{100} << 20);
+  Heap& heap = new_heap();
+  void* blocks[4];
+  for (void*& p : blocks) p = heap.allocate(15 << 20);
+  heap.free(blocks[1]);
+  heap.empty_cache();  // a hole of 15 MiB between what is free next
+  for (const int i : {0, 2, 3}) heap.free(blocks[i]);
+  CHECK(heap.allocate(50 << 20) == blocks[0] && heap.stats().retries == 1);
+  heap.free(blocks[0]);
+  heap.empty_cache();
+}
+
+TEST("what other heaps keep in their caches is given back before a heap says that no memory is left") {
+  Heap &other = new_heap(), &heap = new_heap();
+  other.free(other.allocate(60 << 20));
+  const Limit limit(std::size_t{80} << 20);
+  void* p = heap.allocate(70 << 20);
+  CHECK(other.stats().committed_bytes.current == 0);
+  heap.free(p);
+  heap.empty_cache();
+}
+
+TEST("a free block that fits is used wherever it stands in its list, and the cache stays") {
+  constexpr std::size_t kWanted = 67456, kTooSmall = 65536;  // of one class, of which `find` looks at 16
+  for (const bool beside_a_hole : {true, false}) {
+    Heap& heap = new_heap();
+    std::vector<void*> small;
+    void* wanted = beside_a_hole ? nullptr : heap.allocate(kWanted);
+    for (int i = 0; i < 18; ++i) {
+      heap.allocate(64);  // stays, so that what is free does not become one block
+      small.push_back(heap.allocate(kTooSmall));
+    }
+    heap.allocate(kCommitStep - kWanted - 18 * (kTooSmall + 64));
+    if (beside_a_hole) wanted = heap.allocate(kWanted);
+    heap.free(wanted);
+    for (void* p : small) heap.free(p);
+    CHECK(heap.stats().committed_bytes.current == kCommitStep && heap.stats().free_blocks.all.current == 19);
+    const Limit limit(kCommitStep / 2);  // the system has no more
+    CHECK(heap.allocate(kWanted) == wanted);
+    const HeapStats stats = heap.stats();
+    CHECK(stats.decommits == 0 && stats.commits == 1 && stats.retries == 0);
+  }
+}
+
+TEST("a forked child that empties caches takes nothing from its parent") {
+  Heap& heap = new_heap();
+  heap.free(heap.allocate(1 << 20));
+  int go[2];
+  CHECK(pipe(go) == 0);
+  heap.before_fork();
+  const pid_t child = fork();
+  if (child == 0) {
+    heap.after_fork_in_child();
+    char byte = 0;
+    const bool told = read(go[0], &byte, 1) == 1;
+    heap.empty_cache();
+    _exit(told ? 0 : 1);
+  }
+  heap.after_fork_in_parent();
+  auto* p = static_cast<unsigned char*>(heap.allocate(1 << 20));
+  std::memset(p, 7, 1 << 20);
+  CHECK(write(go[1], "x", 1) == 1);
+  int status = 1;
+  CHECK(waitpid(child, &status, 0) == child && status == 0);
+  CHECK(std::all_of(p, p + (1 << 20), [](auto byte) { return byte == 7; }));
+  close(go[0]);
+  close(go[1]);
+  heap.free(p);
   heap.empty_cache();
 }
 

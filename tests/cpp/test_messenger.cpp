@@ -8,6 +8,7 @@
 
 using namespace occl;
 using namespace occl::coll;
+using occl::test::all_reduce;
 using occl::test::Call;
 using occl::test::Cluster;
 using occl::test::contains;
@@ -286,6 +287,63 @@ TEST("a rank that only sends hears of a small message that did not fit") {
   while (!receive.releases) std::this_thread::yield();
   CHECK(
       contains(error_of([&] { zero.run(transfer(small, true, 1, 3)); }), "rank 0 sent uint8[8] with tag 3"));
+}
+
+TEST(
+    "what is on the way of messages that did not fit is forgotten with its last byte, or when its sender "
+    "stops") {
+  RefusedData refused;
+  refused.add(1, 0);
+  refused.add(2, 100);
+  refused.add(3, 50);
+  CHECK(refused.size() == 2 && !refused.take(1, 1) && !refused.take(3, 51));
+  CHECK(refused.take(2, 60) && refused.take(2, 40) && refused.size() == 1);
+  refused.end(2);
+  refused.end(3);
+  CHECK(refused.size() == 0 && !refused.take(3, 1));
+}
+
+TEST("however many messages do not fit, nothing of them is kept") {
+  Tuning tuning;
+  tuning.ring_bytes = 1, tuning.unasked_bytes = kMaxUnaskedBytes;  // the least, and the most
+  Cluster cluster(2, tuning);  // what may be sent unasked fills the ring: a refusal stops the rest
+  cluster.each([](Rank& rank) {
+    const bool sends = rank.rank == 0;
+    for (int i = 0; i < 10; ++i)
+      for (const bool mapped : {false, true}) {
+        Message m(rank, 1000000 + rank.rank, mapped), good(rank, 1000000, mapped);
+        const Error error = error_of([&] { rank.run(transfer(m, sends, 1 - rank.rank, 3)); });
+        CHECK(error.code() == Errc::mismatch, error.what());
+        if (sends) good.fill(0, 4);
+        rank.run(transfer(good, sends, 1 - rank.rank, 4));
+        good.check(0, 4);
+      }
+    CHECK(rank.group->messenger().refused() == 0);
+  });
+}
+
+TEST("a rank that waits in vain hears that its small message did not fit") {
+  for (const bool leaves : {true, false}) {
+    Cluster cluster(2);
+    std::atomic<bool> refused = false;
+    cluster.each([&](Rank& rank) {
+      Message m(rank, 8 + rank.rank, false);
+      std::int64_t value = 1;
+      if (rank.rank == 0) {
+        rank.run(transfer(m, true, 1, 3));  // it has left before anybody could know
+        while (!refused) std::this_thread::yield();
+        const auto patience = leaves ? kPatience : std::chrono::milliseconds(100);
+        const Error error = error_of([&] { rank.run(all_reduce(&value, 1), Deadline::after(patience)); });
+        CHECK(error.code() == Errc::mismatch &&
+                  contains(error, "rank 0 sent uint8[8] with tag 3 where rank 1 called recv(uint8[9])"),
+              error.what());
+      } else {
+        CHECK(error_of([&] { rank.run(transfer(m, false, 0, 3)); }).code() == Errc::mismatch);
+        refused = true;
+        if (leaves) rank.group->close();
+      }
+    });
+  }
 }
 
 TEST("an answer for which there is no room is given later, by a rank that has nothing else to do") {

@@ -1,4 +1,9 @@
-// What a group does when some of its ranks do not do their part: refused calls, monitored barriers, deaths.
+// What a group does when some of its ranks do not do their part: refused calls, monitored barriers, deaths,
+// ranks without memory.
+#include <cstdlib>
+#include <new>
+
+#include "base/fault_point.h"
 #include "check.h"
 #include "cluster.h"
 #include "coll/monitored_barrier.h"
@@ -145,6 +150,38 @@ TEST("a send is told that a receive from any rank was refused, and not that anot
   }
 }
 
+TEST("the peers of all messages that were refused together are told, until each good message has followed") {
+  for (const int waits : {1, 2, 3}) {
+    std::vector<std::int64_t> many(1 << 20);
+    Cluster cluster(4);
+    std::atomic<bool> refused = false;
+    cluster.each([&](Rank& rank) {
+      std::int64_t value = 0;
+      const auto message = [&](bool sends, int peer, bool large) {
+        const Block small{reinterpret_cast<std::byte*>(&value), 1};
+        const Block buffer{reinterpret_cast<std::byte*>(many.data()), many.size()};
+        return Transfer{
+            .send = sends, .peer = peer, .tag = large, .dtype = DType::i64, .buffer = large ? buffer : small};
+      };
+      if (rank.rank == 0) {
+        rank.group->refuse_message(1, true, "isend: wrong");
+        rank.group->refuse_message(2, false, "isend: wrong");
+        rank.group->refuse_message(2, true, "wrong in another way");  // the first text counts
+        rank.group->refuse_message(3, true, "isend: wrong");
+        rank.run(message(true, 3, false));
+        refused = true;
+      } else if (rank.rank == waits) {
+        while (!refused) std::this_thread::yield();
+        if (waits == 3) rank.run(message(false, 0, false));
+        const Error error =
+            error_of([&] { rank.run(message(waits == 2, 0, true), Deadline::after(kShort)); });
+        CHECK(error.code() == Errc::timeout, error.what());
+        CHECK(contains(error, "refused there: isend: wrong") == (waits != 3), error.what());
+      }
+    });
+  }
+}
+
 TEST("a message that was refused at first and then made is not reported") {
   Cluster cluster(2);
   cluster.each([](Rank& rank) {
@@ -210,6 +247,26 @@ TEST("a rank that comes late to a monitored barrier hears what the others heard"
   }
 }
 
+TEST("a rank that comes long after a monitored barrier is not told the ranks that missed a later one") {
+  Cluster cluster(3);
+  const auto error_at = [&](int rank, std::chrono::milliseconds timeout) {
+    return error_of([&] { monitored_barrier(*cluster[rank].group, timeout, true, {}); });
+  };
+  CHECK(contains(error_at(0, kShort), "Ranks 1, 2 failed to pass monitoredBarrier"));
+  CHECK(contains(error_at(2, kPatience), "Ranks 1, 2 failed to pass monitoredBarrier"));
+  for (int i = 0; i < 2; ++i) {
+    std::thread two([&] { CHECK(contains(error_at(2, kPatience), "Ranks 1 failed to pass")); });
+    while (cluster[2].group->mesh().own().roll_call().arrived < 2u + i) std::this_thread::yield();
+    CHECK(contains(error_at(0, kShort), "Ranks 1 failed to pass"));
+    two.join();
+  }
+  const Error late = error_at(1, kPatience);
+  CHECK(contains(late, "monitoredBarrier #1 failed before rank 1 came (group test). Rank 0 is at #3"),
+        late.what());
+  CHECK(contains(error_at(1, kPatience), "Ranks 1 failed to pass monitoredBarrier"),
+        "the list of #2 is there");
+}
+
 TEST("a monitored barrier does not wait for a rank that is gone") {
   Cluster cluster(3);
   cluster[0].group->mesh().member(2).peer->set_exited();
@@ -246,3 +303,77 @@ TEST("a death ends messages between others, an end in good order does not") {
     if (died) CHECK(error->code() == Errc::peer_exited && contains(*error, "rank 2 (pid"), error->what());
   }
 }
+
+#ifdef OCCL_FAULT_POINTS
+
+namespace {
+
+thread_local bool no_memory = false;  // every allocation of this thread fails
+
+/// While it lives, a message cannot be posted, and from then on the thread that tried it has no memory.
+struct NoMemory {
+  NoMemory() {
+    fault::hook = [](const char* name) {
+      if (std::string_view(name) != "message.post") return;
+      no_memory = true;
+      throw std::bad_alloc();
+    };
+  }
+  ~NoMemory() {
+    fault::hook = nullptr;
+    no_memory = false;
+  }
+};
+
+}  // namespace
+
+void* operator new(std::size_t bytes) {
+  if (no_memory) throw std::bad_alloc();
+  if (void* p = std::malloc(bytes)) return p;
+  throw std::bad_alloc();
+}
+void operator delete(void* p) noexcept { std::free(p); }
+void operator delete(void* p, std::size_t) noexcept { std::free(p); }
+
+TEST("a group that ends because there is no memory ends every operation, whichever thread drives it") {
+  for (const bool background : {false, true}) {
+    std::int64_t values[4] = {};
+    Cluster cluster(2);
+    Rank& rank = cluster[0];
+    const auto message = [&](int i) {
+      return Transfer{.send = i == 1,
+                      .peer = 1,
+                      .tag = 1,
+                      .dtype = DType::i64,
+                      .buffer = {reinterpret_cast<std::byte*>(&values[i]), 1}};
+    };
+    Call first(message(0), Deadline::never()), second(message(1), Deadline::never()),
+        reduction(all_reduce(&values[2], 1), Deadline::never()), third(message(3), Deadline::never());
+    rank.submit(reduction);
+    first.operation.hold();
+    for (Call* call : {&first, &second, &third}) rank.submit(*call);
+    {
+      const NoMemory none;
+      if (background) {
+        first.operation.make_ready();  // the thread that drives in the background posts the messages
+        while (!reduction.completions || !third.completions) std::this_thread::yield();
+      } else {
+        rank.engine->release(*rank.group, first.operation);
+      }
+    }
+    for (Call* call : {&first, &second, &reduction, &third}) {
+      CHECK(call->operation.finished() && call->operation.error());
+      CHECK(contains(*call->operation.error(), "this process has no ordinary memory left"));
+    }
+    const Error theirs = error_of([&] {
+      for (int i = 0; i < 2; ++i) cluster[1].run(all_reduce(&values[3], 1));  // rank 0 has posted its first
+    });
+    CHECK(contains(theirs, "ended group test: this process has no ordinary memory left"), theirs.what());
+    for (auto& r : {0, 1}) cluster[r].group->close();
+    for (Call* call : {&first, &second, &reduction, &third})
+      while (!call->releases) std::this_thread::yield();
+    cluster[1].forget_calls();
+  }
+}
+
+#endif

@@ -231,6 +231,54 @@ def test_copies_between_devices_and_dtypes(non_blocking):
         y.copy_(torch.zeros(3, 4, device="meta"))
 
 
+MOVED = sorted(
+    {
+        d
+        for name, d in vars(torch).items()
+        if isinstance(d, torch.dtype)
+        and (d.itemsize == 1 or name == "bits16")
+        and "qint" not in name
+        and "quint" not in name
+    },
+    key=str,
+)
+"""Every dtype with elements of a byte, or without arithmetic, but for quantized ones."""
+
+
+@pytest.mark.parametrize("dtype", MOVED, ids=str)
+def test_dtypes_without_arithmetic_are_copied_byte_by_byte_in_every_layout(dtype):
+    octets = torch.randint(0, 2 if dtype == torch.bool else 256, (6, 4 * dtype.itemsize), dtype=torch.uint8)
+    whole = octets.view(dtype)
+
+    def bytes_of(t):
+        word = torch.uint8 if dtype.itemsize == 1 else torch.int16
+        return t.view(word).cpu().tolist()
+
+    for source in (whole, whole.t(), whole[::2, 1:3], whole[:0], whole[0]):
+        expected = bytes_of(source)
+        on_dev = source.to("dev")
+        assert on_dev.dtype == dtype and bytes_of(on_dev) == expected
+        turned = torch.empty(source.shape[::-1], dtype=dtype, device="dev:1").permute(
+            *range(source.dim())[::-1]
+        )
+        side = torch.Stream("dev:0")
+        with side:
+            later = torch.empty_like(on_dev).copy_(on_dev, non_blocking=True)
+        side.synchronize()
+        there = torch.empty(source.shape[::-1], dtype=dtype).permute(*range(source.dim())[::-1])
+        copies = [
+            on_dev.clone(),
+            on_dev.contiguous(),
+            turned.copy_(on_dev),
+            later,
+            on_dev.cpu(),
+            there.copy_(on_dev),
+        ]
+        assert all(bytes_of(t) == expected for t in copies)
+        if source.dim() == 2 and len(source) > 1:
+            assert bytes_of(on_dev.clone().copy_(on_dev[0])) == [expected[0]] * len(source)  # broadcast
+
+
 def test_conjugate_and_negative_views():
     x = torch.randn(3, dtype=torch.complex64)
     same(x.dev().conj().resolve_conj(), x.conj().resolve_conj())

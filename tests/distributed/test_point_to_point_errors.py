@@ -162,6 +162,101 @@ def test_a_receive_from_any_rank_waits_for_those_who_are_left(fresh, device):
         assert not any(outcome.failed for outcome in outcomes), outcomes
 
 
+LATER = {
+    "all_reduce": lambda t: dist.all_reduce(t),
+    "barrier": lambda t: dist.barrier(),
+    "recv": lambda t: dist.recv(t, 1, tag=9),
+    "send": lambda t: dist.send(t, 1, tag=9),
+}
+
+
+def leaves_after_a_misfit(rank, n, device, *, later, leaves):
+    """The send of a small message has ended when its receiver refuses it: a later call hears of that, and not
+    only that the receiver has left or does not come."""
+    t = torch.zeros(4 + rank, device=device)
+    text = "rank 0 sent float32[4] with tag 0 where rank 1 called recv(float32[5])"
+    if rank == 0:
+        dist.send(t, 1)
+        listen()
+        with pytest.raises(dist.DistBackendError, match=re.escape(text)):
+            LATER[later](t)
+    else:
+        with pytest.raises(dist.DistBackendError, match=re.escape(text)):
+            dist.recv(t, 0)
+        if leaves:
+            dist.destroy_process_group()
+        tell("refused")
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+@pytest.mark.parametrize("later", LATER)
+def test_a_later_call_of_the_sender_of_a_small_message_that_did_not_fit_says_so(fresh, later, leaves):
+    with fresh(2) as team:
+        team.join(timeout=300 if leaves else 1).start(leaves_after_a_misfit, later=later, leaves=leaves)
+        assert team.hear(1) == "refused"
+        team.say(0, "go on")
+        outcomes = team.finish()
+        assert not any(outcome.failed for outcome in outcomes), outcomes
+
+
+class Raises(torch.Tensor):
+    """Raises an exception of Python when it is asked for its shape."""
+
+    @staticmethod
+    def __new__(cls, like):
+        return torch.Tensor._make_wrapper_subclass(
+            cls, like.shape, dtype=like.dtype, device=like.device, dispatch_sizes_strides_policy="sizes"
+        )
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise ZeroDivisionError
+
+
+def refused_together(rank, n, device, *, how, waits):
+    """Rank 1's coalesced messages to or from ranks 0 and 2 are all refused: either rank learns why."""
+    pg = backend(device)
+    t = torch.zeros(100_000, device=device)
+    if rank == 1:
+        pg._start_coalescing()
+        if how == "invalid tag":
+            pg.send([t], 0, 5)
+            with pytest.raises(ValueError, match="tag"):
+                pg.send([t], 2, -3)
+        elif how == "an exception without a text":
+            pg.send([t], 0, 5)
+            with pytest.raises(ZeroDivisionError):
+                pg.send([Raises(t)], 2, 5)
+            with pytest.raises(ValueError, match="startCoalescing was not called"):
+                pg._end_coalescing()
+        elif how == "overlap in memory":
+            pg.recv([t], 0, 5)
+            pg.recv([t], 2, 5)
+            with pytest.raises(ValueError, match=how):
+                pg._end_coalescing()
+        else:
+            pg.send([t], 0, 5)
+            pg.send([t], 2, 5)
+            pg._start_coalescing()  # as after an exception in the block
+    elif rank == waits:
+        with pytest.raises(
+            dist.DistBackendError, match=rf"(?s)rank 1 .*; its call was refused there: .*{how}"
+        ):
+            if how == "overlap in memory":
+                dist.send(t, 1, tag=5)
+            else:
+                dist.recv(t, 1, tag=5)
+
+
+@pytest.mark.parametrize("waits", [0, 2])
+@pytest.mark.parametrize(
+    "how", ["invalid tag", "an exception without a text", "overlap in memory", "block of coalesced calls"]
+)
+def test_the_peers_of_all_messages_that_were_refused_together_learn_why(fresh, how, waits):
+    with fresh(3) as team:
+        team.join(timeout=1).run(refused_together, how=how, waits=waits)
+
+
 def bad_batch(rank, n, device):
     """A batch of which one part is refused is not sent at all; the next one is."""
     t, out = torch.full((4,), float(rank), device=device), torch.zeros(4, device=device)

@@ -15,13 +15,9 @@ from torch_occl.doctor.report import HINT, PROBLEM, WARNING, Line, Section
 CPUS = Path("/sys/devices/system/cpu")
 NODES = Path("/sys/devices/system/node")
 THP = Path("/sys/kernel/mm/transparent_hugepage")
-SEEN = Path("/sys/fs/cgroup/memory.max")
-"""The only limit of a control group that occl reads (csrc/shm/available_memory.cpp)."""
 
 OLDEST_KERNEL = (5, 3)
 """For pidfd_open."""
-FRACTION = 0.95
-"""The default of OCCL_MEMORY_FRACTION."""
 
 
 def processor() -> str:
@@ -107,27 +103,15 @@ def quota_line(found: cgroups.Limits, cores: int) -> Line:
     return Line(name, text, found.cores)
 
 
-def memory_limit_line(limit: int | None, total: int, seen: int | None, fraction: str) -> Line:
-    """The limit of the control group.
+def memory_limit_line(limit: int | None, total: int) -> Line:
+    """The lowest limit of this process's control groups, which occl counts as the machine's memory.
 
     Args:
         total: of the machine.
-        seen: the limit that occl reads.
-        fraction: the value of OCCL_MEMORY_FRACTION.
     """
-    name = "memory limit"
     if limit is None or limit >= total:
-        return Line(name, "none", "none")
-    text = write_size(limit)
-    counted = min(total, seen if seen is not None else total)
-    used = float(fraction) if re.fullmatch(r"\d*\.?\d+", fraction) else FRACTION
-    if counted * used > limit:
-        remedy = (
-            f"Set OCCL_MEMORY_FRACTION={FRACTION * limit / counted:.3g}: occl does not see this limit (it "
-            f"reads {SEEN}), and the kernel kills a process that exceeds it."
-        )
-        return Line(name, text, limit, WARNING, remedy)
-    return Line(name, text, limit)
+        return Line("memory limit", "none", "none")
+    return Line("memory limit", write_size(limit), limit)
 
 
 def shared_huge_pages(top: str, largest: str) -> bool:
@@ -163,8 +147,6 @@ def section() -> Section:
     meminfo = read(Path("/proc/meminfo"))
     total, free = (parse_size(field(meminfo, name)) or 0 for name in ("MemTotal", "MemAvailable"))
     groups = cgroups.limits()
-    seen = cgroups.parse_memory(read(SEEN))
-    fraction = os.environ.get("OCCL_MEMORY_FRACTION", "")
     return Section(
         "machine",
         [
@@ -175,7 +157,7 @@ def section() -> Section:
             Line("memory", f"{write_size(total)}, of which {write_size(free)} are available", total),
             Line("control groups", " and ".join(groups.versions) or "none", list(groups.versions)),
             quota_line(groups, len(cores)),
-            memory_limit_line(groups.memory, total or 1 << 62, seen, fraction),
+            memory_limit_line(groups.memory, total or 1 << 62),
             huge_pages_line(),
         ],
     )

@@ -75,14 +75,23 @@ Tensor empty_strided(IntArrayRef size, IntArrayRef stride, optional<at::ScalarTy
 
 // ---- copies -------------------------------------------------------------------------------------------
 
+/// Types of fewer than eight bits, each in a byte of its own. The CPU has no kernel that copies them.
+bool lacks_copy(at::ScalarType type) {
+  using enum at::ScalarType;
+  return (type >= UInt1 && type <= UInt7) || (type >= Int1 && type <= Int7);
+}
+
 /// The CPU's copy_ does everything but devices: dtypes, broadcasting, strides, conjugation.
 void copy_now(const Tensor& to, const Tensor& from, CpuAliases& aliases) {
   at::AutoDispatchBelowADInplaceOrView below;
   auto on_cpu = [&](const Tensor& t, bool written) {
     return t.device().type() == kType ? aliases.add(t, written) : t;
   };
-  Tensor target = on_cpu(to, true);
-  target.copy_(on_cpu(from, false));
+  Tensor target = on_cpu(to, true), source = on_cpu(from, false);
+  if (C10_UNLIKELY(lacks_copy(to.scalar_type())) && to.scalar_type() == from.scalar_type())
+    target.view(at::kByte).copy_(source.view(at::kByte));
+  else
+    target.copy_(source);
   if (C10_UNLIKELY(!to.has_storage() || to.is_quantized()) && to.device().type() == kType)
     aliases.finish(to.device().index());
 }

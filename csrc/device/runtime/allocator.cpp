@@ -195,14 +195,8 @@ c10::DataPtr allocate(std::size_t bytes, c10::DeviceIndex index) {
   void* p = nullptr;
   try {
     p = owner.allocate(bytes);
-  } catch (const Error&) {
-    // The caches of all devices count against one limit.
-    for (c10::DeviceIndex i = 0; i < count(); ++i) heap(i).empty_cache();
-    try {
-      p = owner.allocate(bytes);
-    } catch (const Error& error) {
-      out_of_memory(bytes, index, error.what());
-    }
+  } catch (const Error& error) {
+    out_of_memory(bytes, index, error.what());
   }
   report(p, static_cast<std::int64_t>(bytes), owner);
   return {p, p, &delete_device_memory, device(index)};
