@@ -339,6 +339,7 @@ void Group::read_news() {
       heard_ = report.content->text();
       fail(Errc::aborted, heard_);
     }
+    if (report.content->number != News::left) throw m_.malformed(peer, "message about the end of the group");
     left_ = concat(m_.describe(peer), " has left group ", m_.name);
     patience_ = Deadline::after(kPartingTime);  // what it sent before may still be on its way
   }

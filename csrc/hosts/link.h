@@ -43,6 +43,8 @@ class Link {
   /// A number for a new group over this link: no other group whose messages go between the same ranks has it.
   /// One rank of the group asks, and tells the others.
   virtual std::uint32_t new_channel() = 0;
+  /// Whether `new_channel` of this rank can return such a number. Safe for any number.
+  virtual bool can_come_from(int peer, std::uint32_t channel) const = 0;
 
   /// "gloo over eth0", for texts.
   virtual const std::string& describe() const = 0;

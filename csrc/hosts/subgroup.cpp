@@ -103,6 +103,8 @@ Made make_subgroup(Group& parent, const Subgroup& wanted, const std::function<Tu
   std::shared_ptr<coll::Group> part;
   std::shared_ptr<Group> made;
   const auto make = [&] {
+    if (!link->can_come_from(0, spreading.terms.channel))
+      throw m.malformed(wanted.ranks.front(), "number of a new group");
     membership.group = spreading.terms.group;
     membership.channel = spreading.terms.channel;
     made = std::make_shared<Group>(membership, part, link);

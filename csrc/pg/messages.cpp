@@ -22,6 +22,9 @@ constexpr std::chrono::milliseconds kForever = std::chrono::hours(24 * 30);
 /// How long a message that is given up may take to end by itself.
 constexpr std::chrono::milliseconds kPatience{300};
 
+/// A tag is an int.
+constexpr std::uint32_t kLastChannel = INT_MAX / hosts::kStreams - 1;
+
 /// Sends of a lane that may wait to be asked for.
 constexpr std::size_t kUnasked = 16;
 
@@ -181,10 +184,15 @@ std::uint32_t InterNode::new_channel() {
   // Each rank has every size-th number.
   const std::uint64_t count = channels_.fetch_add(1, std::memory_order_relaxed);
   const std::uint64_t channel = count * backend_->getSize() + backend_->getRank();
-  if (channel > INT_MAX / hosts::kStreams - 1)  // a tag is an int
+  if (channel > kLastChannel)
     fail(Errc::closed, "rank ", backend_->getRank(), " has made all groups that there are tags for in ",
          name_);
   return static_cast<std::uint32_t>(channel);
+}
+
+bool InterNode::can_come_from(int rank, std::uint32_t channel) const {
+  const auto size = static_cast<std::uint32_t>(backend_->getSize());
+  return channel >= size && channel <= kLastChannel && channel % size == static_cast<std::uint32_t>(rank);
 }
 
 std::shared_ptr<Pending> InterNode::start(bool send, int rank, int tag, std::byte* data, std::size_t bytes,

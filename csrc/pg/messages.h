@@ -74,6 +74,8 @@ class InterNode {
   /// A number that no other group on this backend has. Only one rank of a new group calls it, and tells the
   /// others. Throws Error(closed) when there are no more.
   std::uint32_t new_channel();
+  /// Whether `new_channel` of this rank can return such a number.
+  bool can_come_from(int rank, std::uint32_t channel) const;
 
   /// Starts a message of bytes to or from a rank of the backend.
   std::shared_ptr<Pending> start(bool send, int rank, int tag, std::byte* data, std::size_t bytes,
@@ -106,6 +108,9 @@ class BackendLink final : public hosts::Link {
                                    Owner owner) override;
   const std::string& describe() const override { return inter_node_->describe(); }
   std::uint32_t new_channel() override { return inter_node_->new_channel(); }
+  bool can_come_from(int peer, std::uint32_t channel) const override {
+    return inter_node_->can_come_from(ranks_[peer], channel);
+  }
 
  private:
   std::unique_ptr<Message> start(bool send, int peer, std::uint32_t stream, std::byte* data,

@@ -138,6 +138,9 @@ class MemoryLink final : public hosts::Link {
         wire_.start(false, {on_wire(peer), rank_, stream}, data, bytes, std::move(owner)));
   }
   std::uint32_t new_channel() override { return wire_.channels.fetch_add(1, std::memory_order_relaxed); }
+  bool can_come_from(int, std::uint32_t channel) const override {
+    return channel != hosts::kFirstChannel && channel < wire_.channels.load(std::memory_order_relaxed);
+  }
   const std::string& describe() const override { return name_; }
 
  private:

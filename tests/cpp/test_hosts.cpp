@@ -267,6 +267,48 @@ TEST("a large message that does not fit its receive fails both sides, and the gr
   });
 }
 
+/// Rank 1, on another node, sends an object that no correct rank sends; returns how rank 0 ends.
+template <class T>
+Error error_after(hosts::Stream stream, const T& object) {
+  Hosts hosts({0, 1});
+  MemoryLink link(hosts.wire, 1);
+  std::int64_t data = 0;
+  hosts.ranks[0].run(message(true, 1, &data, 1));  // from now on answers are received
+  const auto sent =
+      hosts::send_object(link, 0, static_cast<std::uint32_t>(stream), std::make_shared<T>(object));
+  return error_of([&] { hosts.ranks[0].run(message(false, 1, &data, 1)); });
+}
+
+TEST("what no rank sends ends the group with an error that names the sender") {
+  const std::string sent = "rank 1 (pid 101, host b) sent a malformed ";
+  hosts::Messenger::Answer answer;
+  for (const std::uint64_t id : {0, 1, 2}) {  // of no message; good of one that has ended; of one to come
+    answer.id = id;
+    answer.good = id == 1;
+    const Error error = error_after(hosts::Stream::answers, answer);
+    CHECK(contains(error, sent + "answer to a message in group 0"), error.what());
+  }
+  hosts::Note news;
+  news.number = 3;
+  const Error error = error_after(hosts::Stream::news, news);
+  CHECK(contains(error, sent + "message about the end of the group in group 0"), error.what());
+}
+
+TEST("an answer that does not repeat the message, and a second one, end the group") {
+  for (const bool twice : {false, true}) {
+    Hosts hosts({0, 1});
+    MemoryLink link(hosts.wire, 1);
+    std::vector<std::int64_t> data(1000);
+    hosts::Messenger::Answer answer;
+    answer.id = 1, answer.count = twice ? 1000 : 999, answer.dtype = static_cast<std::uint32_t>(DType::i64);
+    for (int i = 0; i < 1 + twice; ++i)
+      hosts::send_object(link, 0, static_cast<std::uint32_t>(hosts::Stream::answers),
+                         std::make_shared<hosts::Messenger::Answer>(answer));
+    const Error error = error_of([&] { hosts.ranks[0].run(message(true, 1, data.data(), 1000)); });
+    CHECK(contains(error, "sent a malformed answer to a message in group 0"), error.what());
+  }
+}
+
 TEST("many operations in flight, waited for in another order") {
   Hosts hosts({0, 0, 1, 1});
   hosts.each([&](Rank& rank) {

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shlex
+import struct
 import subprocess
 import sysconfig
 from collections import Counter, defaultdict
@@ -36,6 +37,9 @@ LONG = 8
 CONTROL = 64 << 10
 """Bytes that suffice for all messages of an operation that carry none of its data."""
 TIMEOUT = timedelta(seconds=60)
+
+ENVELOPES, ANSWERS, PAYLOADS = 3, 4, 5
+"""The tags of messages of the default group."""
 
 Entry = tuple[str, int, int, int]
 """``"send"`` or ``"receive"``, the other rank, the tag, and the number of bytes."""
@@ -221,6 +225,28 @@ def groups(rank: int, n: int, device: str, **how) -> None:
             )
             assert sent and not sent & earlier, "another group has sent with the tags of this one"
             dist.destroy_process_group(group)
+
+
+def forged(rank: int, n: int, device: str, **how) -> None:
+    """Rank 1 announces a long message as if it lay in the envelope, and sends it after the answer."""
+    engine = meet(rank, n, device, **how)
+    received = torch.zeros(1 << 22, dtype=torch.uint8)
+    if rank == 0:
+        dist.recv(received, 1)
+        assert (received == 1).all()
+        return
+    head = struct.pack("<QQIIII", 1, received.numel(), 0, 0, 0, 1)  # the first message, of uint8, tag 0
+    envelope = torch.zeros(1024, dtype=torch.uint8)
+    envelope[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
+    engine.send([envelope], 0, ENVELOPES).wait()
+    engine.recv([torch.zeros(56, dtype=torch.uint8)], 0, ANSWERS).wait()
+    engine.send([torch.ones_like(received)], 0, PAYLOADS).wait()
+
+
+def test_a_rank_of_another_node_does_not_say_where_a_message_lies(ranks, library):
+    with ranks.fresh(2) as team:
+        how = {"places": placement("1+1"), "library": library, "store": ranks.zygote.new_file()}
+        team.run(forged, **how)
 
 
 @pytest.mark.parametrize("device", DEVICES)
