@@ -50,11 +50,17 @@ struct Membership {
                                         ": another library may use the engine of this group; give each "
                                         "default group an engine of its own"));
   }
-  /// The error for a connection that is closed.
+  /// The error for a connection that is closed; Errc::closed: by this process.
   Error lost(int peer, const Link& link, const Error& why) const {
-    return Error(Errc::peer_exited,
-                 concat(describe(peer), " is not reached any more through ", link.describe(), " in group ",
-                        name, ", its process or its host may have ended: ", why.what()));
+    if (why.code() == Errc::closed)
+      return Error(Errc::aborted, concat("group ", name, " has no connection to ", describe(peer),
+                                         " through ", link.describe(), " any more: ", why.what()));
+    return Error(
+        Errc::peer_exited,
+        concat(describe(peer), " is not reached any more through ", link.describe(), " in group ", name,
+               ", its process or its host may have ended, or another of its groups with a "
+               "message under way: ",
+               why.what()));
   }
 };
 

@@ -305,6 +305,7 @@ void Messenger::fail(const Error& error, OperationList& done) {
     for (auto* list : {&peer->sends, &peer->receives})
       for (Large& large : *list) {
         large.payload.reset();
+        if (link_.stuck()) large.op->set_exposed(true);  // so that its memory stays
         end_with(*large.op);
       }
     peer.reset();

@@ -129,6 +129,10 @@ Made make_subgroup(Group& parent, const Subgroup& wanted, const std::function<Tu
       coll::fail_waiting(m.name, m.rank, missing, wanted, deadline);
     }
     if (!talks) make();
+    // This process may end next, and the first ranks of other nodes wait for the letter.
+    if (rank == 0)
+      parent.engine().wait_until([&] { return parent.mail().arrived(); }, Deadline::after(left + kGrace),
+                                 interrupted);
   } catch (const std::exception& error) {
     if (talks) talks->fail_with(error);
     if (made) {

@@ -147,18 +147,53 @@ coll::Transfer message(bool send, int peer, std::int64_t* data, std::size_t coun
   return {send, peer, tag, DType::i64, {reinterpret_cast<std::byte*>(data), count}};
 }
 
-TEST("a rank leaves when the other nodes have its note") {
+TEST("a collective ends when the other nodes have this rank's notes, because its process may end then") {
   Hosts hosts({0, 1, 2});
   hosts.wire.hold(0, 2);
   hosts.each([&](Rank& rank) {
-    rank.run(coll::Collective{});  // rank 0 has the notes of all, and rank 2 waits for that of rank 0
-    if (rank.rank != 0) return;
+    if (rank.rank != 0) return rank.run(coll::Collective{});
+    Call call(coll::Collective{}, Deadline::after(rank.patience));
+    int looks = 0;  // since rank 0 has the notes of all, while rank 2 waits for that of rank 0
     bool released = false;
-    rank.wide->deliver([&] {
+    const auto interrupted = [&] {
+      {
+        std::lock_guard lock(hosts.wire.mutex);
+        if (hosts.wire.sent[1] == 0 || hosts.wire.sent[2] == 0 || ++looks < 3) return;
+      }
       hosts.wire.release();
       released = true;
-    });
-    CHECK(released, "rank 0 would have left");
+    };
+    rank.submit(call);
+    CHECK(rank.any_engine().wait(*rank.wide, call.operation, Deadline::after(rank.patience), interrupted));
+    CHECK(released, "the barrier of rank 0 would have ended");
+    rank.wait(call);
+  });
+}
+
+TEST("a collective ends well although a rank that took part in it has ended meanwhile") {
+  Hosts hosts({0, 1, 2});
+  hosts.wire.hold(1, 2);
+  Atomic<bool> cut = false;
+  Atomic<int> looks = 0;  // of rank 2 since rank 0 is gone
+  hosts.each([&](Rank& rank) {
+    std::int64_t data = 1;
+    if (rank.rank < 2) rank.run(all_reduce(&data, 1));  // rank 1 as soon as rank 2 has its note
+    if (rank.rank == 0) {
+      hosts.wire.cut(0);
+      cut = true;
+      while (looks < 3 && !hosts.ranks[2].wide->error()) std::this_thread::yield();
+      hosts.wire.release();
+    } else if (rank.rank == 2) {
+      Call call(all_reduce(&data, 1), Deadline::after(rank.patience));
+      rank.submit(call);
+      rank.any_engine().wait(*rank.wide, call.operation, Deadline::after(rank.patience), [&] {
+        if (cut) ++looks;
+      });
+      rank.wait(call);
+      const Error error = error_of([&] { rank.run(coll::Collective{}); });
+      CHECK(contains(error, "rank 0 (pid 100, host a) is not reached any more"), error.what());
+    }
+    CHECK(data == 3, data);
   });
 }
 

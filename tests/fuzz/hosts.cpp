@@ -33,6 +33,7 @@ class HostileLink final : public Link {
   }
   std::uint32_t new_channel() override { return 7; }
   bool can_come_from(int, std::uint32_t channel) const override { return channel < 100; }
+  bool stuck() const override { return false; }
   const std::string& describe() const override { return name_; }
 
   Transfer wanted;  // the last receive of the program
