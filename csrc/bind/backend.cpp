@@ -56,6 +56,32 @@ void install_return_check() {
   });
 }
 
+/// Runs `f` with the GIL, on a thread that can outlive the interpreter: see install_return_check. The
+/// unwinding of such a thread ends in here, inside Python's own frames and before the GIL's.
+template <class F>
+auto with_gil(F f) {
+  struct Stay {
+    ~Stay() {
+      while (ending()) std::this_thread::sleep_for(std::chrono::hours(1));
+    }
+  };
+  const Stay without;
+  const py::gil_scoped_acquire gil;
+  const Stay with;
+  return f();
+}
+
+/// What a thread that waits for a store calls, and what it holds.
+decltype(pg::PreparedInterNode::connect) callable_late(py::function connect) {
+  const std::shared_ptr<py::function> held(new py::function(std::move(connect)),
+                                           [](py::function* f) { with_gil([f] { delete f; }); });
+  return [held](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                std::chrono::milliseconds timeout) {
+    return with_gil(
+        [&] { return (*held)(store, rank, size, timeout).cast<c10::intrusive_ptr<c10d::Backend>>(); });
+  };
+}
+
 /// The counters with the names that `torch.accelerator.memory_stats` gives those of devices.
 py::dict by_name(const memory::HeapStats& stats) {
   py::dict named;
@@ -266,8 +292,7 @@ void bind_backend(py::module_& module) {
         pg::set_prepare_inter_node([prepare = prepare.release()](bool one_network) {
           const py::gil_scoped_acquire gil;
           auto [name, connect] = prepare(one_network).cast<std::pair<std::string, py::function>>();
-          return pg::PreparedInterNode{std::move(name),
-                                       connect.cast<decltype(pg::PreparedInterNode::connect)>()};
+          return pg::PreparedInterNode{std::move(name), callable_late(std::move(connect))};
         });
       },
       py::arg("prepare"));

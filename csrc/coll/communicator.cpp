@@ -346,13 +346,14 @@ void Communicator::end(const Error& error) {
 
 void Communicator::close() {
   OCCL_FAULT_POINT("group.close");
+  {
+    std::lock_guard lock(submit_mutex_);
+    if (!ended_) ended_ = Error(Errc::closed, concat("group ", name(), " has been destroyed"));
+  }
+  part();
   OperationList done;
   {
     const Held held(*this);
-    {
-      std::lock_guard lock(submit_mutex_);
-      if (!ended_) ended_ = Error(Errc::closed, concat("group ", name(), " has been destroyed"));
-    }
     or_end(done, [&] { take_submitted(done); });
     leave();
     end_all(*ended_, done);
@@ -365,6 +366,7 @@ void Communicator::close() {
     std::lock_guard lock(submit_mutex_);
     kept.take(exposed_);
   }
+  if (keeps_memory()) return;
   while (!kept.empty()) {
     Operation& op = kept.pop();
     op.listener().released(op);

@@ -146,8 +146,14 @@ class Communicator {
   virtual void check(OperationList& done) = 0;
   /// Tells the other ranks that the group has ended with this error.
   virtual void give_up(const Error& error) = 0;
+  /// Without the driving lock, after the last operation was accepted: tells ranks that this one leaves which
+  /// must know before it does, and may wait for them for a moment.
+  virtual void part() {}
   /// Tells the other ranks that this rank has left.
   virtual void leave() = 0;
+  /// Once this rank has left: whether the buffers of operations that ended with an error may be used as long
+  /// as the process lives, and so are never released.
+  virtual bool keeps_memory() const { return false; }
   /// Wakes ranks that may sleep although something was published for them: called where nothing moves, and
   /// before the driving lock is released.
   virtual void wake_peers() {}

@@ -44,7 +44,10 @@ bool fits(const Note& a, const Note& b) {
 
 }  // namespace
 
-std::string Note::text() const { return printable(reinterpret_cast<const char*>(data.data()), data.size()); }
+std::string Note::text() const {
+  const std::string text = printable(reinterpret_cast<const char*>(data.data()), data.size());
+  return text.empty() ? "no reason was given" : text;  // no correct rank leaves it out
+}
 
 void Note::refuse(const std::string& text) {
   refused = 1;

@@ -35,6 +35,7 @@ struct Note {
   std::uint32_t pairwise = 0;   // 1: some rank lists the sizes of an all_to_all
   std::array<std::byte, kNoteBytes - 32> data{};
 
+  /// Why the sender refused, or ended the group; never empty.
   std::string text() const;
   void refuse(const std::string& text);
   std::byte* bytes() { return reinterpret_cast<std::byte*>(this); }

@@ -69,7 +69,7 @@ Group::Group(Membership membership, std::shared_ptr<coll::Group> node, std::shar
 }
 
 Group::~Group() {
-  if (watch_.joinable()) watch_.join();  // leave() has told it to end
+  if (watch_.joinable()) watch_.join();  // part() has told it to end
 }
 
 void Group::watch() {
@@ -84,8 +84,7 @@ void Group::watch() {
 // ---- the council
 
 void Group::start(coll::Operation& op) {
-  if (!left_.empty())
-    fail(Errc::peer_left, left_, " during ", op.describe(), " #", op.sequence(), " of group ", m_.name);
+  if (loss_) fail_for_loss(op);
   op_ = &op;
   phase_ = Phase::gather;
   write_note(own(), op.collective(), op.sequence(), m_.rank);
@@ -121,11 +120,12 @@ void Group::exchange_notes() {
     const int to = m_.partition.leader(node_after(-distance)),
               from = m_.partition.leader(node_after(distance));
     const std::size_t bytes = notes * kNoteBytes;
-    // Nothing depends on the end of what is sent: if it fails, so does what is received.
-    outbox_.keep(to, Stream::notes, link_->send(to, stream, of_leaders_->front().bytes(), bytes, of_leaders_),
-                 op_->deadline());
+    // First the receive: an engine that sends when it knows of the peer's receive then has sent this rank's
+    // notes when those of the peer have come.
     under_way_.add(link_->receive(from, stream, (*of_leaders_)[distance].bytes(), bytes, of_leaders_), from,
                    0);
+    outbox_.keep(to, Stream::notes, link_->send(to, stream, of_leaders_->front().bytes(), bytes, of_leaders_),
+                 op_->deadline());
   }
 }
 
@@ -168,6 +168,7 @@ bool Group::next_phase() {
       phase_ = Phase::run;
       return true;
     case Phase::run:
+    case Phase::close:
       return false;
   }
   return false;
@@ -176,6 +177,7 @@ bool Group::next_phase() {
 coll::Outcome Group::advance() {
   bool moved = node_->drive(false);
   moved |= reap(awaited());
+  if (moved && loss_) patience_ = Deadline::after(kPartingTime);
   if (phase_ == Phase::run) {
     moved |= run_program();
     if (!schedule_->done() || !under_way_.empty())
@@ -184,6 +186,8 @@ coll::Outcome Group::advance() {
     return moved ? coll::Outcome::advanced : coll::Outcome::blocked;
   }
   if (next_phase()) return coll::Outcome::advanced;
+  phase_ = Phase::close;
+  if (!outbox_.arrived(Stream::notes)) return moved ? coll::Outcome::advanced : coll::Outcome::blocked;
   return verdict().refused ? coll::Outcome::mismatch : coll::Outcome::finished;
 }
 
@@ -296,7 +300,7 @@ bool Group::advance_messages(coll::OperationList& done) {
 // ---- trouble
 
 void Group::check(coll::OperationList&) {
-  if (const auto error = node_->trouble()) throw *error;
+  check_node();
   reap(UnderWay::kEverywhere);  // a message may have failed that nothing waits for yet
   read_news();
   for (const coll::Operation* op = collectives().begin(); op; op = coll::OperationList::next(*op))
@@ -334,16 +338,46 @@ void Group::read_news() {
     const int peer = m_.partition.leader(report.node);
     const auto broken = report.message->error();
     report.message.reset();
-    if (broken) throw m_.lost(peer, *link_, *broken);
+    if (broken) {
+      bear(m_.lost(peer, *link_, *broken));
+      continue;
+    }
     if (report.content->number == News::ended) {
       heard_ = report.content->text();
       fail(Errc::aborted, heard_);
     }
-    left_ = concat(m_.describe(peer), " has left group ", m_.name);
-    patience_ = Deadline::after(kPartingTime);  // what it sent before may still be on its way
+    if (report.content->number != News::left) throw m_.malformed(peer, "message about the end of the group");
+    bear(Error(Errc::peer_left, concat(m_.describe(peer), " has left group ", m_.name)));
   }
-  if (!left_.empty() && !collectives().empty() && patience_.passed())
-    fail(Errc::peer_left, left_, " during ", collectives().front().describe());
+  if (!loss_) return;
+  if (!collectives().empty() && patience_.passed()) fail_for_loss(collectives().front());
+  if (collectives().empty() && loss_->code() != Errc::peer_left) throw *loss_;
+}
+
+void Group::fail_for_loss(const coll::Operation& op) const {
+  if (loss_->code() != Errc::peer_left) throw *loss_;
+  fail(Errc::peer_left, loss_->what(), " during ", op.describe(), " #", op.sequence(), " of group ", m_.name);
+}
+
+/// A rank may end when its part of a collective has ended. What others still need of it may be on its way, or
+/// they need only each other: a message from it that fails, or a rank that needs it, ends the collective. So
+/// the collective goes on for as long as it moves.
+void Group::bear(const Error& loss) {
+  if (loss.code() != Errc::peer_left && collectives().empty()) throw loss;
+  if (loss_) return;
+  loss_ = loss;
+  patience_ = Deadline::after(kPartingTime);
+}
+
+/// Looks for trouble in the node: a rank that has died is none for a collective that does not wait for it.
+void Group::check_node() {
+  auto error = node_->trouble();
+  if (!error) return;
+  if (node_->error() || error->code() != Errc::peer_exited) throw *error;
+  node_->drive(false);  // what the rank wrote before it died can be seen now
+  for (const int local : node_->missing())
+    if (node_->mesh().member(local).died()) throw *error;
+  bear(*error);
 }
 
 void Group::send_news(std::uint64_t kind, const std::string& text) {
@@ -391,22 +425,29 @@ void Group::deliver(const std::function<void()>& interrupted) {
   engine().wait_until(delivered, debt.until, interrupted);
 }
 
-void Group::leave() {
+void Group::part() {
   {
     std::lock_guard lock(watch_mutex_);
     watch_ends_ = true;
   }
   watch_wake_.notify_all();
-  send_news(News::left, "");
-  silent_ = true;
+  {
+    const Held held(*this);
+    send_news(News::left, "");
+    silent_ = true;
+  }
   const auto until = Deadline::after(kPartingTime);
   while (!until.passed() && !outbox_.empty()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
+void Group::leave() {
   outbox_.clear();
   expected_.clear();
   under_way_.cancel();
   node_->close();
   under_way_.clear();
   messenger_.clear();
+  if (link_->stuck()) work_.abandon();
 }
 
 coll::Communicator::Memory Group::memory_held() const {

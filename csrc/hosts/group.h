@@ -11,6 +11,7 @@
 #include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -54,7 +55,7 @@ class Group final : public coll::Communicator {
   void deliver(const std::function<void()>& interrupted) override;
 
  private:
-  enum class Phase { gather, exchange, spread, run };
+  enum class Phase { gather, exchange, spread, run, close };
 
   void note_refusal(std::uint64_t, const std::string& text) override { node_->refuse(text); }
   void note_refused_message(int, bool, const std::string&) override {}
@@ -72,12 +73,17 @@ class Group final : public coll::Communicator {
 
   void check(coll::OperationList& done) override;
   void give_up(const Error& error) override;
+  void part() override;
   void leave() override;
+  bool keeps_memory() const override { return link_->stuck(); }
 
   Memory memory_held() const override;
   std::string ahead_of_this(const shm::Peer&) const override { return ""; }
 
   void watch();
+  void check_node();
+  void bear(const Error& loss);
+  [[noreturn]] void fail_for_loss(const coll::Operation& op) const;
   void meet_inside(coll::Kind kind, Note* from, Note* to);
   void begin_exchange();
   void exchange_notes();
@@ -140,8 +146,8 @@ class Group final : public coll::Communicator {
   bool watch_ends_ = false;
   std::thread watch_;
 
-  std::string left_;  // a leader that has left, for texts: no collective can begin any more
-  Deadline patience_ = Deadline::never();  // for the one that had begun before
+  std::optional<Error> loss_;              // a rank has left, or has died: no collective can begin any more
+  Deadline patience_ = Deadline::never();  // for the one that had begun before, and may not need that rank
   bool parting_ = false;                   // this rank calls nothing any more
   bool silent_ = false;                    // this rank has left or given up
 };

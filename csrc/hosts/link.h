@@ -19,14 +19,15 @@ class Link {
   using Owner = std::shared_ptr<void>;
 
   /// A message under way. Its destructor gives the message up. After it a buffer without an owner is not used
-  /// any more, and the link may be of no use to any group then: giving up half of a message breaks a
-  /// connection. A buffer with an owner stays for the message, which may still arrive.
+  /// any more (or `stuck` says that it may be), and no group can exchange messages with that rank: giving up
+  /// half of a message breaks a connection. A buffer with an owner stays for the message, which may still
+  /// arrive.
   class Message {
    public:
     virtual ~Message() = default;
     /// Whether it has ended. After `false`, the link rings the engine when it ends.
     virtual bool ended() const = 0;
-    /// Once ended: what went wrong, or nothing.
+    /// Once ended: what went wrong, or nothing. Errc::closed: this process has broken the connection.
     virtual std::optional<Error> error() const = 0;
   };
   virtual ~Link() = default;
@@ -43,6 +44,12 @@ class Link {
   /// A number for a new group over this link: no other group whose messages go between the same ranks has it.
   /// One rank of the group asks, and tells the others.
   virtual std::uint32_t new_channel() = 0;
+  /// Whether `new_channel` of this rank can return such a number. Safe for any number.
+  virtual bool can_come_from(int peer, std::uint32_t channel) const = 0;
+
+  /// Whether a message that was given up may still use its buffer, now and later: the memory of all
+  /// operations that had not ended must stay.
+  virtual bool stuck() const = 0;
 
   /// "gloo over eth0", for texts.
   virtual const std::string& describe() const = 0;

@@ -17,9 +17,11 @@ std::optional<Letter> Mail::take(int from) {
   const auto error = box.message->error();
   box.message.reset();
   if (error) throw m_.lost(from, link_, *error);
-  if (box.content->kind > Letter::Kind::over || box.content->ranks.size > kMaxRanks)
-    fail(Errc::protocol, m_.describe(from), " sends no letter about a new group of ranks of group ", m_.name);
-  return *box.content;
+  const Letter& letter = *box.content;
+  if (letter.kind > Letter::Kind::over || letter.ranks.size > kMaxRanks ||
+      (letter.kind == Letter::Kind::failed && letter.reason.front() == 0))
+    throw m_.malformed(from, "letter about a new group");
+  return letter;
 }
 
 }  // namespace occl::hosts

@@ -44,8 +44,10 @@ class Mail {
       : m_(membership), link_(link), outbox_(outbox), boxes_(m_.partition.size()) {}
 
   void post(int to, const Letter& letter);
+  /// Whether all letters have arrived; after `false`, the link rings the engine.
+  bool arrived() { return outbox_.arrived(Stream::mail); }
   /// The next letter from a rank, if it has come; from now on the engine is rung when one comes. Throws
-  /// Error(peer_exited) if the rank is not reached, and Error(protocol) if it is no letter.
+  /// Error(peer_exited) if the rank is not reached, and Error(protocol) if no rank writes such a letter.
   std::optional<Letter> take(int from);
 
   /// Whether a thread of this process is making a group (coll/turn.h).

@@ -44,11 +44,23 @@ struct Membership {
   std::uint32_t stream(Stream s) const { return channel * kStreams + static_cast<std::uint32_t>(s); }
   /// "rank 3 (pid 4711, host a)"
   std::string describe(int of) const { return concat("rank ", of, " (", processes[of], ")"); }
-  /// The error for a connection that is closed.
+  /// The error for bytes of another rank that no rank sends: `what` they should be, "letter".
+  Error malformed(int peer, const char* what) const {
+    return Error(Errc::protocol, concat(describe(peer), " sent a malformed ", what, " in group ", name,
+                                        ": another library may use the engine of this group; give each "
+                                        "default group an engine of its own"));
+  }
+  /// The error for a connection that is closed; Errc::closed: by this process.
   Error lost(int peer, const Link& link, const Error& why) const {
-    return Error(Errc::peer_exited,
-                 concat(describe(peer), " is not reached any more through ", link.describe(), " in group ",
-                        name, ", its process or its host may have ended: ", why.what()));
+    if (why.code() == Errc::closed)
+      return Error(Errc::aborted, concat("group ", name, " has no connection to ", describe(peer),
+                                         " through ", link.describe(), " any more: ", why.what()));
+    return Error(
+        Errc::peer_exited,
+        concat(describe(peer), " is not reached any more through ", link.describe(), " in group ", name,
+               ", its process or its host may have ended, or another of its groups with a "
+               "message under way: ",
+               why.what()));
   }
 };
 

@@ -1,7 +1,6 @@
 #include "hosts/messenger.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <utility>
 
@@ -11,16 +10,18 @@ using coll::Operation;
 using coll::OperationList;
 using coll::Transfer;
 
-struct Messenger::Envelope {
-  std::uint64_t id = 0, count = 0;
-  std::uint32_t tag = 0, dtype = 0, order = 0, small = 0;
-  std::array<std::byte, 992> payload{};
-};
-struct Messenger::Answer {
-  std::uint64_t id = 0, count = 0, other_count = 0;
-  std::uint32_t tag = 0, dtype = 0, order = 0;
-  std::uint32_t good = 1, other_dtype = 0, other_order = 0;
-};
+namespace {
+
+/// Whether the message travels in its envelope.
+bool is_small(const Transfer& t) { return t.bytes() <= sizeof(Messenger::Envelope::payload); }
+
+/// Whether the answer is about this send.
+bool repeats(const Messenger::Answer& answer, const Transfer& t) {
+  return answer.count == t.buffer.count && answer.dtype == static_cast<std::uint32_t>(t.dtype) &&
+         answer.tag == t.tag && answer.order == t.order;
+}
+
+}  // namespace
 
 Messenger::Messenger(const Membership& membership, coll::Group& node, Link& link, Outbox& outbox,
                      coll::Activity& activity)
@@ -119,10 +120,9 @@ void Messenger::send(Operation& op, OperationList& done) {
   envelope->tag = t.tag;
   envelope->dtype = static_cast<std::uint32_t>(t.dtype);
   envelope->order = t.order;
-  envelope->small = t.bytes() <= envelope->payload.size();
   // A large send whose envelope has not arrived has not ended, and ends with the group.
-  const Deadline until = envelope->small ? op.deadline() : Deadline::after(kPartingTime);
-  if (envelope->small) {
+  const Deadline until = is_small(t) ? op.deadline() : Deadline::after(kPartingTime);
+  if (is_small(t)) {
     if (t.bytes() > 0) std::memcpy(envelope->payload.data(), t.buffer.data, t.bytes());
     end(op, done);
   } else {
@@ -182,7 +182,7 @@ void Messenger::match(int from, Operation& op, const Envelope& e, OperationList&
     outbox_.post(from, Stream::answers, answer, op.deadline());
     return end(op, done);
   }
-  if (e.small) {
+  if (is_small(t)) {
     if (t.bytes() > 0) std::memcpy(t.buffer.data, e.payload.data(), t.bytes());
     return end(op, done);
   }
@@ -217,8 +217,14 @@ bool Messenger::take_answers(int from, OperationList& done) {
     await(from, Stream::answers, peer.answer);
     const auto it = std::find_if(peer.sends.begin(), peer.sends.end(),
                                  [&](const Large& send) { return send.id == answer->id; });
-    if (it == peer.sends.end()) throw misfit(m_.rank, from, *answer);  // of a send that has ended
+    if (it == peer.sends.end()) {
+      // Of a small send, which has ended: only that it does not fit is answered.
+      if (answer->good || answer->id == 0 || answer->id >= peer.next_id)
+        throw m_.malformed(from, "answer to a message");
+      throw misfit(m_.rank, from, *answer);
+    }
     const Transfer& t = it->op->transfer();
+    if (it->payload || !repeats(*answer, t)) throw m_.malformed(from, "answer to a message");
     if (answer->good) {
       it->payload = link_.send(from, m_.stream(Stream::payloads), t.buffer.data, t.bytes());
       continue;
@@ -299,6 +305,7 @@ void Messenger::fail(const Error& error, OperationList& done) {
     for (auto* list : {&peer->sends, &peer->receives})
       for (Large& large : *list) {
         large.payload.reset();
+        if (link_.stuck()) large.op->set_exposed(true);  // so that its memory stays
         end_with(*large.op);
       }
     peer.reset();

@@ -6,12 +6,16 @@
 //                                  ◀── answer: go on, or why not
 //                                  payload ──▶
 //
-// A small send ends at once, because its payload is copied. Envelopes of a peer are received from the first
+// A message is small if it fits into the envelope, which both sides see from its type and count. A small send
+// ends at once, because its payload is copied. Envelopes of a peer are received from the first
 // receive on that could take one, and its answers from the first send on; what arrives before its receive is
 // kept. As on one host, a message that does not fit its receive fails both, and the group if the send has
 // ended already.
 #pragma once
 
+#include <array>
+#include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <list>
 #include <memory>
@@ -29,6 +33,20 @@ namespace occl::hosts {
 
 class Messenger {
  public:
+  /// Announces a message, and carries it if it is small.
+  struct Envelope {
+    std::uint64_t id = 0, count = 0;
+    std::uint32_t tag = 0, dtype = 0, order = 0;
+    std::array<std::byte, 996> payload{};
+  };
+  static_assert(sizeof(Envelope) == 1024);
+  /// What a receiver found: repeats the envelope, and says what the receive has in its place.
+  struct Answer {
+    std::uint64_t id = 0, count = 0, other_count = 0;
+    std::uint32_t tag = 0, dtype = 0, order = 0;
+    std::uint32_t good = 1, other_dtype = 0, other_order = 0;
+  };
+
   Messenger(const Membership& membership, coll::Group& node, Link& link, Outbox& outbox,
             coll::Activity& activity);
   ~Messenger();
@@ -36,7 +54,8 @@ class Messenger {
   /// Takes over a send or receive. A small send ends at once; operations that end go to `done`.
   void post(coll::Operation& op, coll::OperationList& done);
   /// Moves what can be moved now; true if there was anything. Throws Error(mismatch) if a send that has ended
-  /// does not fit its receive, and Error(peer_exited) if a connection is closed: then the group must end.
+  /// does not fit its receive, Error(peer_exited) if a connection is closed, and Error(protocol) for an
+  /// answer that no correct rank gives: then the group must end.
   bool advance(coll::OperationList& done);
   /// Ends every operation with `error`, and gives up what is under way.
   void fail(const Error& error, coll::OperationList& done);
@@ -50,8 +69,6 @@ class Messenger {
   void clear() { inside_.clear(); }
 
  private:
-  struct Envelope;
-  struct Answer;
   /// An operation on its way inside the node.
   struct Inside {
     coll::Operation* op;

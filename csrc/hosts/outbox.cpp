@@ -20,6 +20,13 @@ bool Outbox::empty() {
   return last_.empty();
 }
 
+bool Outbox::arrived(Stream stream) {
+  std::lock_guard lock(mutex_);
+  std::erase_if(last_,
+                [&](const auto& it) { return it.first.second == stream && it.second.message->ended(); });
+  return std::none_of(last_.begin(), last_.end(), [&](const auto& it) { return it.first.second == stream; });
+}
+
 void Outbox::clear() {
   std::lock_guard lock(mutex_);
   last_.clear();

@@ -35,6 +35,9 @@ class Outbox {
 
   /// Whether everything has arrived, or is not waited for any more. After `false`, the link rings the engine.
   bool empty();
+  /// Whether everything of this stream has arrived: a rank that has ended an operation may end its process at
+  /// once, and what it sent for the operation must not be lost with it. Rings as `empty` does.
+  bool arrived(Stream stream);
   /// Waits for nothing that was posted until now.
   void clear();
   /// The peers that have not received everything, and until when this rank waits for them.

@@ -88,6 +88,12 @@ void RollCall::run(coll::Communicator& group, std::chrono::milliseconds timeout,
   for (int rank = 1; rank < size; ++rank)
     if (peers_[rank] != Peer::gone) post(rank, own, peers_[rank] == Peer::came ? timeout : kPartingTime);
   if (!ranks.empty()) coll::fail_barrier(failure);
+  // This process may end next, and all others wait for the answer.
+  const auto answered = [&] {
+    if (const auto error = group.error()) throw *error;
+    return outbox_.arrived(Stream::roll_call);
+  };
+  group.engine().wait_until(answered, Deadline::after(timeout), interrupted);
 }
 
 }  // namespace occl::hosts

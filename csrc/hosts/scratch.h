@@ -21,6 +21,8 @@ class Scratch {
     release();
     block_ = endpoint_->staging().allocate(bytes);
   }
+  /// Leaves the memory as it is for as long as the process lives.
+  void abandon() { block_ = {}; }
   std::byte* data() const { return block_.bytes ? endpoint_->staging().at(block_.offset) : nullptr; }
   std::size_t bytes() const { return block_.bytes; }
 

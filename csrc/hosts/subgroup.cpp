@@ -103,6 +103,8 @@ Made make_subgroup(Group& parent, const Subgroup& wanted, const std::function<Tu
   std::shared_ptr<coll::Group> part;
   std::shared_ptr<Group> made;
   const auto make = [&] {
+    if (!link->can_come_from(0, spreading.terms.channel))
+      throw m.malformed(wanted.ranks.front(), "number of a new group");
     membership.group = spreading.terms.group;
     membership.channel = spreading.terms.channel;
     made = std::make_shared<Group>(membership, part, link);
@@ -127,6 +129,10 @@ Made make_subgroup(Group& parent, const Subgroup& wanted, const std::function<Tu
       coll::fail_waiting(m.name, m.rank, missing, wanted, deadline);
     }
     if (!talks) make();
+    // This process may end next, and the first ranks of other nodes wait for the letter.
+    if (rank == 0)
+      parent.engine().wait_until([&] { return parent.mail().arrived(); }, Deadline::after(left + kGrace),
+                                 interrupted);
   } catch (const std::exception& error) {
     if (talks) talks->fail_with(error);
     if (made) {

@@ -38,9 +38,10 @@ Met meet_in(const GroupBackend::Parent& parent, coll::Subgroup::Purpose purpose,
     return {group, group, {}, std::nullopt};
   }
   const Between& between = parent.between;
-  auto made = hosts::make_subgroup(dynamic_cast<hosts::Group&>(*parent.group), wanted, tuning,
-                                   std::make_shared<BackendLink>(between.inter_node, between.ranks), deadline,
-                                   interrupt_check());
+  auto made =
+      hosts::make_subgroup(dynamic_cast<hosts::Group&>(*parent.group), wanted, tuning,
+                           std::make_shared<BackendLink>(between.inter_node, between.ranks, wanted.name),
+                           deadline, interrupt_check());
   return {made.group, made.node, made.node ? Between{} : between, std::nullopt};
 }
 

@@ -2,9 +2,11 @@
 
 #include <ATen/Functions.h>
 #include <ATen/record_function.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <climits>
+#include <cstdio>
 #include <utility>
 
 #include "base/error.h"
@@ -19,8 +21,12 @@ namespace {
 /// A message waits for as long as its group lets it: the group knows the deadline, and gives it up.
 constexpr std::chrono::milliseconds kForever = std::chrono::hours(24 * 30);
 
-/// How long a message that is given up may take to end by itself.
-constexpr std::chrono::milliseconds kPatience{300};
+/// How long a message that is given up may take to end by itself; and after its abort, which an engine of the
+/// program may leave without effect.
+constexpr std::chrono::milliseconds kPatience{300}, kStubborn{10'000};
+
+/// A tag is an int.
+constexpr std::uint32_t kLastChannel = INT_MAX / hosts::kStreams - 1;
 
 /// Sends of a lane that may wait to be asked for.
 constexpr std::size_t kUnasked = 16;
@@ -36,7 +42,10 @@ class Pending {
  public:
   Pending(Waiters::Lane lane, hosts::Link::Owner owner) : lane(lane), owner(std::move(owner)) {}
 
+  /// The backend is done with its buffer.
   bool ended() const { return stage_.load(std::memory_order_acquire) == Stage::ended; }  // pairs with end
+  /// It could not be started, or no thread could be made that waits for it.
+  bool failed() const { return failed_.load(std::memory_order_acquire); }  // pairs with fail
   /// The engine is to be rung when it ends. False if it has ended already.
   bool await() {
     Stage stage = Stage::started;
@@ -44,12 +53,20 @@ class Pending {
                                           std::memory_order_acquire) ||
            stage == Stage::awaited;
   }
+  /// By the thread that has started it, which asks next. If the backend has its buffer, it has not ended.
+  void fail(std::string why) {
+    {
+      std::lock_guard lock(mutex_);
+      broken_ = std::move(why);
+      failed_.store(true, std::memory_order_release);  // pairs with failed
+    }
+    if (!work) end("");
+  }
   void end(std::string why) {
     bool ring = !why.empty();
     {
       std::lock_guard lock(mutex_);
-      if (ended()) return;  // it failed when it was started
-      broken_ = std::move(why);
+      if (!failed()) broken_ = std::move(why);
       // Pairs with await: one of the two sees what the other has done.
       ring |= stage_.exchange(Stage::ended, std::memory_order_acq_rel) == Stage::awaited;
     }
@@ -57,10 +74,10 @@ class Pending {
     if (ring) engine().ring();
   }
   /// Blocks until it has ended.
-  void wait() noexcept {
+  void wait(std::chrono::milliseconds limit = kForever) noexcept {
     std::string why;
     try {
-      work->wait(kForever);
+      work->wait(limit);
     } catch (const std::exception& error) {
       why = first_line(error);
     }
@@ -71,8 +88,11 @@ class Pending {
     std::unique_lock lock(mutex_);
     return over_.wait_for(lock, limit, [this] { return ended(); });
   }
-  /// Once ended: what went wrong, or nothing.
-  const std::string& broken() const { return broken_; }
+  /// Once ended or failed: what went wrong, or nothing.
+  std::string broken() const {
+    std::lock_guard lock(mutex_);
+    return broken_;
+  }
 
   const Waiters::Lane lane;
   const hosts::Link::Owner owner;
@@ -81,29 +101,29 @@ class Pending {
  private:
   enum class Stage : std::uint8_t { started, awaited, ended };
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable over_;
   std::atomic<Stage> stage_ = Stage::started;
-  std::string broken_;  // before Stage::ended
+  std::atomic<bool> failed_ = false;
+  std::string broken_;
 };
 
 namespace {
 
 class BackendMessage final : public hosts::Link::Message {
  public:
-  BackendMessage(std::shared_ptr<InterNode> inter_node, std::shared_ptr<Pending> pending)
-      : inter_node_(std::move(inter_node)), pending_(std::move(pending)) {}
+  BackendMessage(std::shared_ptr<BackendLink::Facts> facts, std::shared_ptr<Pending> pending)
+      : facts_(std::move(facts)), pending_(std::move(pending)) {}
   ~BackendMessage() override {
-    if (!pending_->owner && !pending_->ended()) inter_node_->give_up(*pending_);
+    if (pending_->owner || pending_->ended()) return;
+    if (!facts_->inter_node->give_up(pending_, facts_->group))
+      facts_->stuck.store(true, std::memory_order_relaxed);
   }
-  bool ended() const override { return inter_node_->ask(*pending_); }
-  std::optional<Error> error() const override {
-    if (pending_->broken().empty()) return std::nullopt;
-    return Error(Errc::system, pending_->broken());
-  }
+  bool ended() const override { return facts_->inter_node->ask(*pending_); }
+  std::optional<Error> error() const override { return facts_->inter_node->error_of(*pending_); }
 
  private:
-  const std::shared_ptr<InterNode> inter_node_;
+  const std::shared_ptr<BackendLink::Facts> facts_;
   const std::shared_ptr<Pending> pending_;
 };
 
@@ -113,53 +133,66 @@ class BackendMessage final : public hosts::Link::Message {
 
 Waiters::~Waiters() {
   {
-    std::lock_guard lock(mutex_);
-    stop_ = true;
+    std::unique_lock lock(state_->mutex);
+    state_->stop = true;
+    state_->wake.notify_all();
+    state_->ended.wait_for(lock, kStubborn, [this] { return state_->running == 0; });
+    if (state_->running > 0) {
+      for (auto& thread : threads_) thread.detach();
+      return;
+    }
   }
-  wake_.notify_all();
   for (auto& thread : threads_) thread.join();
 }
 
 void Waiters::add(const Lane& lane, std::shared_ptr<Pending> message) {
-  std::lock_guard lock(mutex_);
-  lanes_[lane].messages.push_back(std::move(message));
+  std::lock_guard lock(state_->mutex);
+  state_->lanes[lane].messages.push_back(std::move(message));
 }
 
 void Waiters::serve(const Lane& lane) {
-  std::lock_guard lock(mutex_);
-  const auto found = lanes_.find(lane);
-  if (found == lanes_.end() || found->second.served) return;
-  unserved_.push_back(lane);
-  found->second.served = true;
-  if (unserved_.size() <= idle_)
-    wake_.notify_one();
-  else
-    threads_.push_back(
-        start_thread<std::thread>("that waits for messages of other nodes", [this] { work(); }));
+  std::lock_guard lock(state_->mutex);
+  serve_locked(lane);
 }
 
-bool Waiters::withdraw(const Lane& lane, const Pending& message) {
-  std::lock_guard lock(mutex_);
-  const auto found = lanes_.find(lane);
-  return found != lanes_.end() &&
-         std::erase_if(found->second.messages, [&](const auto& it) { return it.get() == &message; }) > 0;
+void Waiters::serve_locked(const Lane& lane) {
+  const auto found = state_->lanes.find(lane);
+  if (found == state_->lanes.end() || found->second.served) return;
+  if (state_->unserved.size() >= state_->idle) {
+    threads_.push_back(start_thread<std::thread>("that waits for messages of other nodes",
+                                                 [state = state_] { work(*state); }));
+    ++state_->running;
+  }
+  state_->unserved.push_back(lane);
+  found->second.served = true;
+  state_->wake.notify_one();
+}
+
+void Waiters::serve_alone(const std::shared_ptr<Pending>& message) {
+  std::lock_guard lock(state_->mutex);
+  const auto found = state_->lanes.find(message->lane);
+  if (found == state_->lanes.end() || std::erase(found->second.messages, message) == 0) return;
+  const auto& [sends, rank, tag] = message->lane;
+  const Lane lane{sends, rank, -++alone_};  // no tag is negative
+  state_->lanes[lane].messages.push_back(message);
+  serve_locked(lane);
 }
 
 std::size_t Waiters::waiting(const Lane& lane) {
-  std::lock_guard lock(mutex_);
-  const auto found = lanes_.find(lane);
-  return found == lanes_.end() ? 0 : found->second.messages.size();
+  std::lock_guard lock(state_->mutex);
+  const auto found = state_->lanes.find(lane);
+  return found == state_->lanes.end() ? 0 : found->second.messages.size();
 }
 
-void Waiters::work() {
-  std::unique_lock lock(mutex_);
+void Waiters::work(State& state) {
+  std::unique_lock lock(state.mutex);
   for (;;) {
-    ++idle_;
-    wake_.wait(lock, [this] { return stop_ || !unserved_.empty(); });
-    --idle_;
-    if (unserved_.empty()) return;
-    const auto lane = lanes_.find(unserved_.front());
-    unserved_.pop_front();
+    ++state.idle;
+    state.wake.wait(lock, [&] { return state.stop || !state.unserved.empty(); });
+    --state.idle;
+    if (state.unserved.empty()) break;
+    const auto lane = state.lanes.find(state.unserved.front());
+    state.unserved.pop_front();
     while (!lane->second.messages.empty()) {
       auto message = std::move(lane->second.messages.front());
       lane->second.messages.pop_front();
@@ -168,8 +201,10 @@ void Waiters::work() {
       message.reset();
       lock.lock();
     }
-    lanes_.erase(lane);
+    state.lanes.erase(lane);
   }
+  --state.running;
+  state.ended.notify_all();
 }
 
 // ---- InterNode
@@ -181,23 +216,36 @@ std::uint32_t InterNode::new_channel() {
   // Each rank has every size-th number.
   const std::uint64_t count = channels_.fetch_add(1, std::memory_order_relaxed);
   const std::uint64_t channel = count * backend_->getSize() + backend_->getRank();
-  if (channel > INT_MAX / hosts::kStreams - 1)  // a tag is an int
+  if (channel > kLastChannel)
     fail(Errc::closed, "rank ", backend_->getRank(), " has made all groups that there are tags for in ",
          name_);
   return static_cast<std::uint32_t>(channel);
 }
 
+bool InterNode::can_come_from(int rank, std::uint32_t channel) const {
+  const auto size = static_cast<std::uint32_t>(backend_->getSize());
+  return channel >= size && channel <= kLastChannel && channel % size == static_cast<std::uint32_t>(rank);
+}
+
+/// The group that broke the connection to a rank, or nothing.
+std::string InterNode::broken_by(int rank) {
+  std::lock_guard lock(mutex_);
+  const auto found = broken_.find(rank);
+  return found == broken_.end() ? "" : found->second;
+}
+
 std::shared_ptr<Pending> InterNode::start(bool send, int rank, int tag, std::byte* data, std::size_t bytes,
-                                          hosts::Link::Owner owner) {
+                                          hosts::Link::Owner owner, const std::string& group) {
   const Waiters::Lane lane{send, rank, tag};
   auto message = std::make_shared<Pending>(lane, std::move(owner));
   std::vector<at::Tensor> tensors{at::from_blob(data, {static_cast<std::int64_t>(bytes)}, at::kByte)};
   // A profiler shows the operation, not its messages, some of which outlive the profile.
   const at::DisableRecordFunctionGuard unrecorded;
+  if (!broken_by(rank).empty()) {
+    message->fail("?");  // error_of says why
+    return message;
+  }
   try {
-    if (broken_.load(std::memory_order_relaxed))
-      fail(Errc::system, "another group ended while its messages were under way, and broke a connection of ",
-           name_);
     message->work = send ? backend_->send(tensors, rank, tag) : backend_->recv(tensors, rank, tag);
     {
       std::lock_guard lock(mutex_);
@@ -207,28 +255,52 @@ std::shared_ptr<Pending> InterNode::start(bool send, int rank, int tag, std::byt
     waiters_.add(lane, message);
     if (!send || waiters_.waiting(lane) > kUnasked) waiters_.serve(lane);
   } catch (const std::exception& error) {
-    message->end(first_line(error));
+    message->fail(first_line(error));  // which does not end it, if the backend has its buffer
   }
   return message;
 }
 
 bool InterNode::ask(Pending& message) {
-  if (message.ended() || !message.await()) return true;
+  if (message.ended() || message.failed() || !message.await()) return true;
   waiters_.serve(message.lane);
   return message.ended();
 }
 
-void InterNode::give_up(Pending& message) {
+std::optional<Error> InterNode::error_of(const Pending& message) {
+  const std::string why = message.broken();
+  if (why.empty()) return std::nullopt;
+  const std::string group = broken_by(std::get<1>(message.lane));
+  if (group.empty()) return Error(Errc::system, why);
+  return Error(Errc::closed, concat("group ", group,
+                                    " ended with a message under way there, and so broke the connection: "
+                                    "destroy all groups and create them again"));
+}
+
+bool InterNode::give_up(const std::shared_ptr<Pending>& message, const std::string& group) {
+  const int rank = std::get<1>(message->lane);
   try {
-    if (!broken_.load(std::memory_order_relaxed) && (ask(message) || message.wait_for_end(kPatience))) return;
-  } catch (const Error&) {  // no thread could be made, so this one waits below
+    if (broken_by(rank).empty() && !message->failed() && (ask(*message) || message->wait_for_end(kPatience)))
+      return true;
+  } catch (const Error&) {  // no thread could be made
   }
-  broken_.store(true, std::memory_order_relaxed);
-  message.work->abort();
-  if (waiters_.withdraw(message.lane, message))
-    message.wait();  // the thread of its lane waits for an earlier one
-  else
-    message.wait_for_end(kForever);
+  {
+    std::lock_guard lock(mutex_);
+    broken_.emplace(rank, group);
+  }
+  message->work->abort();
+  try {
+    waiters_.serve_alone(message);
+  } catch (const Error&) {
+    message->wait(kStubborn);  // no thread can be made, so this one waits
+  }
+  if (message->wait_for_end(stuck_ ? kPatience : kStubborn)) return true;
+  if (!stuck_.exchange(true, std::memory_order_relaxed))
+    std::fprintf(
+        stderr,
+        "torch_occl: %s has not ended a message with rank %d for %lld ms after its abort: the memory of "
+        "the operations that group %s had in flight stays allocated until process %d ends\n",
+        name_.c_str(), rank, static_cast<long long>(kStubborn.count()), group.c_str(), getpid());
+  return false;
 }
 
 InterNode::~InterNode() {
@@ -239,14 +311,16 @@ InterNode::~InterNode() {
 
 // ---- BackendLink
 
-BackendLink::BackendLink(std::shared_ptr<InterNode> inter_node, std::vector<int> ranks)
-    : inter_node_(std::move(inter_node)), ranks_(std::move(ranks)) {}
+BackendLink::BackendLink(std::shared_ptr<InterNode> inter_node, std::vector<int> ranks, std::string group)
+    : inter_node_(std::move(inter_node)),
+      ranks_(std::move(ranks)),
+      facts_(std::make_shared<Facts>(inter_node_, std::move(group))) {}
 
 std::unique_ptr<hosts::Link::Message> BackendLink::start(bool send, int peer, std::uint32_t stream,
                                                          std::byte* data, std::size_t bytes, Owner owner) {
   return std::make_unique<BackendMessage>(
-      inter_node_,
-      inter_node_->start(send, ranks_[peer], static_cast<int>(stream), data, bytes, std::move(owner)));
+      facts_, inter_node_->start(send, ranks_[peer], static_cast<int>(stream), data, bytes, std::move(owner),
+                                 facts_->group));
 }
 
 std::unique_ptr<hosts::Link::Message> BackendLink::send(int peer, std::uint32_t stream, const std::byte* data,

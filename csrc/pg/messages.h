@@ -8,6 +8,7 @@
 //     lane          started     waited for
 //     receives      1 2 3       at once, because the caller goes on when one has arrived
 //     sends         1 2 3       when the caller asks for one, or has left kUnasked of them
+//     given up      2           alone, because the thread of its lane may wait for an earlier one
 //
 // Each wait costs two switches of threads, and few sends need one: the caller asks only before it uses their
 // memory again. Threads are made when they are needed and used again.
@@ -37,13 +38,14 @@ class Pending;
 class Waiters {
  public:
   using Lane = std::tuple<bool, int, int>;  // whether it sends, the rank, the tag
+  /// A thread whose message does not end in time is left to itself.
   ~Waiters();
   void add(const Lane& lane, std::shared_ptr<Pending> message);
   /// From now on a thread waits for the messages of the lane, until there are none. Throws Error(system) if a
   /// thread is needed and cannot be made.
   void serve(const Lane& lane);
-  /// Takes a message back for which no thread waits yet; false if there is none such.
-  bool withdraw(const Lane& lane, const Pending& message);
+  /// Makes a thread wait for this message alone, unless one waits for it already. Throws as `serve` does.
+  void serve_alone(const std::shared_ptr<Pending>& message);
   /// How many messages of the lane no thread waits for yet.
   std::size_t waiting(const Lane& lane);
 
@@ -52,15 +54,21 @@ class Waiters {
     std::deque<std::shared_ptr<Pending>> messages;
     bool served = false;
   };
-  void work();
+  /// What threads use, which can outlive this object.
+  struct State {
+    std::mutex mutex;
+    std::condition_variable wake, ended;
+    std::map<Lane, Queue> lanes;
+    std::deque<Lane> unserved;
+    std::size_t idle = 0, running = 0;
+    bool stop = false;
+  };
+  void serve_locked(const Lane& lane);
+  static void work(State& state);
 
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  std::map<Lane, Queue> lanes_;
-  std::deque<Lane> unserved_;
-  std::size_t idle_ = 0;
-  bool stop_ = false;
+  const std::shared_ptr<State> state_ = std::make_shared<State>();
   std::vector<std::thread> threads_;
+  int alone_ = 0;  // lanes of messages that are waited for alone, so far
 };
 
 /// A backend between nodes. All groups of a process that have ranks on other nodes share one.
@@ -74,22 +82,31 @@ class InterNode {
   /// A number that no other group on this backend has. Only one rank of a new group calls it, and tells the
   /// others. Throws Error(closed) when there are no more.
   std::uint32_t new_channel();
+  /// Whether `new_channel` of this rank can return such a number.
+  bool can_come_from(int rank, std::uint32_t channel) const;
 
-  /// Starts a message of bytes to or from a rank of the backend.
+  /// Starts a message of bytes to or from a rank of the backend, of a group with this name.
   std::shared_ptr<Pending> start(bool send, int rank, int tag, std::byte* data, std::size_t bytes,
-                                 hosts::Link::Owner owner);
+                                 hosts::Link::Owner owner, const std::string& group);
   /// Whether a message has ended. After `false`, the engine is rung when it ends.
   bool ask(Pending& message);
-  /// Ends a message whose buffer is needed no more. If it does not end by itself, its connection is broken.
-  void give_up(Pending& message);
+  /// Once ended: what went wrong, or nothing.
+  std::optional<Error> error_of(const Pending& message);
+  /// Ends a message of this group whose buffer is needed no more. If it does not end by itself, the
+  /// connection to its rank is broken for all groups. False if the backend does not end it even then.
+  bool give_up(const std::shared_ptr<Pending>& message, const std::string& group);
 
   ~InterNode();
 
  private:
+  std::string broken_by(int rank);
+
   std::mutex mutex_;
   std::vector<std::weak_ptr<Pending>> under_way_;
+  std::map<int, std::string>
+      broken_;  // by rank: the group that gave a message up, and so broke the connection
   std::atomic<std::uint32_t> channels_ = 1;  // that this rank may not take any more; relaxed: only a number
-  std::atomic<bool> broken_ = false;  // relaxed: a thread that misses it finds a connection that is broken
+  std::atomic<bool> stuck_ = false;  // a message did not end after its abort; relaxed: only shortens waits
   const c10::intrusive_ptr<c10d::Backend> backend_;
   const std::string name_;
   Waiters waiters_;  // the first to be destroyed: its calls use the backend
@@ -97,15 +114,26 @@ class InterNode {
 
 class BackendLink final : public hosts::Link {
  public:
-  /// `ranks`: of the backend, by rank of the group.
-  BackendLink(std::shared_ptr<InterNode> inter_node, std::vector<int> ranks);
+  /// `ranks`: of the backend, by rank of the group; whose name is for texts.
+  BackendLink(std::shared_ptr<InterNode> inter_node, std::vector<int> ranks, std::string group);
 
   std::unique_ptr<Message> send(int peer, std::uint32_t stream, const std::byte* data, std::size_t bytes,
                                 Owner owner) override;
   std::unique_ptr<Message> receive(int peer, std::uint32_t stream, std::byte* data, std::size_t bytes,
                                    Owner owner) override;
   const std::string& describe() const override { return inter_node_->describe(); }
+  bool stuck() const override { return facts_->stuck.load(std::memory_order_relaxed); }
+
+  /// What its messages use, which can outlive it.
+  struct Facts {
+    const std::shared_ptr<InterNode> inter_node;
+    const std::string group;
+    std::atomic<bool> stuck = false;  // relaxed: read by the thread that gives messages up
+  };
   std::uint32_t new_channel() override { return inter_node_->new_channel(); }
+  bool can_come_from(int peer, std::uint32_t channel) const override {
+    return inter_node_->can_come_from(ranks_[peer], channel);
+  }
 
  private:
   std::unique_ptr<Message> start(bool send, int peer, std::uint32_t stream, std::byte* data,
@@ -113,6 +141,7 @@ class BackendLink final : public hosts::Link {
 
   const std::shared_ptr<InterNode> inter_node_;
   const std::vector<int> ranks_;
+  const std::shared_ptr<Facts> facts_;
 };
 
 }  // namespace occl::pg

@@ -1,5 +1,9 @@
 #include "pg/nodes.h"
 
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netinet/in.h>
+#include <netpacket/packet.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -7,6 +11,8 @@
 #include <chrono>
 #include <cstring>
 #include <fstream>
+#include <memory>
+#include <set>
 #include <string_view>
 
 #include <c10/util/Logging.h>
@@ -26,6 +32,30 @@ std::string the_build = "torch_occl";
 std::uint64_t inode_of(const char* path) {
   struct stat found {};
   return stat(path, &found) == 0 ? found.st_ino : 0;
+}
+
+/// The hardware and IPv4 addresses of this network namespace's interfaces, but loopback; they tell machines
+/// apart that were made from one snapshot.
+std::string addresses() {
+  ifaddrs* list = nullptr;
+  if (getifaddrs(&list) != 0) return "";
+  const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> all(list, freeifaddrs);
+  std::set<std::string> found, used;  // ordered; interfaces without an address come and go with containers
+  for (const ifaddrs* it = list; it; it = it->ifa_next)
+    if (it->ifa_addr && it->ifa_addr->sa_family == AF_INET && !(it->ifa_flags & IFF_LOOPBACK)) {
+      used.insert(it->ifa_name);
+      found.insert(concat(it->ifa_name, " ", reinterpret_cast<sockaddr_in*>(it->ifa_addr)->sin_addr.s_addr));
+    }
+  for (const ifaddrs* it = list; it; it = it->ifa_next)
+    if (it->ifa_addr && it->ifa_addr->sa_family == AF_PACKET && used.count(it->ifa_name)) {
+      const auto* link = reinterpret_cast<sockaddr_ll*>(it->ifa_addr);
+      found.insert(concat(it->ifa_name, " ") +
+                   std::string(reinterpret_cast<const char*>(link->sll_addr),
+                               std::min<std::size_t>(link->sll_halen, sizeof(link->sll_addr))));
+    }
+  std::string text;
+  for (const std::string& one : found) text += one + "\n";
+  return text;
 }
 
 /// The same in every process; 0 of an empty text.
@@ -50,6 +80,7 @@ std::string difference(const Place& first, const Place& other) {
   if (first.node != other.node) return concat("OCCL_NODE=", text_of(other.node));
   if (first.kernel != other.kernel) return "another kernel";
   if (first.network != other.network) return "another network namespace";
+  if (first.hardware != other.hardware) return "other network addresses";
   if (first.user != other.user) return concat("another user, ", other.user);
   return first.users != other.users ? "another user namespace" : "";
 }
@@ -72,6 +103,7 @@ Card card_of(const coll::Invitation& invitation) {
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
   card.place.kernel = hash_of(boot);
   card.place.network = inode_of("/proc/self/ns/net");
+  card.place.hardware = hash_of(addresses());
   card.place.users = inode_of("/proc/self/ns/user");
   card.place.user = geteuid();
   card.place.host = invitation.address.host;

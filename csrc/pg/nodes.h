@@ -17,10 +17,12 @@ namespace occl::pg {
 
 /// Ranks of one place must share memory: if they cannot, making a group is an error that says why.
 struct Place {
-  std::uint64_t kernel = 0;             // a hash of the running kernel's boot id; 0 if it is unknown
-  std::uint64_t network = 0;            // the network namespace, by inode; 0 if it is unknown
-  std::uint64_t users = 0;              // the user namespace, in the same way
-  std::uint64_t user = 0;               // the effective user
+  std::uint64_t kernel = 0;    // a hash of the running kernel's boot id; 0 if it is unknown
+  std::uint64_t network = 0;   // the network namespace, by inode; 0 if it is unknown
+  std::uint64_t hardware = 0;  // a hash of its interfaces' addresses: machines made from one snapshot have
+                               // equal boot ids and namespaces
+  std::uint64_t users = 0;     // the user namespace, in the same way
+  std::uint64_t user = 0;      // the effective user
   std::array<char, 64> host{}, node{};  // the host's name, and OCCL_NODE
 
   bool known() const { return kernel != 0 && network != 0 && users != 0; }

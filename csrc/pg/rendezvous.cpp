@@ -84,7 +84,8 @@ Division divide(Board& board, const std::vector<Card>& cards, int rank, Deadline
 bool one_network(const std::vector<Card>& cards) {
   const Place& first = cards.front().place;
   return std::all_of(cards.begin(), cards.end(), [&](const Card& it) {
-    return it.place.kernel == first.kernel && it.place.network == first.network;
+    return it.place.kernel == first.kernel && it.place.network == first.network &&
+           it.place.hardware == first.hardware;
   });
 }
 
@@ -175,7 +176,7 @@ Met meet_over_nodes(const c10::intrusive_ptr<c10d::Store>& store, Board& board, 
   auto group = coll::Group::open(engine(), std::move(mesh), deadline, interrupt_check());
   met.group = std::make_shared<hosts::Group>(
       std::move(membership), std::move(group),
-      std::make_shared<BackendLink>(met.between.inter_node, met.between.ranks));
+      std::make_shared<BackendLink>(met.between.inter_node, met.between.ranks, name));
   engine().add(met.group);
   return met;
 }
@@ -218,7 +219,14 @@ Met rendezvous(const c10::intrusive_ptr<c10d::Store>& store, const std::string& 
     for (const Card& it : cards) invitations.push_back(it.invitation);
     for (const coll::Invitation& it : invitations)
       if (it.hosts_store) store_host = it.rank;
-    mesh->join(invitations, deadline);
+    try {
+      mesh->join(invitations, deadline);
+    } catch (const Error& error) {
+      if (error.code() != Errc::peer_exited) throw;
+      fail(error.code(), error.what(),
+           "; machines made from one snapshot, with equal network addresses, need different values of "
+           "OCCL_NODE");
+    }
   }
   // From here on the group itself notices a rank that dies.
   auto group = coll::Group::open(engine(), std::move(mesh), deadline, interrupt_check());

@@ -75,6 +75,7 @@ class Wire {
   }
 
   Mutex mutex;
+  Atomic<bool> stuck = false;          // Link::stuck of all ranks
   Atomic<std::uint32_t> channels = 1;  // that groups have; the first group has 0
   std::vector<coll::Engine*> engines;  // by rank
   std::vector<std::size_t> sent;       // bytes, by rank
@@ -138,6 +139,10 @@ class MemoryLink final : public hosts::Link {
         wire_.start(false, {on_wire(peer), rank_, stream}, data, bytes, std::move(owner)));
   }
   std::uint32_t new_channel() override { return wire_.channels.fetch_add(1, std::memory_order_relaxed); }
+  bool can_come_from(int, std::uint32_t channel) const override {
+    return channel != hosts::kFirstChannel && channel < wire_.channels.load(std::memory_order_relaxed);
+  }
+  bool stuck() const override { return wire_.stuck.load(std::memory_order_relaxed); }
   const std::string& describe() const override { return name_; }
 
  private:

@@ -312,6 +312,31 @@ TEST("a rank that gives up after its node has answered tells all others") {
   }
 }
 
+TEST("a letter without a reason, and a number that no group can have, are errors that name their writer") {
+  using Kind = hosts::Letter::Kind;
+  for (const Kind kind : {Kind::failed, Kind::made, Kind(9)}) {
+    Hosts hosts({0, 1});
+    MemoryLink link(hosts.wire, 0);
+    const int before = letters_of(hosts, 1);
+    const auto write = [&](Kind kind, std::uint32_t channel) {
+      hosts::Letter letter;
+      letter.kind = kind, letter.call = 1, letter.channel = channel, letter.ranks = coll::RankList({0, 1});
+      hosts::send_object(link, 1, static_cast<std::uint32_t>(hosts::Stream::mail),
+                         std::make_shared<hosts::Letter>(letter));
+    };
+    write(Kind::call, 0);
+    Attempt attempt{.ranks = {0, 1}};
+    bool written = false;
+    attempt.interrupted = [&] {  // once rank 1 has answered
+      if (!written && letters_of(hosts, 1) > before) write(kind, 1 << 30), written = true;
+    };
+    const Error error = error_of([&] { make(hosts, hosts.ranks[1], attempt); });
+    const char* what = kind == Kind::made ? "number of a new group" : "letter about a new group";
+    CHECK(contains(error, concat("rank 0 (pid 100, host a) sent a malformed ", what, " in group 0")),
+          error.what());
+  }
+}
+
 TEST("ranks of different nodes that want different groups all learn it") {
   Hosts hosts({0, 0, 1, 1});
   Meeting meeting(4);

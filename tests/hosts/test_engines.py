@@ -6,11 +6,14 @@ The ranks say which node they are on (OCCL_NODE), so these tests need no network
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import shlex
+import struct
 import subprocess
 import sysconfig
+import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -21,11 +24,13 @@ import torch
 import torch.distributed as dist
 from torch.utils.cpp_extension import include_paths
 
+from tests.faults import limits
 from tests.hosts.launch import counts, placement
 from tests.support import cpp_build
 from tests.support.checks import assert_works
 from tests.support.devices import DEVICES
 from tests.support.harness import Pool
+from tests.support.worker import listen, tell
 from torch_occl import ProcessGroupOCCL, _inter_node
 from torch_occl._C import _set_prepare_inter_node
 
@@ -36,6 +41,9 @@ LONG = 8
 CONTROL = 64 << 10
 """Bytes that suffice for all messages of an operation that carry none of its data."""
 TIMEOUT = timedelta(seconds=60)
+
+ENVELOPES, ANSWERS, PAYLOADS = 3, 4, 5
+"""The tags of messages of the default group."""
 
 Entry = tuple[str, int, int, int]
 """``"send"`` or ``"receive"``, the other rank, the tag, and the number of bytes."""
@@ -221,6 +229,148 @@ def groups(rank: int, n: int, device: str, **how) -> None:
             )
             assert sent and not sent & earlier, "another group has sent with the tags of this one"
             dist.destroy_process_group(group)
+
+
+def forged(rank: int, n: int, device: str, **how) -> None:
+    """Rank 1 announces a long message as if it lay in the envelope, and sends it after the answer."""
+    engine = meet(rank, n, device, **how)
+    received = torch.zeros(1 << 22, dtype=torch.uint8)
+    if rank == 0:
+        dist.recv(received, 1)
+        assert (received == 1).all()
+        return
+    head = struct.pack("<QQIIII", 1, received.numel(), 0, 0, 0, 1)  # the first message, of uint8, tag 0
+    envelope = torch.zeros(1024, dtype=torch.uint8)
+    envelope[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
+    engine.send([envelope], 0, ENVELOPES).wait()
+    engine.recv([torch.zeros(56, dtype=torch.uint8)], 0, ANSWERS).wait()
+    engine.send([torch.ones_like(received)], 0, PAYLOADS).wait()
+
+
+def test_a_rank_of_another_node_does_not_say_where_a_message_lies(ranks, library):
+    with ranks.fresh(2) as team:
+        how = {"places": placement("1+1"), "library": library, "store": ranks.zygote.new_file()}
+        team.run(forged, **how)
+
+
+LARGE = 1 << 20
+"""Elements of a message that does not fit into its envelope."""
+
+
+def until_received(engine, tag: int) -> None:
+    """Until a receive with this tag has begun."""
+    while not any(entry[0] == "receive" and entry[2] == tag for entry in engine.entries()):
+        pass
+
+
+def one_connection(rank: int, n: int, device: str, **how) -> None:
+    """Rank 0 ends a group in which it receives from rank 1, while the message is under way."""
+    engine = meet(rank, n, device, **how)
+    slow, again, other = (dist.new_group(members) for members in ([0, 1], [0, 1], [0, 2]))
+    payloads = 8 * n + PAYLOADS  # of the first group that rank 0 has made
+    if rank == 1:
+        dist.isend(torch.ones(LARGE), 0, group=slow)
+        listen()
+    elif rank == 2:
+        for _ in range(2):
+            assert_works(device, other)
+    else:
+        engine.hold(payloads)
+        work = dist.irecv(torch.ones(LARGE), 1, group=slow)
+        until_received(engine, payloads)
+        slow._get_backend(torch.device(device)).abort()
+        with pytest.raises(dist.DistBackendError, match="abort"):
+            work.wait()
+        assert_works(device, other)
+        words = (
+            rf"group {again.group_name} has no connection to rank 1 \(pid \d+, host .*\) through "
+            rf"recorder any more: group {slow.group_name} ended with a message under way "
+            "there, and so broke the connection: destroy all groups and create them again"
+        )
+        with pytest.raises(dist.DistBackendError, match=words):
+            dist.all_reduce(torch.ones(LARGE), group=again)
+        assert_works(device, other)
+        tell("done")
+
+
+def test_a_group_that_gives_up_a_message_breaks_only_the_connection_to_that_rank(ranks, library):
+    with ranks.fresh(3) as team:
+        how = {"places": placement("1+1+1"), "library": library, "store": ranks.zygote.new_file()}
+        team.start(one_connection, **how)
+        assert team.hear(0) == "done"
+        team.say(1, "done")
+        for outcome in team.finish():
+            assert not outcome.failed, outcome.traceback or outcome.died
+
+
+def no_thread_for_the_payload(rank: int, n: int, device: str, **how) -> None:
+    engine = meet(rank, n, device, **how)
+    if rank == 1:
+        listen()
+        dist.isend(torch.ones(LARGE), 0)  # which may end well: the engine has received it all
+        listen()
+        return
+    work = dist.irecv(torch.zeros(LARGE), 1)
+    limits.without_threads()
+    tell("receives")
+    with pytest.raises(dist.DistBackendError, match="cannot start the thread that waits for messages"):
+        work.wait()
+    assert engine.open(PAYLOADS) == 0, "the engine still has the memory of an operation that has ended"
+    tell("failed")
+
+
+def test_a_message_that_no_thread_can_wait_for_is_given_up(ranks, library):
+    with ranks.fresh(2) as team:
+        how = {"places": placement("1+1"), "library": library, "store": ranks.zygote.new_file()}
+        team.start(no_thread_for_the_payload, **how)
+        assert team.hear(0) == "receives"
+        team.say(1, "send")
+        assert team.hear(0) == "failed"
+        team.say(1, "end")
+        for outcome in team.finish():
+            assert not outcome.failed, outcome.traceback or outcome.died
+
+
+class Memory(bytearray):
+    """Memory that says how long it lives."""
+
+
+def stubborn(rank: int, n: int, device: str, **how) -> None:
+    """Rank 0 gives up a receive, but the engine does not end it."""
+    engine = meet(rank, n, device, **how)
+    if rank == 1:
+        dist.isend(torch.ones(LARGE // 4), 0)
+        listen()
+        return
+    engine.hold(PAYLOADS)
+    memory = Memory(LARGE)
+    lives = weakref.ref(memory)
+    work = dist.irecv(torch.frombuffer(memory, dtype=torch.uint8).view(torch.float32), 1)
+    del memory
+    until_received(engine, PAYLOADS)
+    engine.be_stubborn()
+    dist.group.WORLD._get_backend(torch.device(device)).abort()
+    with pytest.raises(dist.DistBackendError, match="abort"):
+        work.wait()
+    del work
+    dist.destroy_process_group()
+    gc.collect()
+    assert lives() is not None
+    tell("done")
+
+
+@pytest.mark.full  # it waits for the engine for 20 seconds
+def test_memory_stays_if_an_engine_does_not_end_a_message_at_its_abort(ranks, library):
+    with ranks.fresh(2) as team:
+        how = {"places": placement("1+1"), "library": library, "store": ranks.zygote.new_file()}
+        team.start(stubborn, **how)
+        assert team.hear(0) == "done"
+        team.say(1, "done")
+        for outcome in team.finish():
+            assert not outcome.failed, outcome.traceback or outcome.died
+        said = team.members[0].output()
+    assert "recorder has not ended a message with rank 1 for 10000 ms after its abort" in said
+    assert "stays allocated until process" in said
 
 
 @pytest.mark.parametrize("device", DEVICES)

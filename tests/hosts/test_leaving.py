@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
+import multiprocessing
+import os
 import signal
 import traceback
+from collections.abc import Iterator
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from tests.support.worker import EndInterpreter, listen, tell
+from tests.support.harness import Pool
+from tests.support.thinning import first
+from tests.support.worker import EndInterpreter, join, listen, tell
 
 SENT = 16
 """Elements of a message that ends at once: a longer one waits for its receive anyway."""
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    with Pool() as pool:
+        yield pool
 
 
 def tell_when_waiting(*functions: str) -> None:
@@ -63,3 +75,84 @@ def send_in_vain(rank, n, device):
 def test_ranks_that_receive_nothing_do_not_keep_each_other(hosts, apart):
     with hosts.fresh_on("1+1", apart).meet("occl", timeout=3600) as team:
         team.run(send_in_vain)
+
+
+COLLECTIVES = ("all_reduce", "barrier", "broadcast", "all_gather")
+
+
+def collective(name: str, rank: int, n: int, count: int) -> None:
+    """With a check of its result."""
+    t = torch.full((count,), float(rank + 1))
+    if name == "all_reduce":
+        dist.all_reduce(t)
+        assert (t == n * (n + 1) / 2).all()
+    elif name == "broadcast":
+        dist.broadcast(t, n - 1)
+        assert (t == n).all()
+    elif name == "all_gather":
+        out = torch.zeros(n, count)
+        dist.all_gather_single(out, t)
+        assert (out == torch.arange(1, n + 1).view(n, 1)).all()
+    else:
+        dist.barrier()
+
+
+def ends_after(rank, n, device, *, name, count, earlier, store, victim, how):
+    """One rank ends right after its collective; the others have to end theirs."""
+    os.environ |= {"OCCL_NODE": f"node {rank}", "GLOO_SOCKET_IFNAME": "lo"}
+    join(rank, n, device, store=store, timeout=60)
+    for _ in range(earlier + 1):
+        collective(name, rank, n, count)
+    if rank == victim:
+        if how == "os._exit":
+            os._exit(0)
+        if how == "destroys its group":
+            dist.destroy_process_group()
+        raise EndInterpreter(0)
+    return "done"
+
+
+@pytest.mark.parametrize("how", first(["os._exit", "sys.exit", "destroys its group"]))
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_a_rank_may_end_in_any_way_right_after_a_collective(pool, name, how):
+    """Each rank is a node. Many messages of one victim are on their way while it ends, so each may."""
+    for victim, (count, earlier) in itertools.product(range(3), [(4, 1), (40_000, 0)]):
+        with pool.fresh(3) as team:
+            how_ = {"name": name, "count": count, "earlier": earlier, "victim": victim, "how": how}
+            team.start(ends_after, store=team.zygote.new_file(), **how_)
+            for outcome in team.finish():
+                if outcome.rank == victim:
+                    assert outcome.died == "exited with status 0"
+                else:
+                    assert not outcome.failed, (how_, outcome.traceback or outcome.died)
+
+
+def returning(rank: int, n: int, store: str, places: list[int]) -> None:
+    os.environ |= {"OCCL_NODE": f"node {places[rank]}", "GLOO_SOCKET_IFNAME": "lo"}
+    join(rank, n, "cpu", store=store, timeout=60)
+    for count in (4, 40_000):
+        collective("all_reduce", rank, n, count)
+    if rank == 0:
+        dist.send(torch.arange(SENT), n - 1)
+    if rank == n - 1:
+        t = torch.zeros(SENT, dtype=torch.int64)
+        dist.recv(t, 0)
+        assert torch.equal(t, torch.arange(SENT))
+
+
+def forks(rank, n, device, *, store, places):
+    context = multiprocessing.get_context("fork")
+    count = len(places)
+    children = [context.Process(target=returning, args=(r, count, store, places)) for r in range(count)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+    return [child.exitcode for child in children]
+
+
+@pytest.mark.parametrize("places", [[0, 1], [0, 0, 1], [0, 1, 2]], ids=str)
+def test_processes_of_multiprocessing_return_when_others_have_what_they_sent(pool, places):
+    with pool.fresh(1) as team:
+        (codes,) = team.run(forks, store=team.zygote.new_file(), places=places)
+        assert codes == [0] * len(places), team.members[0].output()

@@ -6,14 +6,16 @@ import os
 import re
 import socket
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from tests.faults import limits
 from tests.hosts.launch import Hosts
 from tests.hosts.namespaces import INTERFACE
-from tests.hosts.separations import SEPARATIONS, in_child, user, uts, why_not
+from tests.hosts.separations import SEPARATIONS, call, in_child, user, uts, why_not
 from tests.support.checks import assert_works
 from tests.support.devices import DEVICES
 
@@ -128,3 +130,27 @@ def test_hosts_of_the_same_name_are_different_nodes(logging, apart, others, node
         text = team.members[0].output()
     assert nodes_in(text) == [nodes]
     assert f". Between them: gloo over {INTERFACE} ({apart.hosts[0].address4})" in text
+
+
+def machines_of_one_snapshot(rank, n, device, *, address, port):
+    """All ranks read the same boot id, and the same inodes of their namespaces."""
+    uts("same")
+    limits.own_mounts()
+    call("mount", b"tmpfs", b"/proc", b"tmpfs", 0, None)
+    for name, text in (("sys/kernel/random/boot_id", "same"), ("self/ns/net", ""), ("self/ns/user", "")):
+        file = Path("/proc", name)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    if rank == 0:
+        server = dist.TCPStore(address, port, is_master=True, wait_for_workers=False)
+        assert server.port == port
+    use(rank, n, port, address)
+    return [os.stat(f"/proc/self/ns/{kind}").st_ino for kind in ("net", "user")]
+
+
+def test_machines_made_from_one_snapshot_are_different_nodes(logging, apart):
+    with logging.fresh_on("2+2", apart) as team:
+        inodes = team.run(machines_of_one_snapshot, address=apart.hosts[0].address, port=apart.new_port())
+        text = team.members[0].output()
+    assert inodes == inodes[:1] * 4
+    assert nodes_in(text) == ["0 1, 2 3: other network addresses"]

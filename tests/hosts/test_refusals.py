@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
@@ -229,3 +232,61 @@ def test_a_store_that_is_cut_off_is_an_error_in_time(logging, apart):
         texts = [team.running[rank].result for rank in (1, 2)]
     for rank, text in enumerate(texts):
         assert names_processes(text, rank) and "lost the store while it made group 0" in text, text
+
+
+RESUMES = """
+import ctypes, os, sys
+from datetime import timedelta
+import torch.distributed as dist
+from torch_occl import _C
+
+rank, store, pipe = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+libc = ctypes.CDLL(None)
+libc.on_exit(libc.getchar, None)  # the interpreter has ended then; the process ends with its input
+_C._set_prepare_inter_node(lambda one_network: ("nothing", lambda *arguments: os.read(pipe, 1)))
+try:
+    dist.init_process_group(
+        "occl", store=dist.FileStore(store, 2), rank=rank, world_size=2, timeout=timedelta(seconds=3)
+    )
+except dist.DistBackendError as error:
+    print(error, flush=True)
+"""
+
+
+def sleeping_threads(pid: int) -> int:
+    """How many threads of a process but the first sleep, and do not read."""
+    waits = [
+        Path(f"/proc/{pid}/task/{task}/wchan") for task in os.listdir(f"/proc/{pid}/task") if task != str(pid)
+    ]
+    return sum("nanosleep" in wait.read_text() for wait in waits)
+
+
+def test_a_thread_that_still_connects_does_not_end_the_process_at_its_exit(tmp_path):
+    """Both ranks give up; later the threads that connect ask for the GIL of interpreters that have ended."""
+    read, write = os.pipe()
+    ranks = []
+    for rank in range(2):
+        environment = os.environ | {"OCCL_NODE": str(rank), "GLOO_SOCKET_IFNAME": "lo"}
+        arguments = [str(rank), str(tmp_path / "store"), str(read)]
+        ranks.append(
+            subprocess.Popen(
+                [sys.executable, "-c", RESUMES, *arguments],
+                env=environment,
+                pass_fds=[read],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        )
+    for process in ranks:
+        assert "could not connect through nothing" in process.stdout.readline()
+        while Path(f"/proc/{process.pid}/wchan").read_text() not in ("pipe_read", "anon_pipe_read"):
+            assert process.poll() is None  # its first thread ends the interpreter, and then reads
+    os.write(write, b"12")
+    for process in ranks:
+        while process.poll() is None and not sleeping_threads(process.pid):
+            pass
+        process.communicate("\n")
+        assert process.returncode == 0
+    os.close(read)
+    os.close(write)
