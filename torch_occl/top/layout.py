@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator
 
-PROTOCOL = 14  # shm::kProtocolVersion
+PROTOCOL = 15  # shm::kProtocolVersion
 MAGIC = 0x6C63636F  # shm::kMagic
 RECORD_MAGIC = 0x61636C6F  # coll::kRecordMagic
 MAX_RANKS = 256
