@@ -10,6 +10,8 @@ import resource
 import struct
 from pathlib import Path
 
+from torch_occl.doctor import cgroups
+
 CALLS = {
     "x86_64": {"pidfd_open": 434, "memfd_create": 319, "fcntl": 72, "clone": 56, "clone3": 435},
     "aarch64": {"pidfd_open": 434, "memfd_create": 279, "fcntl": 25, "clone": 220, "clone3": 435},
@@ -89,8 +91,14 @@ def small_shared_folder(size: str) -> None:
 
 
 def small_container(limit: int, used: int) -> None:
-    """What a process reads about its container's memory, in bytes."""
+    """What a process reads about its container's memory, in bytes: in the outermost group of each version."""
     own_mounts()
+    mounts = cgroups.parse_mounts(Path("/proc/self/mountinfo").read_text())
+    places = {Path(mount.point): mount.controllers for mount in mounts if mount.controllers & {"", "memory"}}
+    assert places, "no control groups are mounted here"
     _check(_libc.mount(b"tmpfs", b"/sys/fs/cgroup", b"tmpfs", 0, None), "tmpfs")
-    Path("/sys/fs/cgroup/memory.max").write_text(f"{limit}\n")
-    Path("/sys/fs/cgroup/memory.current").write_text(f"{used}\n")
+    for place, controllers in places.items():
+        place.mkdir(parents=True, exist_ok=True)
+        second = "" in controllers
+        (place / ("memory.max" if second else "memory.limit_in_bytes")).write_text(f"{limit}\n")
+        (place / ("memory.current" if second else "memory.usage_in_bytes")).write_text(f"{used}\n")
