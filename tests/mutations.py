@@ -208,7 +208,10 @@ MUTATIONS = [
     Mutation("an abort is looked for with acquire", "coll/mesh.h", f"presence.load({SEQ}) & kAborted", f"presence.load({ACQUIRE}) & kAborted", ("explore/test_interleavings:leaves",)),
     Mutation("a rank that leaves rings no bell", "coll/mesh.cpp", "OCCL_FAULT_POINT(\"mesh.left\");\n  if (!members_.empty()) ring_all();", "", ("explore/test_interleavings:leaves",)),
     Mutation("a death ends only what needs the dead", "coll/group.cpp", "if (!died && !needed_by) continue;", "if (!needed_by) continue;", ("plain/test_survivors:a death ends",)),
-    Mutation("every end is a death", "shm/peer.h", " && header().ending.load(std::memory_order_acquire) == 0", "", ("plain/test_survivors:a death ends",)),
+    Mutation("every end is a death", "shm/peer.h", "header().ending.load(std::memory_order_acquire) == 0;", "true;", ("plain/test_survivors:a death ends",)),
+    Mutation("a death that is handled late hits the next peer", "shm/endpoint.cpp", "peer->has_exited();", "peer->set_exited();", ("plain/test_endpoint:handled late",)),
+    Mutation("a forked child offers its parent's regions", "shm/region_table.cpp", "first_ = size();", "", ("plain/test_regions:forked child",)),
+    Mutation("the status of a process that has not been waited for is not read", "shm/exit_status.cpp", "line.substr(name_end, 3) != \") Z\"", "true", ("plain/test_endpoint:another one has ended",)),
     Mutation("a header's next group is taken for the last one", "coll/mesh.h", " ||\n           header.incarnation.load(std::memory_order_seq_cst) != incarnation", "", ("plain/test_group:past groups",)),
     Mutation("failed buffers are released at once", "coll/communicator.cpp", "const bool keep = op.error() && op.exposed();", "const bool keep = false;", ("plain/test_group:buffers",)),
     # Checks of what peers write.
