@@ -83,7 +83,8 @@ GroupBackend::GroupBackend(const c10::intrusive_ptr<c10d::Store>& store, int ran
     node_ = std::move(met.node);
     between_ = std::move(met.between);
     // Only the default group waits for the server: PyTorch made the store for it, and both end together.
-    if (!parent.group && options.global_ranks_in_group.empty() && met.store_host && *met.store_host != rank)
+    if (!parent.group && options.global_ranks_in_group.empty() && met.store_host &&
+        met.store_host->rank != rank)
       store_server_.emplace(*store, *met.store_host);
   });
   made();
