@@ -184,6 +184,21 @@ void Board::check_failure() {
   check_bytes(in_store([key = prefix("failure")](c10d::Store& s) { return look_up(s, key); }));
 }
 
+void Board::leave_store() {
+  constexpr const char* kDone = "done";
+  if (!store_host_) return;
+  if (*store_host_ != rank_) return put(kDone, {});
+  std::vector<std::string> keys;
+  for (int rank = 0; rank < size_; ++rank)
+    if (rank != rank_) keys.push_back(key(kDone, rank));
+  in_store(
+      [keys, size = size_, until = Deadline::after(kStoreGrace), ended = ended_](c10d::Store& s) {
+        for (Naps naps(size); !s.check(keys) && !until.passed() && !ended->load(std::memory_order_relaxed);)
+          naps.sleep();
+      },
+      kStoreGrace);
+}
+
 void Board::compare(const std::vector<std::string>& texts, const char* what, const char* remedy) const {
   for (int i = 1; i < size_; ++i)
     if (texts[i] != texts[0])

@@ -70,6 +70,10 @@ class Board {
   /// Throws Error(aborted) with the reason if a rank has failed.
   void check_failure();
 
+  /// The last call: this rank asks the store for nothing more. The rank whose process serves the store returns
+  /// when all others have come here too, so that its program may end at once, or after kStoreGrace.
+  void leave_store();
+
   std::string prefix(const std::string& kind) const { return concat("occl/", round_, "/", kind); }
 
   /// Throws Error(protocol) unless all ranks have the same text. `what`: "has", `remedy`: "install ...".

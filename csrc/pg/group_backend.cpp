@@ -182,9 +182,20 @@ GroupFacts GroupBackend::facts() const {
 }
 
 Options GroupBackend::options_for(const c10::intrusive_ptr<c10d::Backend::Options>& given) const {
-  Options options = given ? Options::of(*given) : *options_;
-  if (!given) options.group_name.clear();
+  if (given) return Options::of(*given);
+  Options options = *options_;
+  options.group_name.clear();
+  options.group_desc.clear();
+  options.global_ranks_in_group.clear();
   return options;
+}
+
+std::vector<std::uint64_t> GroupBackend::global_ranks(const std::vector<int>& ranks) const {
+  const auto& known = options_->global_ranks_in_group;  // empty: this group's are 0, 1, ...
+  std::vector<std::uint64_t> found;
+  for (const int rank : ranks)
+    found.push_back(known.empty() ? static_cast<std::uint64_t>(rank) : known.at(rank));
+  return found;
 }
 
 GroupBackend::Parent GroupBackend::as_parent(std::vector<int> ranks) const {

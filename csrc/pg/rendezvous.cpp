@@ -164,6 +164,7 @@ Met meet_over_nodes(const c10::intrusive_ptr<c10d::Store>& store, Board& board, 
     board.put_failure(kConnected, error);
     throw;
   }
+  board.leave_store();
   hosts::Membership membership{name, rank, partition, board.processes(), hosts::kFirstChannel};
   membership.group = group_number;
   if (rank == 0)

@@ -261,7 +261,7 @@ class Search {
       if (const auto claim = head_of<Claim>(kClaim, *bytes); claim.about == mine_.attempt)
         contradict(mine_, concat("group ", attempt_.group, ": ", describe(mine_), " is one of ", mine_.size,
                                  " ranks, and ", describe(claim.by), " is one of ", claim.by.size,
-                                 ": give all processes one number of ranks (WORLD_SIZE)"));
+                                 " ranks: give all processes one number of ranks (WORLD_SIZE)"));
     claim_next();
   }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import socket
 import threading
 from datetime import timedelta
 from itertools import product
@@ -14,8 +15,7 @@ import torch.distributed as dist
 from torch.distributed import _dist2
 
 from tests.support.thinning import first
-from tests.support.worker import listen, tell
-from torch_occl import _in_place_of
+from tests.support.worker import EndInterpreter, listen, tell
 from torch_occl._C import ProcessGroupOCCL
 
 RANKS = 3
@@ -127,18 +127,148 @@ def test_ranks_that_are_threads_forget_attempts_that_failed():
     assert made == dict.fromkeys(range(RANKS), True)
 
 
-def killed_or_made(rank, n, device, *, file, killed):
-    if killed:
-        tell("begins")
-    return makes(dist.FileStore(file, n), rank, n, LONG)
+def comes(rank, n, device, *, file, absent=()):
+    return rank in absent or makes(dist.FileStore(file, n), rank, n, LONG)
 
 
-def test_a_process_that_was_killed_in_an_attempt_is_replaced(fresh):
-    """What it announced stays in the store."""
+def test_processes_that_were_killed_in_an_attempt_are_replaced(fresh):
+    """What they announced stays in the store."""
     with fresh(RANKS) as team:
         file = team.zygote.new_file()
-        team.start(killed_or_made, file=file, killed=True)
-        for rank in range(RANKS):
-            team.hear(rank)
+        team.start(comes, file=file, absent=[0])
+        store = dist.FileStore(file, RANKS)
+        while not store.check(["occl/attempt/1", "occl/attempt/2"]):
+            assert team.alive
+        for rank in (1, 2):
+            team.kill(rank)
     with fresh(RANKS) as team:
-        assert team.run(killed_or_made, file=file, killed=False) == [True] * RANKS
+        assert team.run(comes, file=file) == [True] * RANKS
+
+
+# ---- Two processes that cannot both be right
+
+
+def contradicts(rank, n, device, *, file, ranks, sizes):
+    """Each process is one of a group as its launcher says, wrongly for some."""
+    store = dist.FileStore(file, n)
+    with pytest.raises(dist.DistBackendError) as caught:
+        ProcessGroupOCCL(store, ranks[rank], sizes[rank], LONG)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "sizes", "culprits", "says"),
+    [
+        ([0, 1, 1], [4, 4, 4], [1, 2], "two processes are rank 1"),
+        ([0, 0, 1], [3, 3, 3], [0, 1], "two processes are rank 0"),
+        ([1, 2, 2], [4, 4, 4], [1, 2], "two processes are rank 2"),
+        ([0, 1, 2], [4, 4, 3], [2], "is one of 3 ranks"),
+        ([0, 1, 2], [3, 4, 4], [0], "is one of 3 ranks"),
+        ([1, 2, 3], [5, 5, 4], [2], "is one of 4 ranks"),
+    ],
+)
+def test_processes_that_contradict_each_other_learn_of_it_at_once(fresh, ranks, sizes, culprits, says):
+    """None of these groups could be made, because a rank is missing: the timeout is a minute."""
+    with fresh(3) as team:
+        texts = team.run(contradicts, file=team.zygote.new_file(), ranks=ranks, sizes=sizes)
+        for text in texts:
+            assert says in text, text
+            assert all(f"pid {team.pids[it]}, host " in text for it in culprits), text
+
+
+# ---- A store that has what no rank has stored
+
+
+class Wrong(dist.Store):
+    """Passes every call on, and breaks what the keys hold that end with `of`."""
+
+    def __init__(self, store, of, broken):
+        super().__init__()
+        self.store, self.of, self.broken = store, of, broken
+
+    def set(self, key, value):
+        self.store.set(key, value)
+
+    def compare_set(self, key, expected, desired):
+        return self.store.compare_set(key, expected, desired)
+
+    def get(self, key):
+        value = self.store.get(key)
+        return self.broken(value) if self.of in key else value
+
+    def check(self, keys):
+        return self.store.check(keys)
+
+    def wait(self, keys, timeout):
+        self.store.wait(keys, timeout)
+
+
+def shorter(value):
+    return value[:-1]
+
+
+def empty(value):
+    return b""
+
+
+def of_one_more(value):
+    return value + (4).to_bytes(4, "little") + b"more"
+
+
+def too_long(value):
+    return (1 << 31).to_bytes(4, "little") + value[4:]
+
+
+def reads_nonsense(rank, n, device, *, file, of, broken):
+    if of.startswith("seat"):
+        os.environ |= {"OCCL_NODE": str(rank), "GLOO_SOCKET_IFNAME": "lo"}
+    store = Wrong(dist.FileStore(file, n), of, broken)
+    with pytest.raises(dist.DistBackendError) as caught:
+        ProcessGroupOCCL(store, rank, n, timedelta(seconds=3))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("of", "size", "broken"),
+    [
+        *product(["/given"], [2], [shorter, empty, of_one_more, too_long]),
+        *first([("seat/64/0", 9, broken) for broken in (too_long, shorter, of_one_more)], stay=1),
+        *product(["occl/round"], [2], [shorter, of_one_more]),
+        ("occl/attempt/1", 2, empty),
+    ],
+)
+def test_a_value_that_no_rank_has_stored_is_an_error(fresh, of, size, broken):
+    with fresh(size) as team:
+        texts = team.run(reads_nonsense, file=team.zygote.new_file(), of=of, broken=broken)
+    assert any("that none of its" in text and of in text for text in texts), texts
+
+
+# ---- The end of making a group
+
+
+def goes_on(rank, n, device, *, port, nodes):
+    """Rank 0 serves the store, and ends as soon as it has made the group."""
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(n)}
+    if nodes:
+        os.environ |= {"OCCL_NODE": nodes[rank], "GLOO_SOCKET_IFNAME": "lo"}
+    group = _dist2.new_group("occl", timedelta(seconds=20), torch.device("cpu"))
+    if rank > 0:
+        t = torch.full((4,), rank)
+        peer = 3 - rank
+        sending = group.send([t], peer, 0)
+        out = torch.zeros_like(t)
+        group.recv([out], peer, 0).wait()
+        sending.wait()
+        return out.tolist()
+    raise EndInterpreter(0)
+
+
+@pytest.mark.parametrize("nodes", [None, "abc"])
+def test_a_rank_with_the_store_may_end_when_it_has_made_the_group(fresh, nodes):
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+    with fresh(3) as team:
+        team.start(goes_on, port=port, nodes=nodes)
+        outcomes = team.finish()
+    assert [outcome.result for outcome in outcomes[1:]] == [[2] * 4, [1] * 4], outcomes
