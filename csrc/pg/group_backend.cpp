@@ -82,10 +82,11 @@ GroupBackend::GroupBackend(const c10::intrusive_ptr<c10d::Store>& store, int ran
     group_ = std::move(met.group);
     node_ = std::move(met.node);
     between_ = std::move(met.between);
-    // Only the default group waits for the server: PyTorch made the store for it, and both end together.
-    if (!parent.group && options.global_ranks_in_group.empty() && met.store_host &&
-        met.store_host->rank != rank)
-      store_server_.emplace(*store, *met.store_host);
+    // Only the default group cares for the server: PyTorch made the store for it, and both end together.
+    if (!parent.group && options.global_ranks_in_group.empty() && met.store_host) {
+      serves_store_ = met.store_host->rank == rank;
+      if (!serves_store_) store_server_.emplace(*store, *met.store_host);
+    }
   });
   made();
 }
@@ -144,6 +145,7 @@ void GroupBackend::close() {
   using namespace c10d::detail;
   if (!group_->error() && isLogLevelEnabled(LogLevel::Debug))
     LOG(INFO) << "occl: rank " << getRank() << " leaves group " << group_->name();
+  if (serves_store_ && node_ && !group_->error()) wait_until_others_go_on(*node_);
   group_->close();
 }
 

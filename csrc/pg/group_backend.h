@@ -109,6 +109,7 @@ class GroupBackend : public CapableBackend {
 
   std::shared_ptr<RecordedGroup> recorded_;  // null without a flight recorder
 
+  bool serves_store_ = false;
   std::optional<StoreServer> store_server_;  // if another rank runs it
 };
 

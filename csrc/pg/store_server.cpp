@@ -28,6 +28,8 @@ namespace {
 constexpr std::chrono::seconds kUntilItLeaves{5};
 // From its leaving to the end of the server. If that takes longer, the host's program keeps the store.
 constexpr std::chrono::seconds kUntilItEnds{1};
+// A rank that still does nothing may be computing, and will hardly need the store soon.
+constexpr std::chrono::seconds kUntilOthersGoOn{1};
 constexpr std::chrono::microseconds kFirstNap{100},
     kLongestNap{10'000};  // nothing tells when a socket closes
 
@@ -86,7 +88,28 @@ bool listens_on(int descriptor, int port) {
   return address.ss_family == AF_INET6 && ntohs(reinterpret_cast<sockaddr_in6&>(address).sin6_port) == port;
 }
 
+/// Whether the rank has called anything in the group, or left it. All seq_cst, for sleepers.
+bool has_gone_on(const coll::Member& member, int size) {
+  const coll::SharedBlock& block = member.block;
+  bool gone_on = member.gone() || member.aborted() || block.offers().number() != 0 ||
+                 block.roll_call().arrived.load(std::memory_order_seq_cst) != 0;
+  for (const std::uint64_t q : {0, 1}) gone_on |= block.post(q).stamp.load(std::memory_order_seq_cst) != 0;
+  for (int peer = 0; peer < size; ++peer)
+    gone_on |= block.send(peer).ring.load(std::memory_order_seq_cst) != 0 ||
+               block.recv(peer).tail.load(std::memory_order_seq_cst) != 0;
+  return gone_on;
+}
+
 }  // namespace
+
+void wait_until_others_go_on(const coll::Group& group) {
+  const auto all = [&] {
+    for (int rank = 0; rank < group.size(); ++rank)
+      if (rank != group.rank() && !has_gone_on(group.mesh().member(rank), group.size())) return false;
+    return true;
+  };
+  group.engine().wait_until(all, Deadline::after(kUntilOthersGoOn), {});
+}
 
 std::uint64_t listening_socket(c10d::Store& store) {
   const int port = port_of(*without_prefixes(store));
