@@ -258,7 +258,8 @@ def without_the_store(group, rank):
 def with_the_store(group, rank):
     """PyTorch connects to the store, which rank 0 has, before it splits a group."""
     t = torch.full((4,), rank)
-    group.split_group([1, 2], timeout=timedelta(seconds=20)).allreduce([t]).wait()
+    part = group.split_group([1, 2], timeout=timedelta(seconds=20))
+    part.allreduce([t]).wait()
     return t.tolist()
 
 
@@ -290,4 +291,5 @@ def test_a_rank_with_the_store_may_end_when_it_has_made_the_group(fresh, nodes, 
     with fresh(3) as team:
         team.start(goes_on, port=port, nodes=nodes, how=how)
         outcomes = team.finish()
+    assert not any(outcome.traceback for outcome in outcomes), [outcome.traceback for outcome in outcomes]
     assert [outcome.result for outcome in outcomes[1:]] == expected, outcomes
