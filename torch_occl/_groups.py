@@ -21,9 +21,9 @@ def shrink_group(
     """`torch.distributed.shrink_group`, for every device type of the group.
 
     PyTorch's function gives the smaller group a backend for one device type, that of ``device_id`` or the
-    CPU. Here the new backend also serves the other types that the old one served. And PyTorch takes
-    ``ranks_to_exclude``, which are ranks of the group, for those of the default group where it notes who is in
-    the smaller group. Here `torch.distributed.get_process_group_ranks`, and what asks it, get the right ranks.
+    CPU. Here the new backend also serves the other types that the old one served. And where PyTorch notes the
+    ranks of the smaller group, it takes ``ranks_to_exclude``, which are ranks of the group, for ranks of the
+    default group. Here `torch.distributed.get_process_group_ranks` says the right ones.
 
     The ranks that stay call it. Excluded ranks need not be alive, and no store is needed. With
     ``SHRINK_ABORT``, operations in flight end with an error first.

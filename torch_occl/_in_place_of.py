@@ -275,8 +275,8 @@ def _agree(
         if time.monotonic() > deadline:
             raise dist.DistBackendError(
                 f"occl: Timed out after {round(timeout.total_seconds() * 1000)} ms on rank {rank} of group "
-                f"{name} waiting for rank {poll.awaited} of {size} to make the group, in which occl is to take "
-                "Gloo's place"
+                f"{name} waiting for rank {poll.awaited} of {size} to make the group, in which occl is to "
+                "take Gloo's place"
             )
         time.sleep(nap)
         nap = min(nap * 1.5, LONGEST_NAP)

@@ -25,8 +25,7 @@ void wait_until_joined(Engine& engine, const Mesh& mesh, Deadline deadline,
     mesh.check_aborts();
     if (gone >= 0)
       fail(mesh.member(gone).left() ? Errc::peer_left : Errc::peer_exited, mesh.describe(gone),
-           mesh.member(gone).left() ? " left" : " exited", " before it had joined group ", mesh.name(),
-           " of rank ", mesh.rank(), mesh.exited_ranks(gone));
+           " was gone before it had joined group ", mesh.name(), " of rank ", mesh.rank());
     return missing.empty();
   };
   if (engine.wait_until(all_joined, deadline, interrupted)) return;

@@ -99,7 +99,7 @@ std::vector<Bytes> Board::read(const std::string& kind, std::chrono::millisecond
 }
 
 std::vector<std::optional<Bytes>> Board::take(const std::vector<std::string>& keys,
-                                                     std::chrono::milliseconds grace) {
+                                              std::chrono::milliseconds grace) {
   using Found = std::vector<std::optional<Bytes>>;
   // Polls. Store::wait is of no use: it notices no interrupt, and two clients of a TCPStore whose waits time
   // out at the same moment can both hang for seconds.
@@ -151,8 +151,7 @@ int Board::width_of(int rank) const {
 }
 
 /// Nothing if something does not come in time.
-std::optional<std::vector<Bytes>> Board::read_tree(const std::string& kind,
-                                                          std::chrono::milliseconds grace) {
+std::optional<std::vector<Bytes>> Board::read_tree(const std::string& kind, std::chrono::milliseconds grace) {
   for (int width = 1; width < width_of(rank_); width *= kSpread) {
     std::vector<std::string> below;
     for (int rank = rank_; rank < std::min(rank_ + width * kSpread, size_); rank += width)

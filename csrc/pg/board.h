@@ -1,6 +1,6 @@
 // What the ranks of one group tell each other through its store, before they share anything else. They first
-// find their round (pg/round.h). Then each kind of thing has a key for each rank. Every wait ends at the deadline of the group's creation, and every error
-// names this rank and those it waits for.
+// find their round (pg/round.h). Then each kind of thing has a key for each rank. Every wait ends at the
+// deadline of the group's creation, and every error names this rank and those it waits for.
 //
 // Up to kSpread ranks each rank reads the keys of all others. In a larger group the keys pass up a tree:
 // every kSpread-th rank puts what kSpread neighbours have put into one key, every kSpread^2-th rank does the
@@ -53,8 +53,8 @@ class Board {
   std::string describe(int rank) const;
 
   /// What all ranks have given, by rank; a collective call of all ranks, and the first one. Throws
-  /// Error(timeout) naming the ranks that have not come, Error(aborted) with the reason of one that cannot take
-  /// part, and Error(protocol) where two processes contradict each other.
+  /// Error(timeout) naming the ranks that have not come, Error(aborted) with the reason of one that cannot
+  /// take part, and Error(protocol) where two processes contradict each other.
   std::vector<Bytes> meet(const Bytes& own);
   /// In its place: tells the other ranks why this one cannot take part. They learn nothing if the store fails
   /// too.
@@ -70,8 +70,8 @@ class Board {
   /// Throws Error(aborted) with the reason if a rank has failed.
   void check_failure();
 
-  /// The last call: this rank asks the store for nothing more. The rank whose process serves the store returns
-  /// when all others have come here too, so that its program may end at once, or after kStoreGrace.
+  /// The last call: this rank asks the store for nothing more. The rank whose process serves the store
+  /// returns when all others have come here too, so that its program may end at once, or after kStoreGrace.
   void leave_store();
 
   std::string prefix(const std::string& kind) const { return concat("occl/", round_, "/", kind); }

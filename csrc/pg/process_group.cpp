@@ -327,7 +327,8 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupOCCL::shrink(
   if (shrink_flags & kAbort) group_->abort("shrink() with SHRINK_ABORT was called");
   Options options = options_for(opts);
   if (options.group_name.empty()) options.group_name = group_->name() + "/shrunk";
-  options.global_ranks_in_group = global_ranks(survivors);  // PyTorch passes the caller's options on as they are
+  options.global_ranks_in_group =
+      global_ranks(survivors);  // PyTorch passes the caller's options on as they are
   return backend_of(meet(coll::Subgroup::Purpose::shrink, survivors, options), options);
 }
 

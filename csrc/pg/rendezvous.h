@@ -24,8 +24,8 @@ struct Between {
 
 struct Met {
   std::shared_ptr<coll::Communicator> group;
-  std::shared_ptr<coll::Group> node;  // the same group, if all ranks share memory; otherwise null
-  Between between;                    // otherwise
+  std::shared_ptr<coll::Group> node;    // the same group, if all ranks share memory; otherwise null
+  Between between;                      // otherwise
   std::optional<StoreHost> store_host;  // if a rank's process runs the store's server
 };
 

@@ -13,7 +13,8 @@
 //
 // A rank gives up only at its own deadline, and says so under its key. A rank that cannot take part stores a
 // failure, which each other rank hears once. Two processes that cannot both be right, because they have one
-// rank or different numbers of ranks, are an error of both: at least one of them sees that the other is alive.
+// rank or different numbers of ranks, are an error of both: at least one of them sees that the other is
+// alive.
 #pragma once
 
 #include <chrono>
@@ -58,7 +59,8 @@ void append_to_bundle(Bytes& bundle, const Bytes& bytes);
 std::optional<std::vector<Bytes>> unpack(const Bytes& bundle, std::size_t count);
 
 /// The store has a value that no rank can have stored.
-[[noreturn]] void fail_on_value(const std::string& group, int size, const std::string& key, const Bytes& value);
+[[noreturn]] void fail_on_value(const std::string& group, int size, const std::string& key,
+                                const Bytes& value);
 
 /// The value under a key; nothing if there is none.
 std::optional<Bytes> look_up(c10d::Store& store, const std::string& key);

@@ -68,7 +68,8 @@ bool listens(std::uint8_t family, std::uint64_t inode) {
     const ssize_t received = recv(netlink.get(), answer.data(), answer.size(), MSG_DONTWAIT);
     if (received <= 0) return false;
     auto left = static_cast<std::size_t>(received);
-    for (auto* it = reinterpret_cast<nlmsghdr*>(answer.data()); NLMSG_OK(it, left); it = NLMSG_NEXT(it, left)) {
+    for (auto* it = reinterpret_cast<nlmsghdr*>(answer.data()); NLMSG_OK(it, left);
+         it = NLMSG_NEXT(it, left)) {
       if (it->nlmsg_type == NLMSG_DONE || it->nlmsg_type == NLMSG_ERROR) return false;
       const auto* found = static_cast<const inet_diag_msg*>(NLMSG_DATA(it));
       if (found->idiag_inode == static_cast<std::uint32_t>(inode)) return true;

@@ -22,8 +22,8 @@ struct StoreHost {
 };
 
 /// For `host`, before it leaves the group: its program may end the server then, while a slower rank that has
-/// just made the group still asks the store for what PyTorch keeps there (ProcessGroup::splitGroup connects to
-/// it). Waits until each other rank has done something in the group, or has left it, and at most a second.
+/// just made the group still asks the store for what PyTorch keeps there (ProcessGroup::splitGroup connects
+/// to it). Waits until each other rank has done something in the group, or has left it, and at most a second.
 void wait_until_others_go_on(const coll::Group& group);
 
 class StoreServer {
