@@ -4,10 +4,11 @@ PyTorch makes Gloo in one function, by a comparison with its name, so no registr
 `replace` puts a function around that one. Before a group with Gloo is made, its ranks agree through the
 group's store, and then all of them get occl or all get Gloo:
 
-    each rank that asks    counts itself, stores its vote, and reads the votes of the others in rank order
+    each rank that asks    stores its vote, with a random number for this attempt to make the group
     a rank that does not   stores no vote but the address that Gloo's ranks exchange, which tells the others
-    each rank that asks    computes the choice from all votes and offers it; the store keeps the first one,
-                           which holds for all ranks
+    each rank that asks    stores which votes it has seen, and goes on when all ranks that voted have seen
+                           the same ones: then none of these is left from an earlier attempt
+    a rank that is late    finds that the others have agreed without it, which means Gloo
 
 _torch_occl_autoload imports this file without the package, so nothing here loads the extension before a group
 is made.
@@ -16,9 +17,11 @@ is made.
 from __future__ import annotations
 
 import functools
+import hashlib
 import inspect
 import json
 import os
+import secrets
 import threading
 import time
 import warnings
@@ -266,36 +269,93 @@ def _agree(
     Raises:
         DistBackendError: a rank neither voted nor made Gloo in time.
     """
-    # One store can serve one name several times (init, destroy, init): each round has keys of its own.
-    turn = (store.add(f"{KEYS}/{size}/joined", 1) - 1) // size
-    prefix = f"{KEYS}/{size}/{turn}"
-    chosen = f"{prefix}/chosen"
-    store.set(f"{prefix}/{rank}", json.dumps(vote))
-    votes: list[dict[str, Any] | None] = []
+    poll = _Poll(store, gloo, vote, rank, size)
     deadline, nap = time.monotonic() + timeout.total_seconds(), FIRST_NAP
-    while len(votes) < size:
-        other = len(votes)
-        if store.check([f"{prefix}/{other}"]):
-            votes.append(json.loads(store.get(f"{prefix}/{other}")))
-        elif store.check([chosen]):
-            break
-        elif gloo.check([f"0/{other}"]):
-            votes.append(None)
-        elif time.monotonic() > deadline:
+    while (votes := poll.look()) is None:
+        if time.monotonic() > deadline:
             raise dist.DistBackendError(
                 f"occl: Timed out after {round(timeout.total_seconds() * 1000)} ms on rank {rank} of group "
-                f"{name} waiting for rank {other} of {size} to make the group, in which occl is to take "
-                "Gloo's place"
+                f"{name} waiting for rank {poll.awaited} of {size} to make the group, in which occl is to "
+                "take Gloo's place"
             )
-        else:
-            time.sleep(nap)
-            nap = min(nap * 1.5, LONGEST_NAP)
-    choice: dict[str, Any]
-    if len(votes) == size:
-        choice = json.loads(store.compare_set(chosen, "", json.dumps(_outcome(votes))))
-    else:
-        choice = json.loads(store.get(chosen))
-    return choice
+        time.sleep(nap)
+        nap = min(nap * 1.5, LONGEST_NAP)
+    return _outcome(votes)
+
+
+class _Poll:
+    """One attempt of this rank to agree with the others."""
+
+    def __init__(
+        self, store: dist.Store, gloo: dist.Store, vote: Mapping[str, Any], rank: int, size: int
+    ) -> None:
+        self.store, self.gloo, self.rank, self.size = store, gloo, rank, size
+        self.awaited = 0
+        self._come = 0  # ranks below this one have voted or made Gloo
+        self._looks = 0
+        self._left: set[str] = set()  # attempts of ranks that have made Gloo since
+        self._own = {
+            "attempt": secrets.token_hex(8),
+            "vote": vote,
+            "seen": "",
+            "absent": [],
+            "after_gloo": self._made_gloo(rank),  # the address that will be there then says nothing
+        }
+        self._store_own()
+
+    def look(self) -> list[dict[str, Any] | None] | None:
+        """The votes by rank, None for a rank that did not vote; or None if the ranks do not agree yet."""
+        while self._come < self.size:  # in turn, so that few keys are asked for while a rank is late
+            self.awaited = self._come
+            if not self.store.check([self._key(self._come)]) and not self._made_gloo(self._come):
+                return None
+            self._come += 1
+        entries = self._entries()
+        for entry in entries.values():
+            if self._decided_without_this(entry, entries):
+                return [None if it in entry["absent"] else entries[it]["vote"] for it in range(self.size)]
+        voted = {rank: entry for rank, entry in entries.items() if entry["attempt"] not in self._left}
+        seen = " ".join(f"{rank}:{entry['attempt']}" for rank, entry in voted.items())
+        seen = hashlib.sha256(seen.encode()).hexdigest()
+        if seen != self._own["seen"]:
+            self._own["seen"] = seen
+            self._own["absent"] = [rank for rank in range(self.size) if rank not in voted]
+            self._store_own()
+        late = [rank for rank, entry in voted.items() if rank != self.rank and entry["seen"] != seen]
+        if not late:
+            return [voted[rank]["vote"] if rank in voted else None for rank in range(self.size)]
+        self._looks += 1
+        self.awaited = late[self._looks % len(late)]  # one in each look, so that few keys are asked for
+        if not voted[self.awaited]["after_gloo"] and self._made_gloo(self.awaited):
+            # Read once more: it may have agreed with this rank, and then made Gloo.
+            entry = json.loads(self.store.get(self._key(self.awaited)))
+            if entry["seen"] != seen:
+                self._left.add(entry["attempt"])
+        return None
+
+    def _entries(self) -> dict[int, dict[str, Any]]:
+        voters = list(range(self.size))
+        if not self.store.check([self._key(rank) for rank in voters]):
+            voters = [rank for rank in voters if self.store.check([self._key(rank)])]
+        values = self.store.multi_get([self._key(rank) for rank in voters])
+        return {rank: json.loads(value) for rank, value in zip(voters, values, strict=True)}
+
+    def _key(self, rank: int) -> str:
+        return f"{KEYS}/{rank}"
+
+    def _store_own(self) -> None:
+        self.store.set(self._key(self.rank), json.dumps(self._own))
+
+    def _made_gloo(self, rank: int) -> bool:
+        return self.gloo.check([f"0/{rank}"])
+
+    def _decided_without_this(
+        self, entry: Mapping[str, Any], entries: Mapping[int, Mapping[str, Any]]
+    ) -> bool:
+        agreed = [rank for rank in range(self.size) if rank not in entry["absent"]]
+        return self.rank in entry["absent"] and all(
+            rank in entries and entries[rank]["seen"] == entry["seen"] for rank in agreed
+        )
 
 
 def _outcome(votes: list[dict[str, Any] | None]) -> dict[str, Any]:

@@ -203,7 +203,7 @@ def creation_table(runs: list[dict]) -> str:
                 f"{nodes:,}",
                 f"{size - 1:,}",
                 f"{calls.sets} + {calls.gets:,}",
-                f"{size * calls.gets:,}",
+                f"{sum(store_calls(nodes, size, rank).gets for rank in range(size)):,}",
                 taken,
                 of_gloo,
                 duration(linear * size + square * size**2) if size <= MAX_RANKS else "-",

@@ -160,14 +160,18 @@ class StoreCalls:
 
 def store_calls(nodes: int, size: int, rank: int = 0) -> StoreCalls:
     """For a rank of a group of ``size`` ranks: csrc/pg/rendezvous.cpp, and over nodes Gloo's own keys. Rank 0
-    calls most. The ranks of different nodes are under different kernels."""
-    kinds = 1 if nodes == 1 else 3  # over nodes: rank, seat and connected
-    gloo = nodes > 1
-    sets, gets, checks = 1, size, 1
+    calls most. The ranks of different nodes are under different kernels, and no group was made before."""
+    # The round: rank 0 reads what each rank has announced, and stores it in two keys that the others read.
+    round_ = StoreCalls(3, size, 1, 0) if rank == 0 else StoreCalls(1, 2, 1, 0)
+    if nodes == 1:
+        return round_
+    sets, gets, checks = 1, size, 1  # of each of two kinds: seat and connected
     if size > SPREAD:
         gets, width = 1, 1
         while width < size and rank % (width * SPREAD) == 0:
             sets, gets = sets + 1, gets + len(range(rank, min(rank + width * SPREAD, size), width))
             checks += 1
             width *= SPREAD
-    return StoreCalls(kinds * sets + gloo, kinds * gets + gloo * size, kinds * checks, gloo * size)
+    return StoreCalls(
+        round_.sets + 2 * sets + 1, round_.gets + 2 * gets + size, round_.checks + 2 * checks, size
+    )

@@ -40,7 +40,15 @@ Group::~Group() = default;
 std::shared_ptr<Group> Group::open(Engine& engine, std::unique_ptr<Mesh> mesh, Deadline deadline,
                                    const std::function<void()>& interrupted) {
   auto group = std::make_shared<Group>(engine, std::move(mesh));
-  wait_until_joined(engine, group->mesh(), deadline, interrupted);
+  try {
+    wait_until_joined(engine, group->mesh(), deadline, interrupted);
+  } catch (const Error& error) {
+    group->mesh_->give_up(error.what());  // this rank has joined, so the others would go on without it
+    throw;
+  } catch (...) {
+    group->mesh_->give_up("an interrupt ended its wait for the other ranks");
+    throw;
+  }
   engine.add(group);
   return group;
 }
@@ -58,7 +66,7 @@ Outcome Group::advance() { return executor_.advance(Engine::driver()); }
 void Group::check(OperationList& done) {
   messenger_.show_receives();
   check_gone(true, done);
-  check_aborts();
+  mesh_->check_aborts();
   check_gone(false, done);
   check_deadlines(done);
 }
@@ -85,7 +93,7 @@ std::optional<Error> Group::trouble() {
   for (int i = 0; i < mesh_->size(); ++i)
     if (i != mesh_->rank() && mesh_->member(i).died()) return diagnosis_.gone(i, true, nullptr);
   try {
-    check_aborts();
+    mesh_->check_aborts();
   } catch (const Error& error) {
     return error;
   }
@@ -108,16 +116,6 @@ bool Group::withdraw(Operation& receive) {
 std::vector<int> Group::missing() const {
   const std::lock_guard driving(drive_lock());
   return collectives().empty() ? std::vector<int>{} : executor_.missing();
-}
-
-void Group::check_aborts() const {
-  for (int i = 0; i < mesh_->size(); ++i) {
-    const Member& member = mesh_->member(i);
-    const auto& header = member.block.header();
-    if (member.aborted())
-      fail(Errc::aborted, mesh_->describe(i), " ended group ", mesh_->name(), ": ",
-           printable(header.reason.data(), header.reason.size()));
-  }
 }
 
 void Group::check_deadlines(OperationList& done) {

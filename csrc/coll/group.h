@@ -21,8 +21,8 @@ namespace occl::coll {
 class Group final : public Communicator {
  public:
   /// Makes the group of a mesh that has joined; the engine drives it from now on. Returns when each other
-  /// rank has joined too or never will: from then on any rank may leave without keeping others from joining.
-  /// Throws Error(timeout).
+  /// rank has joined too: from then on any rank may leave without keeping others from joining. Throws what
+  /// wait_until_joined throws; then the other ranks make no group either.
   static std::shared_ptr<Group> open(Engine& engine, std::unique_ptr<Mesh> mesh, Deadline deadline,
                                      const std::function<void()>& interrupted);
   /// The same without waiting; the engine does not know of it.
@@ -90,7 +90,6 @@ class Group final : public Communicator {
   std::string ahead_of_this(const shm::Peer& process) const override { return diagnosis_.ahead(process); }
 
   void check_gone(bool died, OperationList& done);
-  void check_aborts() const;
   void check_deadlines(OperationList& done);
 
   const std::unique_ptr<Mesh> mesh_;

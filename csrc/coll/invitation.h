@@ -16,7 +16,6 @@ struct Invitation {
   std::uint64_t incarnation = 0;
   std::int32_t rank = 0;
   std::int32_t size = 0;
-  std::uint64_t hosts_store = 0;          // 1: its process runs the store's server
   std::array<std::uint64_t, 16> cores{};  // on which its threads may run, a bit for each
   std::int64_t domain = -1;               // coll/domains.h
   Tuning tuning;

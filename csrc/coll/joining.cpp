@@ -13,8 +13,19 @@ void wait_until_joined(Engine& engine, const Mesh& mesh, Deadline deadline,
   std::vector<int> missing;
   const auto all_joined = [&] {
     missing.clear();
-    for (int i = 0; i < mesh.size(); ++i)
-      if (const Member& m = mesh.member(i); !m.joined() && !m.aborted() && !m.gone()) missing.push_back(i);
+    int gone = -1;
+    for (int i = 0; i < mesh.size(); ++i) {
+      const Member& m = mesh.member(i);
+      const bool left = m.gone();  // read first, because a rank may leave when it has joined
+      if (m.joined()) continue;
+      missing.push_back(i);
+      if (left) gone = i;
+    }
+    // Afterwards: a rank that has given up may have done so before the last one joined.
+    mesh.check_aborts();
+    if (gone >= 0)
+      fail(mesh.member(gone).left() ? Errc::peer_left : Errc::peer_exited, mesh.describe(gone),
+           " was gone before it had joined group ", mesh.name(), " of rank ", mesh.rank());
     return missing.empty();
   };
   if (engine.wait_until(all_joined, deadline, interrupted)) return;

@@ -63,6 +63,15 @@ void Mesh::give_up(const char* reason) {
   if (!members_.empty()) ring_all();
 }
 
+void Mesh::check_aborts() const {
+  for (int i = 0; i < size_; ++i) {
+    const auto& header = members_[i].block.header();
+    if (members_[i].aborted())
+      fail(Errc::aborted, describe(i), " ended group ", name_, ": ",
+           printable(header.reason.data(), header.reason.size()));
+  }
+}
+
 void Mesh::leave() {
   OCCL_FAULT_POINT("mesh.leave");
   // seq_cst: pairs with Member::left, and with sleepers

@@ -86,6 +86,9 @@ class Mesh {
   /// Ends the group on all ranks, with a reason. The first reason counts.
   void give_up(const char* reason);
 
+  /// Throws Error(aborted) with the reason of a rank that has ended the group.
+  void check_aborts() const;
+
   /// Tells the others that this rank has left the group. Idempotent.
   void leave();
 

@@ -1,6 +1,6 @@
-// What the ranks of one group tell each other through its store, before they share anything else. Each kind
-// of thing has a key for each rank. Every wait ends at the deadline of the group's creation, and every error
-// names this rank and those it waits for.
+// What the ranks of one group tell each other through its store, before they share anything else. They first
+// find their round (pg/round.h). Then each kind of thing has a key for each rank. Every wait ends at the
+// deadline of the group's creation, and every error names this rank and those it waits for.
 //
 // Up to kSpread ranks each rank reads the keys of all others. In a larger group the keys pass up a tree:
 // every kSpread-th rank puts what kSpread neighbours have put into one key, every kSpread^2-th rank does the
@@ -25,6 +25,7 @@
 
 #include "base/error.h"
 #include "base/sync.h"
+#include "pg/round.h"
 #include "pg/runtime.h"
 #include "pg/store_thread.h"
 
@@ -51,7 +52,14 @@ class Board {
   /// "rank 3 (pid 4711, host a)", or without the process where that is not known.
   std::string describe(int rank) const;
 
-  using Bytes = std::vector<uint8_t>;
+  /// What all ranks have given, by rank; a collective call of all ranks, and the first one. Throws
+  /// Error(timeout) naming the ranks that have not come, Error(aborted) with the reason of one that cannot
+  /// take part, and Error(protocol) where two processes contradict each other.
+  std::vector<Bytes> meet(const Bytes& own);
+  /// In its place: tells the other ranks why this one cannot take part. They learn nothing if the store fails
+  /// too.
+  void refuse(const std::exception& error) noexcept;
+
   void put(const std::string& kind, const Bytes& bytes) { set(key(kind, rank_), bytes); }
   /// Tells the ranks that read this kind why there is nothing. They learn nothing if the store fails too.
   void put_failure(const std::string& kind, const std::exception& error) noexcept;
@@ -62,7 +70,11 @@ class Board {
   /// Throws Error(aborted) with the reason if a rank has failed.
   void check_failure();
 
-  std::string prefix(const std::string& kind) const { return concat("occl/", size_, "/", round_, "/", kind); }
+  /// The last call: this rank asks the store for nothing more. The rank whose process serves the store
+  /// returns when all others have come here too, so that its program may end at once, or after kStoreGrace.
+  void leave_store();
+
+  std::string prefix(const std::string& kind) const { return concat("occl/", round_, "/", kind); }
 
   /// Throws Error(protocol) unless all ranks have the same text. `what`: "has", `remedy`: "install ...".
   void compare(const std::vector<std::string>& texts, const char* what, const char* remedy) const;
@@ -76,6 +88,10 @@ class Board {
   int width_of(int rank) const;
   void set(const std::string& key, const Bytes& bytes);
   void set_failed(const std::string& kind, const std::string& why);
+  Attempt attempt(Bytes given) const { return {rank_, size_, name_, processes_[rank_], std::move(given)}; }
+  /// This rank's reason as the other ranks raise it.
+  std::string reason(const std::exception& error) const;
+  [[noreturn]] void fail_waiting(const std::string& missing) const;
   /// What each key has; nothing where a key does not come in time. Throws Error(aborted) with the reason of a
   /// rank that failed.
   std::vector<std::optional<Bytes>> take(const std::vector<std::string>& keys,
@@ -104,7 +120,7 @@ class Board {
   const Deadline deadline_;
   std::vector<std::string> processes_;  // by rank; empty where it is not known
   std::optional<int> store_host_;
-  std::int64_t round_ = 0;
+  std::uint64_t round_ = 0;
   const std::shared_ptr<Atomic<bool>> ended_;  // no call waits for a key any more; relaxed: it may end late
 };
 

@@ -83,9 +83,11 @@ GroupBackend::GroupBackend(const c10::intrusive_ptr<c10d::Store>& store, int ran
     group_ = std::move(met.group);
     node_ = std::move(met.node);
     between_ = std::move(met.between);
-    // Only the default group waits for the server: PyTorch made the store for it, and both end together.
-    if (!parent.group && options.global_ranks_in_group.empty() && met.store_host && *met.store_host != rank)
-      store_server_.emplace(*store, *met.store_host);
+    // Only the default group cares for the server: PyTorch made the store for it, and both end together.
+    if (!parent.group && options.global_ranks_in_group.empty() && met.store_host) {
+      serves_store_ = met.store_host->rank == rank;
+      if (!serves_store_) store_server_.emplace(*store, *met.store_host);
+    }
   });
   made();
 }
@@ -144,6 +146,7 @@ void GroupBackend::close() {
   using namespace c10d::detail;
   if (!group_->error() && isLogLevelEnabled(LogLevel::Debug))
     LOG(INFO) << "occl: rank " << getRank() << " leaves group " << group_->name();
+  if (serves_store_ && node_ && !group_->error()) wait_until_others_go_on(*node_);
   group_->close();
 }
 
@@ -182,9 +185,20 @@ GroupFacts GroupBackend::facts() const {
 }
 
 Options GroupBackend::options_for(const c10::intrusive_ptr<c10d::Backend::Options>& given) const {
-  Options options = given ? Options::of(*given) : *options_;
-  if (!given) options.group_name.clear();
+  if (given) return Options::of(*given);
+  Options options = *options_;
+  options.group_name.clear();
+  options.group_desc.clear();
+  options.global_ranks_in_group.clear();
   return options;
+}
+
+std::vector<std::uint64_t> GroupBackend::global_ranks(const std::vector<int>& ranks) const {
+  const auto& known = options_->global_ranks_in_group;  // empty: this group's are 0, 1, ...
+  std::vector<std::uint64_t> found;
+  for (const int rank : ranks)
+    found.push_back(known.empty() ? static_cast<std::uint64_t>(rank) : known.at(rank));
+  return found;
 }
 
 GroupBackend::Parent GroupBackend::as_parent(std::vector<int> ranks) const {

@@ -78,8 +78,10 @@ class GroupBackend : public CapableBackend {
   /// Makes a group of some ranks of this one, which meet through this one. Raises what as_parent raises, and
   /// DistBackendError.
   Met meet(coll::Subgroup::Purpose purpose, const std::vector<int>& ranks, const Options& options) const;
-  /// Options for a new group: those given, or if null this group's without its name.
+  /// Options for a new group: those given, or if null this group's without its name, description and ranks.
   Options options_for(const c10::intrusive_ptr<c10d::Backend::Options>& given) const;
+  /// What ranks of this group are in the default group, as far as this group knows.
+  std::vector<std::uint64_t> global_ranks(const std::vector<int>& ranks) const;
   std::chrono::milliseconds or_default(std::chrono::milliseconds timeout) const;
   ThisRank self() const { return {getRank(), getSize()}; }
   /// What instruments say about this group.
@@ -107,6 +109,7 @@ class GroupBackend : public CapableBackend {
 
   std::shared_ptr<RecordedGroup> recorded_;  // null without a flight recorder
 
+  bool serves_store_ = false;
   std::optional<StoreServer> store_server_;  // if another rank runs it
 };
 

@@ -95,7 +95,7 @@ std::string this_process() {
   return concat("pid ", getpid(), ", host ", text_of(host));
 }
 
-Card card_of(const coll::Invitation& invitation) {
+Card card_of(const coll::Invitation& invitation, std::uint64_t store_socket) {
   Card card;
   copy(card.build, the_build);
   copy(card.process, this_process());
@@ -108,6 +108,7 @@ Card card_of(const coll::Invitation& invitation) {
   card.place.user = geteuid();
   card.place.host = invitation.address.host;
   copy(card.place.node, node_name());
+  card.store_socket = store_socket;
   card.invitation = invitation;
   return card;
 }

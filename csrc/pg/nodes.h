@@ -35,6 +35,7 @@ struct Card {
   std::array<char, 64> build{};    // "torch_occl 0.1.0 for PyTorch 2.13"
   std::array<char, 96> process{};  // "pid 4711, host a"
   Place place;
+  std::uint64_t store_socket = 0;  // of the store's server, if its process runs that; otherwise 0
   coll::Invitation invitation;
 };
 static_assert(std::is_trivially_copyable_v<Card> && offsetof(Card, process) == 64);
@@ -42,7 +43,7 @@ static_assert(std::is_trivially_copyable_v<Card> && offsetof(Card, process) == 6
 /// The Python module says which versions these are. Groups cannot be made of ranks with different ones.
 void set_build(const std::string& build);
 /// This process's card.
-Card card_of(const coll::Invitation& invitation);
+Card card_of(const coll::Invitation& invitation, std::uint64_t store_socket);
 /// "pid 4711, host a", of this process.
 std::string this_process();
 

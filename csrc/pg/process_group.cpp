@@ -330,7 +330,8 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupOCCL::split(
     const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
   check_not_forked(*group_);
   if (std::find(ranks.begin(), ranks.end(), getRank()) == ranks.end()) return nullptr;
-  const Options options = options_for(opts);
+  Options options = options_for(opts);
+  if (!opts) options.global_ranks_in_group = global_ranks(ranks);
   return backend_of(meet(coll::Subgroup::Purpose::create, ranks, options), options);
 }
 
@@ -358,6 +359,8 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupOCCL::shrink(
   if (shrink_flags & kAbort) group_->abort("shrink() with SHRINK_ABORT was called");
   Options options = options_for(opts);
   if (options.group_name.empty()) options.group_name = group_->name() + "/shrunk";
+  options.global_ranks_in_group =
+      global_ranks(survivors);  // PyTorch passes the caller's options on as they are
   return backend_of(meet(coll::Subgroup::Purpose::shrink, survivors, options), options);
 }
 

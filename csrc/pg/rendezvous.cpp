@@ -14,7 +14,6 @@
 #include "pg/board.h"
 #include "pg/nodes.h"
 #include "pg/runtime.h"
-#include "pg/store_server.h"
 #include "pg/store_thread.h"
 
 namespace occl::pg {
@@ -36,7 +35,6 @@ T from_bytes(const std::vector<uint8_t>& bytes) {
   return plain;
 }
 
-constexpr const char* kCard = "rank";            // what the rank is, and its place in a group of one node
 constexpr const char* kReach = "reach";          // which ranks it shares memory with
 constexpr const char* kSeat = "seat";            // its engine, and its place in the group of its node
 constexpr const char* kConnected = "connected";  // nothing: only that it is connected with the other nodes
@@ -47,17 +45,17 @@ struct Seat {
 };
 
 /// All ranks' cards. Throws Error(protocol) if ranks cannot form a group, however their memory is shared.
-std::vector<Card> read_cards(Board& board) {
+std::vector<Card> exchange_cards(Board& board, const Card& own) {
   std::vector<Card> cards;
   std::vector<std::string> builds, processes, with_node;
   std::optional<int> store_host;
-  for (const auto& bytes : board.read(kCard)) {
+  for (const auto& bytes : board.meet(to_bytes(own))) {
     const Card& card = cards.emplace_back(from_bytes<Card>(bytes));
     builds.push_back(printable(card.build.data(), card.build.size()));
     if (bytes.size() != sizeof(Card)) builds.back() += concat(" (", bytes.size(), " bytes)");
     processes.push_back(printable(card.process.data(), card.process.size()));
     with_node.push_back(card.place.node[0] ? "set" : "not set");
-    if (card.invitation.hosts_store == 1) store_host = static_cast<int>(cards.size()) - 1;
+    if (card.store_socket != 0) store_host = static_cast<int>(cards.size()) - 1;
   }
   board.introduce(std::move(processes), store_host);
   board.compare(builds, "has", "install the same torch_occl and PyTorch on all hosts");
@@ -162,11 +160,12 @@ Met meet_over_nodes(const c10::intrusive_ptr<c10d::Store>& store, Board& board, 
     met.between = connect(prepared, c10::make_intrusive<c10d::PrefixStore>(board.prefix("between"), store),
                           board, name, rank, partition, deadline);
     board.put(kConnected, {});
-  } catch (const std::exception& error) {
+    board.read(kConnected, kStoreGrace);
+  } catch (const std::exception& error) {  // also if it has waited in vain: then no rank makes the group
     board.put_failure(kConnected, error);
     throw;
   }
-  board.read(kConnected, kStoreGrace);
+  board.leave_store();
   hosts::Membership membership{name, rank, partition, board.processes(), hosts::kFirstChannel};
   membership.group = group_number;
   if (rank == 0)
@@ -194,7 +193,7 @@ Met rendezvous(const c10::intrusive_ptr<c10d::Store>& store, const std::string& 
     return std::make_unique<coll::Mesh>(engine().endpoint(), name, rank, size, tuning());
   };
   std::unique_ptr<coll::Mesh> mesh;
-  std::optional<int> store_host;
+  std::optional<StoreHost> store_host;
   if (size == 1) {
     mesh = make_mesh();
     mesh->join({mesh->invitation()}, deadline);
@@ -203,13 +202,10 @@ Met rendezvous(const c10::intrusive_ptr<c10d::Store>& store, const std::string& 
     try {
       mesh = make_mesh();
     } catch (const Error& error) {
-      board.put_failure(kCard, error);  // the others need not wait
+      board.refuse(error);  // the others need not wait
       throw;
     }
-    coll::Invitation invitation = mesh->invitation();
-    invitation.hosts_store = hosts_server(*store);
-    board.put(kCard, to_bytes(card_of(invitation)));
-    const auto cards = read_cards(board);
+    const auto cards = exchange_cards(board, card_of(mesh->invitation(), listening_socket(*store)));
     const Division division = divide(board, cards, rank, deadline);
     if (division.partition.nodes() > 1) {
       mesh.reset();
@@ -217,8 +213,8 @@ Met rendezvous(const c10::intrusive_ptr<c10d::Store>& store, const std::string& 
     }
     std::vector<coll::Invitation> invitations;
     for (const Card& it : cards) invitations.push_back(it.invitation);
-    for (const coll::Invitation& it : invitations)
-      if (it.hosts_store) store_host = it.rank;
+    for (const Card& it : cards)
+      if (it.store_socket != 0) store_host = StoreHost{it.invitation.rank, it.store_socket};
     try {
       mesh->join(invitations, deadline);
     } catch (const Error& error) {

@@ -12,6 +12,7 @@
 
 #include "coll/group.h"
 #include "pg/messages.h"
+#include "pg/store_server.h"
 
 namespace occl::pg {
 
@@ -23,9 +24,9 @@ struct Between {
 
 struct Met {
   std::shared_ptr<coll::Communicator> group;
-  std::shared_ptr<coll::Group> node;  // the same group, if all ranks share memory; otherwise null
-  Between between;                    // otherwise
-  std::optional<int> store_host;      // the rank whose process runs the store's server, if one of them does
+  std::shared_ptr<coll::Group> node;    // the same group, if all ranks share memory; otherwise null
+  Between between;                      // otherwise
+  std::optional<StoreHost> store_host;  // if a rank's process runs the store's server
 };
 
 /// What will carry messages between all ranks of a group.

@@ -2,20 +2,24 @@
 
 #include <arpa/inet.h>
 #include <dirent.h>
+#include <linux/inet_diag.h>
+#include <linux/netlink.h>
+#include <linux/sock_diag.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
-#include <fstream>
 #include <memory>
-#include <sstream>
-#include <string>
 #include <thread>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "base/deadline.h"
 #include "coll/engine.h"
+#include "shm/region.h"
 
 namespace occl::pg {
 namespace {
@@ -24,6 +28,8 @@ namespace {
 constexpr std::chrono::seconds kUntilItLeaves{5};
 // From its leaving to the end of the server. If that takes longer, the host's program keeps the store.
 constexpr std::chrono::seconds kUntilItEnds{1};
+// A rank that still does nothing may be computing, and will hardly need the store soon.
+constexpr std::chrono::seconds kUntilOthersGoOn{1};
 constexpr std::chrono::microseconds kFirstNap{100},
     kLongestNap{10'000};  // nothing tells when a socket closes
 
@@ -39,26 +45,36 @@ int port_of(const c10d::Store& store) {
   return tcp ? tcp->getPort() : 0;
 }
 
-/// Inodes of the sockets in this network namespace that listen on a port. (Ranks that share memory share the
-/// namespace, because they find each other by abstract sockets.)
-std::vector<std::uint64_t> listeners(int port) {
-  constexpr const char* kListening = "0A";
-  std::vector<std::uint64_t> inodes;
-  for (const char* table : {"/proc/net/tcp", "/proc/net/tcp6"}) {
-    std::ifstream lines(table);
-    std::string line;
-    for (std::getline(lines, line); std::getline(lines, line);) {
-      std::istringstream fields(line);
-      std::string number, local, remote, state, queues, timer, retries, user, timeout;
-      std::uint64_t inode = 0;
-      fields >> number >> local >> remote >> state >> queues >> timer >> retries >> user >> timeout >> inode;
-      const auto colon = local.rfind(':');
-      if (fields && state == kListening && colon != local.npos &&
-          std::strtol(local.c_str() + colon + 1, nullptr, 16) == port)
-        inodes.push_back(inode);
+/// Whether a socket of this family listens in this network namespace. (Ranks that share memory share the
+/// namespace, because they find each other by abstract sockets.) Asks the kernel for the sockets that listen,
+/// which takes 15 us: /proc/net/tcp has them too, but reading it walks the table of all connections, 5 ms for
+/// each file on a small machine. Where the kernel does not answer, none listens.
+bool listens(std::uint8_t family, std::uint64_t inode) {
+  const shm::UniqueFd netlink(socket(AF_NETLINK, SOCK_DGRAM | SOCK_CLOEXEC, NETLINK_SOCK_DIAG));
+  struct {
+    nlmsghdr header{};
+    inet_diag_req_v2 wanted{};
+  } request;
+  request.header.nlmsg_len = sizeof(request);
+  request.header.nlmsg_type = SOCK_DIAG_BY_FAMILY;
+  request.header.nlmsg_flags = NLM_F_REQUEST | NLM_F_DUMP;
+  request.wanted.sdiag_family = family;
+  request.wanted.sdiag_protocol = IPPROTO_TCP;
+  request.wanted.idiag_states = 1u << TCP_LISTEN;
+  if (send(netlink.get(), &request, sizeof(request), 0) < 0) return false;
+  alignas(nlmsghdr) std::array<char, 16384> answer;
+  for (;;) {
+    // The kernel writes the answer while it takes the request, and the rest while it is read.
+    const ssize_t received = recv(netlink.get(), answer.data(), answer.size(), MSG_DONTWAIT);
+    if (received <= 0) return false;
+    auto left = static_cast<std::size_t>(received);
+    for (auto* it = reinterpret_cast<nlmsghdr*>(answer.data()); NLMSG_OK(it, left);
+         it = NLMSG_NEXT(it, left)) {
+      if (it->nlmsg_type == NLMSG_DONE || it->nlmsg_type == NLMSG_ERROR) return false;
+      const auto* found = static_cast<const inet_diag_msg*>(NLMSG_DATA(it));
+      if (found->idiag_inode == static_cast<std::uint32_t>(inode)) return true;
     }
   }
-  return inodes;
 }
 
 /// Whether this descriptor is a socket that listens on a port.
@@ -73,36 +89,49 @@ bool listens_on(int descriptor, int port) {
   return address.ss_family == AF_INET6 && ntohs(reinterpret_cast<sockaddr_in6&>(address).sin6_port) == port;
 }
 
-std::vector<std::uint64_t> listeners_of(c10d::Store& store) {
-  const int port = port_of(*without_prefixes(store));
-  return port ? listeners(port) : std::vector<std::uint64_t>();
+/// Whether the rank has called anything in the group, or left it. All seq_cst, for sleepers.
+bool has_gone_on(const coll::Member& member, int size) {
+  const coll::SharedBlock& block = member.block;
+  bool gone_on = member.gone() || member.aborted() || block.offers().number() != 0 ||
+                 block.roll_call().arrived.load(std::memory_order_seq_cst) != 0;
+  for (const std::uint64_t q : {0, 1}) gone_on |= block.post(q).stamp.load(std::memory_order_seq_cst) != 0;
+  for (int peer = 0; peer < size; ++peer)
+    gone_on |= block.send(peer).ring.load(std::memory_order_seq_cst) != 0 ||
+               block.recv(peer).tail.load(std::memory_order_seq_cst) != 0;
+  return gone_on;
 }
 
 }  // namespace
 
-bool hosts_server(c10d::Store& store) {
-  const int port = port_of(*without_prefixes(store));
-  const std::unique_ptr<DIR, int (*)(DIR*)> directory(port ? opendir("/proc/self/fd") : nullptr, closedir);
-  while (const dirent* entry = directory ? readdir(directory.get()) : nullptr)
-    if (listens_on(std::atoi(entry->d_name), port))
-      return true;  // "." counts as 0, which is looked at anyway
-  return false;
+void wait_until_others_go_on(const coll::Group& group) {
+  const auto all = [&] {
+    for (int rank = 0; rank < group.size(); ++rank)
+      if (rank != group.rank() && !has_gone_on(group.mesh().member(rank), group.size())) return false;
+    return true;
+  };
+  group.engine().wait_until(all, Deadline::after(kUntilOthersGoOn), {});
 }
 
-StoreServer::StoreServer(c10d::Store& store, int host)
-    : store_(without_prefixes(store)), host_(host), listeners_(listeners_of(store)) {}
+std::uint64_t listening_socket(c10d::Store& store) {
+  const int port = port_of(*without_prefixes(store));
+  const std::unique_ptr<DIR, int (*)(DIR*)> directory(port ? opendir("/proc/self/fd") : nullptr, closedir);
+  while (const dirent* entry = directory ? readdir(directory.get()) : nullptr) {
+    const int descriptor = std::atoi(entry->d_name);  // "." counts as 0, which is looked at anyway
+    struct stat found {};
+    if (listens_on(descriptor, port) && fstat(descriptor, &found) == 0) return found.st_ino;
+  }
+  return 0;
+}
+
+StoreServer::StoreServer(c10d::Store& store, StoreHost host) : store_(without_prefixes(store)), host_(host) {}
 
 bool StoreServer::ended() const {
-  const auto store = store_.lock();
-  if (!store) return true;
-  const auto now = listeners_of(*store);
-  return std::none_of(listeners_.begin(), listeners_.end(),
-                      [&](std::uint64_t it) { return std::find(now.begin(), now.end(), it) != now.end(); });
+  return store_.expired() || !(listens(AF_INET, host_.socket) || listens(AF_INET6, host_.socket));
 }
 
 void StoreServer::wait_for_end(const coll::Group& group, const std::function<void()>& interrupted) const {
   if (store_.use_count() != 1) return;  // the program keeps it, or it has gone already
-  const coll::Member& host = group.mesh().member(host_);
+  const coll::Member& host = group.mesh().member(host_.rank);
   const auto gone = [&] { return host.gone(); };
   if (!group.engine().wait_until(gone, Deadline::after(kUntilItLeaves), interrupted)) return;
   const Deadline deadline = Deadline::after(kUntilItEnds);

@@ -463,30 +463,63 @@ TEST("consecutive windows never overlap in a staging area, and use all of it") {
   }
 }
 
+namespace {
+
+/// The meshes of ranks 0 and 1 of one attempt to make a group.
+struct Attempt {
+  explicit Attempt(Cluster& in) : cluster(in), meshes{make(0), make(1)} {}
+
+  std::unique_ptr<Mesh> make(int rank) {
+    return std::make_unique<Mesh>(cluster[rank].endpoint, "later", rank, 2, Tuning{});
+  }
+  void join(int rank) {
+    meshes[rank]->join({meshes[0]->invitation(), meshes[1]->invitation()},
+                       {cluster[0].endpoint->as_local_peer(), cluster[1].endpoint->as_local_peer()});
+  }
+  std::shared_ptr<Group> open(int rank, int milliseconds = 60000) {
+    return Group::open(*cluster[rank].engine, std::move(meshes[rank]),
+                       Deadline::after(std::chrono::milliseconds(milliseconds)), {});
+  }
+
+  Cluster& cluster;
+  std::array<std::unique_ptr<Mesh>, 2> meshes;
+};
+
+}  // namespace
+
 TEST("a group is open when all ranks have joined: then any of them may leave") {
   Cluster cluster(2);  // for its endpoints
-  const auto mesh = [&](int rank) {
-    return std::make_unique<Mesh>(cluster[rank].endpoint, "later", rank, 2, Tuning{});
-  };
-  auto first = mesh(0), early = mesh(0), second = mesh(1);
-  const auto open = [&](std::unique_ptr<Mesh> joined, int milliseconds) {
-    Engine& engine = *cluster[joined->rank()].engine;
-    return Group::open(engine, std::move(joined), Deadline::after(std::chrono::milliseconds(milliseconds)),
-                       {});
-  };
-  const auto join = [&](Mesh& joining, const Mesh& zero) {
-    joining.join({zero.invitation(), second->invitation()},
-                 {cluster[0].endpoint->as_local_peer(), cluster[1].endpoint->as_local_peer()});
-  };
-  join(*early, *early);
-  const auto error = error_of([&] { open(std::move(early), 20); });
-  CHECK(error.code() == Errc::timeout && contains(error, "waiting for rank 1 (pid"), error.what());
-  join(*first, *first);
-  join(*second, *first);
-  const auto left = open(std::move(second), 60000);
+  Attempt attempt(cluster);
+  attempt.join(0);
+  attempt.join(1);
+  const auto left = attempt.open(1);
   left->close();
-  const auto stays = open(std::move(first), 60000);
+  const auto stays = attempt.open(0);
   stays->close();
+}
+
+TEST("a rank that waits in vain for one that joins makes no group, and neither does that one") {
+  Cluster cluster(2);
+  Attempt attempt(cluster);
+  std::shared_ptr<shm::Peer> keeps = cluster[0].endpoint->as_local_peer();
+  const Invitation first = attempt.meshes[0]->invitation();
+  attempt.join(0);
+  const auto error = error_of([&] { attempt.open(0, 20); });
+  CHECK(error.code() == Errc::timeout && contains(error, "waiting for rank 1 (pid"), error.what());
+  attempt.meshes[1]->join({first, attempt.meshes[1]->invitation()},
+                          {keeps, cluster[1].endpoint->as_local_peer()});
+  const auto told = error_of([&] { attempt.open(1); });
+  CHECK(told.code() == Errc::aborted && contains(told, "ended group later: occl: Timed out"), told.what());
+}
+
+TEST("a rank that leaves before it has joined is an error of the others") {
+  Cluster cluster(2);
+  Attempt attempt(cluster);
+  attempt.join(0);
+  attempt.meshes[1].reset();
+  const auto error = error_of([&] { attempt.open(0); });
+  CHECK(error.code() == Errc::peer_left && contains(error, "was gone before it had joined group later"),
+        error.what());
 }
 
 TEST("after close an operation ends at once") {

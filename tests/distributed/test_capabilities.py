@@ -104,6 +104,26 @@ def test_survivors_shrink_the_group_after_a_death(fresh, victim, flag):
             assert outcome.rank == victim or not outcome.failed, outcome.traceback
 
 
+def shrinks_a_part(rank, n, device):
+    """The group of ranks 1, 2 and 3 without its rank 1, and then without its rank 0."""
+    part = dist.new_group([1, 2, 3])
+    for excluded, stay in ((1, [1, 3]), (0, [3])):
+        if rank not in stay:
+            return
+        part = torch_occl.shrink_group([excluded], part)
+        assert dist.get_process_group_ranks(part) == stay
+        assert backend(device, part).options.global_ranks_in_group == stay
+        t = torch.full((2,), float(rank), device=device)
+        dist.broadcast(t, src=3, group=part)
+        assert (t == 3).all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_ranks_of_a_part_that_shrank_are_those_of_the_default_group(fresh, device):
+    with fresh(4) as team:
+        team.join().run(shrinks_a_part, device)
+
+
 def shrink_bound(rank, n, device, *, store):
     """With a device_id, PyTorch's own function does it on `dev`."""
     dist.init_process_group(

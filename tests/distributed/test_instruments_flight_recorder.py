@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch.distributed.flight_recorder import fr_trace
 from torch.distributed.flight_recorder.components.types import MatchState
 
+import torch_occl
 from tests.support.worker import join, listen, tell
 from torch_occl import flight_recorder
 
@@ -330,3 +331,19 @@ def test_a_signal_handler_writes_while_the_rank_waits(fresh, folder):
         assert (entry["state"], entry["retired"]) == ("started", False)
         team.say(1, "go on")
         assert not any(outcome.failed for outcome in team.finish()), team.running
+
+
+def shrinks_a_part(rank, n, device, *, folder):
+    record(rank, n, device, folder, timeout=30)
+    part = dist.new_group([1, 2, 3])
+    if rank not in (1, 3):
+        return None
+    part = torch_occl.shrink_group([1], part)
+    dist.all_reduce(torch.ones(1, device=device), group=part)
+    return [group["ranks"] for group in pickle.loads(flight_recorder.dump())["pg_config"].values()]
+
+
+def test_the_ranks_of_a_group_that_shrank_are_recorded(fresh, folder):
+    with fresh(4) as team:
+        results = team.run(shrinks_a_part, folder=str(folder))
+    assert all("[1, 3]" in results[rank] for rank in (1, 3)), results

@@ -152,13 +152,50 @@ def test_what_an_earlier_group_left_in_the_store_does_not_split_the_ranks(fresh)
     assert choices[0] == choices[1] == choices[2] and not choices[0]["occl"], choices
 
 
-def test_the_first_choice_in_the_store_holds():
-    """Rank 0 has seen that rank 1 makes Gloo and stored that; rank 1's vote came after all."""
+def test_a_choice_that_was_made_without_this_rank_holds():
+    """Rank 0 has seen that rank 1 makes Gloo, and gone on; rank 1's vote comes after all."""
     store = dist.HashStore()
-    store.set(f"{_in_place_of.KEYS}/2/0/chosen", '{"occl": false, "why": "first", "kept": []}')
-    store.set(f"{_in_place_of.KEYS}/2/0/0", '{"cannot": "", "place": "", "version": "", "kept": []}')
+    gloo = dist.PrefixStore("cpu/", store)
     vote = {"cannot": "", "place": "", "version": "", "kept": []}
-    choice = _in_place_of._agree(
-        store, dist.PrefixStore("cpu/", store), vote, 1, 2, "g", timedelta(seconds=9)
-    )
-    assert choice == {"occl": False, "why": "first", "kept": []}
+    gloo.set("0/1", "an address")
+    arguments = store, gloo, vote
+    first = _in_place_of._agree(*arguments, 0, 2, "g", timedelta(seconds=9))
+    second = _in_place_of._agree(*arguments, 1, 2, "g", timedelta(seconds=9))
+    assert first == second == {"occl": False, "why": f"rank 1 {ABSENT}", "kept": []}
+
+
+def votes_again(rank, n, device, *, store):
+    """Each rank misses one attempt. Then all come, and one of them does not ask any more."""
+    store = dist.FileStore(store, n)
+    vote = {"cannot": "", "place": "here", "version": "1", "kept": []}
+
+    def agree(seconds):
+        gloo = dist.PrefixStore("cpu/", store)
+        return _in_place_of._agree(store, gloo, vote, rank, n, "0", timedelta(seconds=seconds))
+
+    for missing in range(n):
+        if rank != missing:
+            with pytest.raises(dist.DistBackendError, match="waiting for rank"):
+                agree(0.2)
+        tell("has tried")
+        listen()
+    everyone = agree(50)
+    tell("agreed")
+    listen()
+    if rank == 1:
+        dist.PrefixStore("cpu/", store).set("0/1", "an address")
+        return everyone, None
+    return everyone, agree(50)
+
+
+def test_ranks_agree_after_attempts_that_some_have_missed(fresh):
+    with fresh(3) as team:
+        team.start(votes_again, store=team.zygote.new_file())
+        for _ in range(4):
+            for rank in range(3):
+                team.hear(rank)
+            for rank in range(3):
+                team.say(rank, "all have tried")
+        results = [outcome.result for outcome in team.finish()]
+    assert all(everyone["occl"] for everyone, _ in results), results
+    assert all(last["why"] == f"rank 1 {ABSENT}" for _, last in (results[0], results[2])), results
