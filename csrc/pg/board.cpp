@@ -2,8 +2,6 @@
 
 #include <string_view>
 
-#include "pg/nodes.h"
-
 namespace occl::pg {
 namespace {
 

@@ -25,6 +25,7 @@
 
 #include "base/error.h"
 #include "base/sync.h"
+#include "pg/nodes.h"
 #include "pg/round.h"
 #include "pg/runtime.h"
 #include "pg/store_thread.h"
@@ -88,7 +89,9 @@ class Board {
   int width_of(int rank) const;
   void set(const std::string& key, const Bytes& bytes);
   void set_failed(const std::string& kind, const std::string& why);
-  Attempt attempt(Bytes given) const { return {rank_, size_, name_, processes_[rank_], std::move(given)}; }
+  Attempt attempt(Bytes given) const {
+    return {rank_, size_, name_, processes_[rank_], std::move(given), pid_namespace()};
+  }
   /// This rank's reason as the other ranks raise it.
   std::string reason(const std::exception& error) const;
   [[noreturn]] void fail_waiting(const std::string& missing) const;

@@ -65,6 +65,12 @@ std::uint64_t hash_of(std::string_view text) {
   return text.empty() ? 0 : hash;
 }
 
+std::string boot_id() {
+  std::string id;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> id;
+  return id;
+}
+
 template <std::size_t N>
 void copy(std::array<char, N>& to, std::string_view text) {
   std::memcpy(to.data(), text.data(), std::min(text.size(), N - 1));
@@ -89,6 +95,11 @@ std::string difference(const Place& first, const Place& other) {
 
 void set_build(const std::string& build) { the_build = build; }
 
+std::uint64_t pid_namespace() {
+  const std::uint64_t kernel = hash_of(boot_id()), inode = inode_of("/proc/self/ns/pid");
+  return kernel != 0 && inode != 0 ? hashed(kernel, inode) : 0;
+}
+
 std::string this_process() {
   std::array<char, 64> host{};
   if (gethostname(host.data(), host.size() - 1) != 0) host = {"?"};
@@ -99,9 +110,7 @@ Card card_of(const coll::Invitation& invitation, std::uint64_t store_socket) {
   Card card;
   copy(card.build, the_build);
   copy(card.process, this_process());
-  std::string boot;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  card.place.kernel = hash_of(boot);
+  card.place.kernel = hash_of(boot_id());
   card.place.network = inode_of("/proc/self/ns/net");
   card.place.hardware = hash_of(addresses());
   card.place.users = inode_of("/proc/self/ns/user");

@@ -44,6 +44,9 @@ static_assert(std::is_trivially_copyable_v<Card> && offsetof(Card, process) == 6
 void set_build(const std::string& build);
 /// This process's card.
 Card card_of(const coll::Invitation& invitation, std::uint64_t store_socket);
+/// A hash of the running kernel and this process's PID namespace, in which its pid counts; 0 if it is
+/// unknown.
+std::uint64_t pid_namespace();
 /// "pid 4711, host a", of this process.
 std::string this_process();
 

@@ -1,7 +1,11 @@
 #include "pg/round.h"
 
+#include <signal.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cstring>
 #include <type_traits>
 
@@ -22,6 +26,8 @@ struct Announcement {
   std::int32_t rank = 0, size = 0;
   std::uint32_t first = 1;  // 1: this rank has announced nothing before
   std::uint32_t ended = 0;  // 1: the attempt has failed
+  std::uint64_t pids = 0;   // the namespace in which `pid` counts
+  std::int64_t pid = 0;
   std::array<char, 96> process{};
 };
 
@@ -75,6 +81,8 @@ class Search {
     mine_.attempt = random_number();
     mine_.rank = attempt.rank;
     mine_.size = attempt.size;
+    mine_.pids = attempt.pids;
+    mine_.pid = getpid();
     attempt.process.copy(mine_.process.data(), mine_.process.size() - 1);
   }
 
@@ -171,7 +179,12 @@ class Search {
 
   bool is_waiting(const Announcement& it) const {
     const auto rank = static_cast<std::size_t>(it.rank);
-    return !it.ended && it.size == mine_.size && !(rank < used_.size() && used_[rank] == it.attempt);
+    return !it.ended && it.size == mine_.size && !(rank < used_.size() && used_[rank] == it.attempt) &&
+           !was_killed(it);
+  }
+  bool was_killed(const Announcement& it) const {
+    return it.pids != 0 && it.pids == mine_.pids && kill(static_cast<pid_t>(it.pid), 0) != 0 &&
+           errno == ESRCH;
   }
 
   bool offer(Round& round) {
@@ -298,12 +311,12 @@ class Search {
   std::vector<std::pair<int, std::string>> missing() const {
     const Seen seen = look_at_round();
     const bool in_it = seen.has(mine_.rank, mine_.attempt);
-    std::vector<std::pair<int, std::string>> missing;
+    std::vector<std::pair<int, std::string>> absent, missing;
     for (int rank = 0; rank < mine_.size; ++rank) {
       if (rank == mine_.rank) continue;
       const auto bytes = look_up(store_, key_of(rank));
       if (!bytes) {
-        missing.emplace_back(rank, "");
+        absent.emplace_back(rank, "");
         continue;
       }
       const auto it = head_of<Announcement>(key_of(rank), *bytes);
@@ -311,6 +324,7 @@ class Search {
       const bool silent = in_it && rank != 0 && it.accepted != seen.head.number;
       if (used || silent || !is_waiting(it)) missing.emplace_back(rank, process_of(it));
     }
+    if (!absent.empty()) return absent;  // the others may have given up because of these
     // All are there: this rank waits for rank 0's answer, or rank 0 for another look.
     if (missing.empty()) missing.emplace_back(mine_.rank == 0 ? 1 : 0, "");
     return missing;

@@ -69,6 +69,7 @@ struct Attempt {
   int rank = 0, size = 0;
   std::string group, process;  // for texts: "0", "pid 4711, host a"
   Bytes given;                 // what other ranks must know
+  std::uint64_t pids = 0;      // nodes.h: pid_namespace
 };
 
 struct Round {
