@@ -17,6 +17,9 @@ namespace {
 /// How often a waiting rank looks for what keeps the group from being made, and the same for each rank of a
 /// large group.
 constexpr std::chrono::milliseconds kTroubleLook{20}, kTroubleLookForEach{2};
+/// How long a rank that announced itself and exited may take to be replaced. Its announcement may be left
+/// over from an earlier run, whose ranks all come again now.
+constexpr std::chrono::seconds kReplacement{3};
 
 /// Begins the value under the key of each rank; what the others must know follows.
 struct Announcement {
@@ -275,7 +278,7 @@ class Search {
         contradict(mine_, concat("group ", attempt_.group, ": ", describe(mine_), " is one of ", mine_.size,
                                  " ranks, and ", describe(claim.by), " is one of ", claim.by.size,
                                  " ranks: give all processes one number of ranks (WORLD_SIZE)"));
-    claim_next();
+    look_at_next();
   }
 
   [[noreturn]] void contradict(const Announcement& shown, const std::string& why) {
@@ -297,15 +300,31 @@ class Search {
   }
 
   /// One other rank in each look, so that the store is not asked N^2 times.
-  void claim_next() {
-    probed_ = (probed_ + 1) % mine_.size;
-    if (probed_ == mine_.rank) probed_ = (probed_ + 1) % mine_.size;
+  void look_at_next() {
+    if (dead_ == 0) {
+      probed_ = (probed_ + 1) % mine_.size;
+      if (probed_ == mine_.rank) probed_ = (probed_ + 1) % mine_.size;
+    }
     const std::string key = key_of(probed_);
     const auto bytes = look_up(store_, key);
     if (!bytes) return;
     const auto it = head_of<Announcement>(key, *bytes);
     if (!it.ended && it.size != mine_.size)
       store_.set(kClaim, to_bytes(Claim{it.attempt, mine_}, nullptr, 0));
+    if (it.ended || it.size != mine_.size || !was_killed(it) || has_been_in_a_group(it)) {
+      dead_ = 0;
+    } else if (dead_ != it.attempt) {
+      dead_ = it.attempt;
+      replacement_ = Deadline::after(kReplacement);
+    } else if (replacement_.passed()) {
+      const std::string why = concat(describe(it), " exited before it had joined group ", attempt_.group);
+      tell(it.rank, it.attempt, why);
+      throw Error(Errc::peer_exited, why);
+    }
+  }
+  bool has_been_in_a_group(const Announcement& it) const {
+    const Seen seen = look_at_round();
+    return seen.head.complete == 1 && seen.has(static_cast<std::size_t>(it.rank), it.attempt);
   }
 
   std::vector<std::pair<int, std::string>> missing() const {
@@ -342,6 +361,8 @@ class Search {
   Announcement mine_;
   bool replaced_ = false;
   int probed_ = 0;
+  std::uint64_t dead_ = 0;  // the attempt of the probed rank, if its process has exited; otherwise 0
+  Deadline replacement_ = Deadline::never();  // until which another process may take its place
   Deadline next_look_ = next_look();
 
   // Rank 0 only.

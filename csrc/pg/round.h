@@ -12,9 +12,10 @@
 // can be of an attempt that has ended, so rank 0 completes the round at once.
 //
 // A rank gives up only at its own deadline, and says so under its key. A rank that cannot take part stores a
-// failure, which each other rank hears once. Two processes that cannot both be right, because they have one
-// rank or different numbers of ranks, are an error of both: at least one of them sees that the other is
-// alive.
+// failure, which each other rank hears once. So does a rank that finds one whose process has exited since it
+// announced itself, and that no other process replaces. Two processes that cannot both be right, because they
+// have one rank or different numbers of ranks, are an error of both: at least one of them sees that the other
+// is alive.
 #pragma once
 
 #include <chrono>

@@ -140,38 +140,6 @@ TEST("a process that is gone is an error that says so") {
   CHECK(code_of([&] { endpoint.peer(child.address, Deadline::after(kPatience)); }) == Errc::peer_exited);
 }
 
-namespace {
-
-std::atomic<bool> holding = false, held = false, asked = false;
-
-/// Holds the thread of an endpoint that has taken the event of a death and not handled it yet.
-void hold_at_death(const char* point) {
-  if (std::strcmp(point, "endpoint.death") != 0 || !holding) return;
-  held = true;
-  while (holding) std::this_thread::yield();
-}
-
-}  // namespace
-
-TEST("a death that is handled late is not taken for one of the peer with the same descriptor") {
-  fault::hook = hold_at_death;
-  Endpoint endpoint(std::make_shared<RegionTable>(), kConfig);
-  const auto deadline = Deadline::after(kPatience);
-  Child first, second, third;
-  const int descriptor = endpoint.peer(first.address, deadline)->pidfd();
-  holding = true;
-  first.end();
-  while (!held) CHECK(!deadline.passed(), "the death was not noticed");
-  const auto living = endpoint.peer(second.address, deadline);  // the first one is forgotten here
-  CHECK(living->pidfd() == descriptor, "it has another descriptor, so this test shows nothing");
-  const auto later = endpoint.peer(third.address, deadline);
-  holding = false;
-  third.end();
-  while (!later->exited()) CHECK(!deadline.passed(), "the later death was not noticed");
-  CHECK(!living->exited(), "a living peer was taken for dead");
-  fault::hook = nullptr;
-}
-
 TEST("any process learns how another one has ended, before and after its parent has waited for it") {
   for (const int status : {0, 3, -SIGKILL}) {
     int pipe_fds[2];
@@ -233,35 +201,6 @@ TEST("a stopped process is given up at the deadline") {
         Errc::timeout);
   kill(child.pid(), SIGCONT);
   CHECK(Peer::connect(child.address, Deadline::after(kPatience)) != nullptr);
-}
-
-TEST("a thread that waits for a region of a stopped process keeps no other thread waiting") {
-  Child child([](Endpoint& endpoint) {
-    for (int i = 0; i < 3; ++i)
-      endpoint.regions().add(std::make_shared<Region>(Region::create("test", 4096, Access::read_write)));
-  });
-  Endpoint endpoint(std::make_shared<RegionTable>(), kConfig);
-  const auto peer = endpoint.peer(child.address, Deadline::after(kPatience));
-  const auto at = [&](int i) { return Ref{static_cast<std::uint16_t>(kFirstAdded + i), 0}; };
-  const auto* known = peer->resolve(at(0), 4096, Deadline::after(kPatience));
-  kill(child.pid(), SIGSTOP);
-  CHECK(waitpid(child.pid(), nullptr, WUNTRACED) == child.pid());
-  asked = false;
-  fault::hook = [](const char* point) { asked = asked || std::strcmp(point, "peer.asked") == 0; };
-  std::atomic<bool> answered = false;
-  std::thread waits([&] {
-    peer->resolve(at(1), 4096, Deadline::after(kPatience));
-    answered = true;
-  });
-  while (!asked) std::this_thread::yield();
-  fault::hook = nullptr;
-  CHECK(peer->resolve(at(0), 4096, Deadline::after(kPatience)) == known);
-  const auto soon = Deadline::after(std::chrono::milliseconds(50));
-  CHECK(code_of([&] { peer->resolve(at(2), 4096, soon); }) == Errc::timeout);
-  CHECK(!answered, "the thread did not wait, so this test shows nothing");
-  kill(child.pid(), SIGCONT);
-  waits.join();
-  CHECK(answered);
 }
 
 TEST("only sealed regions are mapped, and read-only ones only for reading") {
@@ -356,3 +295,68 @@ TEST("a process that connects to a dead one is told, although a child of it keep
   kill(*orphan, SIGKILL);
   munmap(orphan, sizeof(pid_t));
 }
+
+#ifdef OCCL_FAULT_POINTS
+
+namespace {
+
+std::atomic<bool> holding = false, held = false, asked = false;
+
+/// Holds the thread of an endpoint that has taken the event of a death and not handled it yet.
+void hold_at_death(const char* point) {
+  if (std::strcmp(point, "endpoint.death") != 0 || !holding) return;
+  held = true;
+  while (holding) std::this_thread::yield();
+}
+
+}  // namespace
+
+TEST("a death that is handled late is not taken for one of the peer with the same descriptor") {
+  fault::hook = hold_at_death;
+  Endpoint endpoint(std::make_shared<RegionTable>(), kConfig);
+  const auto deadline = Deadline::after(kPatience);
+  Child first, second, third;
+  const int descriptor = endpoint.peer(first.address, deadline)->pidfd();
+  holding = true;
+  first.end();
+  while (!held) CHECK(!deadline.passed(), "the death was not noticed");
+  const auto living = endpoint.peer(second.address, deadline);  // the first one is forgotten here
+  CHECK(living->pidfd() == descriptor, "it has another descriptor, so this test shows nothing");
+  const auto later = endpoint.peer(third.address, deadline);
+  holding = false;
+  third.end();
+  while (!later->exited()) CHECK(!deadline.passed(), "the later death was not noticed");
+  CHECK(!living->exited(), "a living peer was taken for dead");
+  fault::hook = nullptr;
+}
+
+TEST("a thread that waits for a region of a stopped process keeps no other thread waiting") {
+  Child child([](Endpoint& endpoint) {
+    for (int i = 0; i < 3; ++i)
+      endpoint.regions().add(std::make_shared<Region>(Region::create("test", 4096, Access::read_write)));
+  });
+  Endpoint endpoint(std::make_shared<RegionTable>(), kConfig);
+  const auto peer = endpoint.peer(child.address, Deadline::after(kPatience));
+  const auto at = [&](int i) { return Ref{static_cast<std::uint16_t>(kFirstAdded + i), 0}; };
+  const auto* known = peer->resolve(at(0), 4096, Deadline::after(kPatience));
+  kill(child.pid(), SIGSTOP);
+  CHECK(waitpid(child.pid(), nullptr, WUNTRACED) == child.pid());
+  asked = false;
+  fault::hook = [](const char* point) { asked = asked || std::strcmp(point, "peer.asked") == 0; };
+  std::atomic<bool> answered = false;
+  std::thread waits([&] {
+    peer->resolve(at(1), 4096, Deadline::after(kPatience));
+    answered = true;
+  });
+  while (!asked) std::this_thread::yield();
+  fault::hook = nullptr;
+  CHECK(peer->resolve(at(0), 4096, Deadline::after(kPatience)) == known);
+  const auto soon = Deadline::after(std::chrono::milliseconds(50));
+  CHECK(code_of([&] { peer->resolve(at(2), 4096, soon); }) == Errc::timeout);
+  CHECK(!answered, "the thread did not wait, so this test shows nothing");
+  kill(child.pid(), SIGCONT);
+  waits.join();
+  CHECK(answered);
+}
+
+#endif

@@ -202,7 +202,7 @@ def test_a_rank_killed_while_the_group_is_made_is_an_error_for_the_others(fresh,
             assert team.hear(rank) == "ready"
         if posted:
             team.say(victim, "go on")
-            key = f"occl/3/0/rank/{victim}".encode()  # of the invitation
+            key = f"occl/attempt/{victim}".encode()  # of its announcement
             while not Path(store).exists() or key not in Path(store).read_bytes():
                 assert time.monotonic() < team.deadline
         when = team.kill(victim)
