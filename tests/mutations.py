@@ -283,7 +283,7 @@ MUTATIONS = [
     Mutation("a round is complete whatever the ranks announced before", "pg/round.cpp", "all_first ? 1u : 0u", "1u", ("tests/distributed/test_attempts.py::test_processes_that_were_killed_in_an_attempt_are_replaced",)),
     Mutation("a store's bundle is believed", "pg/round.cpp", "if (all.size() != count) return {};", "", ("tests/distributed/test_attempts.py::test_a_value_that_no_rank_has_stored_is_an_error",)),
     Mutation("a second process of one rank is not noticed", "pg/round.cpp", "if (own.attempt != mine_.attempt) {", "if (false) {", ("tests/distributed/test_attempts.py::test_processes_that_contradict_each_other_learn_of_it_at_once",)),
-    Mutation("other numbers of ranks are not noticed", "pg/round.cpp", "    claim_next();\n", "", ("tests/distributed/test_attempts.py::test_processes_that_contradict_each_other_learn_of_it_at_once",)),
+    Mutation("other numbers of ranks are not noticed", "pg/round.cpp", "    look_at_next();\n", "", ("tests/distributed/test_attempts.py::test_processes_that_contradict_each_other_learn_of_it_at_once",)),
     Mutation("the rank with the store ends it at once", "pg/group_backend.cpp", "wait_until_others_go_on(*node_);", "(void)0;", ("tests/distributed/test_attempts.py::test_a_rank_with_the_store_may_end_when_it_has_made_the_group",)),
     Mutation("a rank that makes no group tells no other rank", "pg/rendezvous.cpp", "board.refuse(error);  // the others", "// the others", ("tests/distributed/test_init.py::test_a_rank_that_cannot_begin_tells_the_others_why",)),
     # Groups over several nodes.

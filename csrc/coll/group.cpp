@@ -42,6 +42,7 @@ std::shared_ptr<Group> Group::open(Engine& engine, std::unique_ptr<Mesh> mesh, D
   auto group = std::make_shared<Group>(engine, std::move(mesh));
   try {
     wait_until_joined(engine, group->mesh(), deadline, interrupted);
+    group->mesh_->open();
   } catch (const Error& error) {
     group->mesh_->give_up(error.what());  // this rank has joined, so the others would go on without it
     throw;

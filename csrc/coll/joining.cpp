@@ -22,7 +22,7 @@ void wait_until_joined(Engine& engine, const Mesh& mesh, Deadline deadline,
       if (left) gone = i;
     }
     // Afterwards: a rank that has given up may have done so before the last one joined.
-    mesh.check_aborts();
+    mesh.check_aborts(true);
     if (gone >= 0)
       fail(mesh.member(gone).left() ? Errc::peer_left : Errc::peer_exited, mesh.describe(gone),
            " was gone before it had joined group ", mesh.name(), " of rank ", mesh.rank());

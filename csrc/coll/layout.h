@@ -46,8 +46,9 @@ inline constexpr std::uint32_t kLeft = 1, kAborted = 2;
 struct alignas(kLine) GroupHeader {
   Atomic<std::uint64_t> incarnation = 0;  // random: invitations name it
   std::uint32_t magic = shm::kMagic;
-  Atomic<std::uint32_t> presence = 0;    // bits; with kAborted, `reason` was written before
-  Atomic<std::uint32_t> joined = 0;      // 1: it has mapped the others; release: pairs with Member::joined
+  Atomic<std::uint32_t> presence = 0;  // bits; with kAborted, `reason` was written before
+  /// 1: it has mapped the others, 2: and has seen that all others have. release: pairs with Member::joined
+  Atomic<std::uint32_t> joined = 0;
   Atomic<std::uint32_t> connecting = 0;  // 1 + the rank that it connects to. Relaxed: only for a text
   std::array<char, 8 * kLine - 28> reason{};
 

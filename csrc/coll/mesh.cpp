@@ -63,10 +63,10 @@ void Mesh::give_up(const char* reason) {
   if (!members_.empty()) ring_all();
 }
 
-void Mesh::check_aborts() const {
+void Mesh::check_aborts(bool opening) const {
   for (int i = 0; i < size_; ++i) {
     const auto& header = members_[i].block.header();
-    if (members_[i].aborted())
+    if (members_[i].aborted() && !(opening && members_[i].opened()))
       fail(Errc::aborted, describe(i), " ended group ", name_, ": ",
            printable(header.reason.data(), header.reason.size()));
   }

@@ -40,6 +40,8 @@ struct Member {
   /// It has mapped all ranks, so it needs nothing more from them to be in the group. seq_cst: pairs with
   /// Mesh::join, and with sleepers.
   bool joined() const { return block.header().joined.load(std::memory_order_seq_cst) != 0; }
+  /// It has seen that all ranks have joined, so it makes the group whatever it does next.
+  bool opened() const { return block.header().joined.load(std::memory_order_seq_cst) == 2; }
   /// It ended the group, and its header's `reason` can be read. seq_cst: pairs with Mesh::give_up, and with
   /// sleepers.
   bool aborted() const { return block.header().presence.load(std::memory_order_seq_cst) & kAborted; }
@@ -86,8 +88,12 @@ class Mesh {
   /// Ends the group on all ranks, with a reason. The first reason counts.
   void give_up(const char* reason);
 
-  /// Throws Error(aborted) with the reason of a rank that has ended the group.
-  void check_aborts() const;
+  /// This rank has seen that all have joined.
+  void open() { own_.header().joined.store(2, std::memory_order_release); }  // pairs with Member::opened
+
+  /// Throws Error(aborted) with the reason of a rank that has ended the group. `opening`: only of one that
+  /// has given up before it saw all ranks join.
+  void check_aborts(bool opening = false) const;
 
   /// Tells the others that this rank has left the group. Idempotent.
   void leave();

@@ -317,7 +317,7 @@ class Search {
       dead_ = it.attempt;
       replacement_ = Deadline::after(kReplacement);
     } else if (replacement_.passed()) {
-      const std::string why = concat(describe(it), " exited before it had joined group ", attempt_.group);
+      const std::string why = concat(describe(it), " was gone before it had joined group ", attempt_.group);
       tell(it.rank, it.attempt, why);
       throw Error(Errc::peer_exited, why);
     }

@@ -487,6 +487,23 @@ struct Attempt {
 
 }  // namespace
 
+TEST("a rank that has seen all ranks join may end the group before others have seen it") {
+  Cluster cluster(2);
+  Attempt attempt(cluster);
+  attempt.join(0);
+  attempt.join(1);
+  const auto ends = attempt.open(1);
+  ends->abort("the test says so");
+  const auto made = attempt.open(0);
+  std::int64_t value = 1;
+  const auto error = error_of([&] {
+    Rank& rank = cluster[0];
+    rank.group = made;
+    rank.run(all_reduce(&value, 1));
+  });
+  CHECK(contains(error, "the test says so"), error.what());
+}
+
 TEST("a group is open when all ranks have joined: then any of them may leave") {
   Cluster cluster(2);  // for its endpoints
   Attempt attempt(cluster);

@@ -105,29 +105,29 @@ def test_ranks_that_try_again_at_any_time_find_each_other(fresh, seed):
         team.run(retries, file=team.zygote.new_file(), seed=seed)
 
 
-def test_ranks_that_are_threads_forget_attempts_that_failed():
+def threads_forget(rank, n, device):
+    """Each thread is a rank."""
     store = dist.HashStore()
     made = {}
 
-    def run(rank):
-        made[rank] = makes(store, rank, RANKS, LONG)
+    def run(rank, timeout):
+        made[rank] = makes(store, rank, RANKS, timeout)
 
-    for missing in (0, 1):
-        tries = [
-            threading.Thread(target=makes, args=(store, rank, RANKS, SHORT))
-            for rank in range(RANKS)
-            if rank != missing
-        ]
-        for thread in tries:
+    for missing in (0, 1, None):
+        coming = [rank for rank in range(RANKS) if rank != missing]
+        timeout = LONG if missing is None else SHORT
+        threads = [threading.Thread(target=run, args=(rank, timeout)) for rank in coming]
+        for thread in threads:
             thread.start()
-        for thread in tries:
+        for thread in threads:
             thread.join()
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(RANKS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert made == dict.fromkeys(range(RANKS), True)
+        assert made == dict.fromkeys(coming, missing is None)
+        made.clear()
+
+
+def test_ranks_that_are_threads_forget_attempts_that_failed(fresh):
+    with fresh(1) as team:
+        team.run(threads_forget)
 
 
 def comes(rank, n, device, *, file, absent=()):
