@@ -16,7 +16,7 @@ class RefusedData {
   void add(std::uint64_t id, std::size_t left) {
     if (left > 0) messages_.push_back({id, left});
   }
-  /// `bytes` of message `id` have arrived. False if so many were not to follow.
+  /// `bytes` of message `id` have arrived. False if fewer were still to come.
   bool take(std::uint64_t id, std::size_t bytes) {
     const auto it = find(id);
     if (it == messages_.end() || bytes > it->left) return false;

@@ -13,8 +13,8 @@ namespace {
 
 constexpr auto kShort = std::chrono::milliseconds(100);
 
-/// A communicator in which something moves at every look, with one operation that never ends. After so many
-/// looks that any test should be over, nothing moves any more: then the test fails and does not hang.
+/// A communicator in which something moves at every look, with one operation that never ends. It stops
+/// moving after many more looks than a test needs, so that a test fails and does not hang.
 class Restless final : public Communicator {
  public:
   explicit Restless(Rank& rank) : Communicator(*rank.engine, {"restless", 1, 0, 1}) {}
