@@ -275,7 +275,7 @@ def test_the_walk_under_the_hood_shows_every_chapter():
     shown = run(EXAMPLES / "under_the_hood.py", "--epochs", 1)
     for expected in [
         r"rank 0 reads rank 3's value: 'hello from pid \d+'",
-        r"'chapter/occl/2/0/rank/1': \d+ bytes",
+        r"'chapter/occl/attempt/1': \d+ bytes",
         r"dev tensors of this group are moved by ProcessGroupOCCL",
         r"rank 3: the sum over its group is \[5.0, 5.0\]",
         r"returns a WorkOCCL; completed: False",
