@@ -31,7 +31,7 @@ def test_every_virtual_method_of_a_backend_is_in_the_table_with_what_we_do():
 
 
 def test_every_threshold_is_in_the_table_with_its_default():
-    header = (ROOT / "csrc/base/tuning.h").read_text()
+    header = (ROOT / "csrc/coll/plan/tuning.h").read_text()
     defaults = re.findall(r"^  std::uint(?:32|64)_t (\w+_bytes) = (.+);", header, re.M)
     table = dict(re.findall(r"^\| `(\w+_bytes)` \| (\d+)", (ROOT / "docs/tuning.md").read_text(), re.M))
     assert len(defaults) == len(table) == 10

@@ -45,6 +45,31 @@ def violations(layer: str, text: str) -> list[str]:
     return found
 
 
+ROOMS = {
+    "coll": {
+        "task": set(),
+        "plan": {"task"},
+        "mesh": {"plan"},
+        "observe": {"task", "mesh"},
+        "progress": {"task", "observe"},
+        "execution": {"plan", "mesh", "observe", "progress"},
+        "messages": {"task", "plan", "mesh", "observe", "progress"},
+        "group": {"task", "plan", "mesh", "observe", "progress", "execution", "messages"},
+    },
+    "pg": {
+        "compat": set(),
+        "request": set(),
+        "process": {"request"},
+        "observe": {"request"},
+        "transport": {"process"},
+        "rendezvous": {"process", "transport"},
+        "backend": {"compat", "request", "process", "observe", "transport", "rendezvous"},
+    },
+    "device": {"runtime": set(), "ops": {"runtime"}},
+}
+"""For each room of a layer the other rooms of it whose headers it may include."""
+
+
 def sources() -> list[Path]:
     return sorted(path for path in CSRC.rglob("*") if path.suffix in {".h", ".cpp", ".inc"})
 
@@ -75,7 +100,7 @@ def test_a_layer_includes_only_what_it_may(layer):
     [
         ("base", '#include "shm/region.h"'),
         ("base", "#include <torch/extension.h>"),
-        ("kernels", '#include "coll/plan.h"'),
+        ("kernels", '#include "coll/plan/plan.h"'),
         ("kernels", "#include <c10/util/BFloat16.h>"),
         ("shm", '#include "kernels/kernels.h"'),
         ("shm", "  #  include <ATen/ATen.h>"),
@@ -83,13 +108,13 @@ def test_a_layer_includes_only_what_it_may(layer):
         ("shm", '#include "region.h"'),
         ("memory", '#include "device/runtime/allocator.h"'),
         ("memory", "#include <c10/core/Allocator.h>"),
-        ("coll", '#include "pg/work.h"'),
+        ("coll", '#include "pg/backend/work.h"'),
         ("coll", "#include <pybind11/pybind11.h>"),
         ("coll", "#include <Python.h>"),
         ("coll", "#include <device/runtime/allocator.h>"),
         ("kernels", "#include <memory/heap.h>"),
         ("coll", "#include OCCL_HEADER"),
-        ("device", '#include "pg/work.h"'),
+        ("device", '#include "pg/backend/work.h"'),
         ("pg", '#include "bind/bind.h"'),
     ],
 )
@@ -109,15 +134,40 @@ def test_an_include_of_a_higher_layer_is_found(layer, line):
         ("memory", '#include "shm/region.h"'),
         ("device", '#include "shm/region.h"'),
         ("device", '#include "memory/heap.h"'),
-        ("pg", '#include "coll/plan.h"'),
+        ("pg", '#include "coll/plan/plan.h"'),
         ("bind", "#include <torch/extension.h>"),
-        ("base", '// #include "pg/work.h" would be wrong here'),
+        ("base", '// #include "pg/backend/work.h" would be wrong here'),
     ],
 )
 def test_an_include_of_a_lower_layer_is_allowed(layer, line):
     assert violations(layer, line) == []
 
 
-def test_the_runtime_of_the_device_does_not_know_its_operators():
-    runtime = CSRC / "device" / "runtime"
-    assert [path for path in runtime.iterdir() if '"device/ops/' in path.read_text()] == []
+def wrong_rooms(layer: str, room: str, text: str) -> list[str]:
+    """What a source file in a room of a layer includes of rooms that it may not know."""
+    allowed = ROOMS[layer][room] | {room}
+    names = re.findall(rf'^#include "{layer}/(\w+)/[^"]+"', text, re.MULTILINE)
+    return [name for name in names if name not in allowed]
+
+
+@pytest.mark.parametrize(("layer", "room"), [(layer, room) for layer in ROOMS for room in ROOMS[layer]])
+def test_a_room_includes_only_what_it_may(layer, room):
+    files = [path for path in sources() if path.is_relative_to(CSRC / layer / room)]
+    assert files
+    found = {path.name: wrong for path in files if (wrong := wrong_rooms(layer, room, path.read_text()))}
+    assert found == {}
+
+
+@pytest.mark.parametrize("layer", ROOMS)
+def test_every_file_lies_in_a_room_and_rooms_have_an_order(layer):
+    loose = {path.stem for path in sources() if path.parent == CSRC / layer}
+    assert loose <= {"registrations"}
+    before: set[str] = set()
+    for room, known in ROOMS[layer].items():
+        assert known <= before, f"{room} knows a room that comes after it"
+        before.add(room)
+
+
+def test_an_include_of_a_later_room_is_found():
+    assert wrong_rooms("coll", "plan", '#include "coll/mesh/mesh.h"') == ["mesh"]
+    assert wrong_rooms("coll", "plan", '#include "coll/task/operation.h"') == []

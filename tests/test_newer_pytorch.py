@@ -33,7 +33,7 @@ struct BackendCapabilities {
 };
 """
 PROGRAM = """\
-#include "pg/process_group.h"
+#include "pg/backend/process_group.h"
 using occl::pg::ProcessGroupOCCL;
 static_assert(!std::is_abstract_v<ProcessGroupOCCL>);
 bool splits(const ProcessGroupOCCL& group) { return group.supportsSplitting(); }

@@ -1,6 +1,6 @@
 """What an all_reduce over several nodes sends, and what making a group asks of the store.
 
-The counts repeat the rules of ``csrc/hosts`` and ``csrc/pg/rendezvous.cpp`` for nodes of equal size and
+The counts repeat the rules of ``csrc/hosts`` and ``csrc/pg/rendezvous/rendezvous.cpp`` for nodes of equal size and
 float32, and take the constants from there. ``tests/hosts/test_cost_model.py`` compares them with the programs
 of the C++ code and with groups that are made.
 """
@@ -24,17 +24,17 @@ def constant(file: str, name: str) -> int:
     return int(found[1]) << int(found[2] or 0)
 
 
-IN_A_ROW = constant("hosts/ways.cpp", "kInARow")
-AT_A_TIME = constant("hosts/ways.cpp", "kAtATime")
-WINDOW = constant("hosts/membership.h", "kWindowBytes")
+IN_A_ROW = constant("hosts/algorithm_choice.cpp", "kInARow")
+AT_A_TIME = constant("hosts/algorithm_choice.cpp", "kAtATime")
+WINDOW = constant("hosts/group_info.h", "kWindowBytes")
 MESSAGES = constant("hosts/program.cpp", "kMessages")
 WINDOWS = constant("hosts/program.cpp", "kWindows")
 SHORT_WINDOWS = constant("hosts/program.cpp", "kShortWindows")
-NOTE = constant("hosts/council.h", "kNoteBytes")
+NOTE = constant("hosts/preamble.h", "kNoteBytes")
 NOTE_DATA = NOTE - 32
-RADIX = constant("hosts/council.cpp", "kRadix")
-SPREAD = constant("pg/board.h", "kSpread")
-MAX_RANKS = constant("base/tuning.h", "kMaxRanks")
+RADIX = constant("hosts/preamble.cpp", "kRadix")
+SPREAD = constant("pg/rendezvous/store_exchange.h", "kSpread")
+MAX_RANKS = constant("base/limits.h", "kMaxRanks")
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def folds(nodes: int) -> bool:
 
 
 def by_doubling(nodes: int, rail: float, more_windows: bool) -> bool:
-    """Whether nodes all-reduce a rail by doubling: csrc/hosts/ways.cpp."""
+    """Whether nodes all-reduce a rail by doubling: csrc/hosts/algorithm_choice.cpp."""
     if nodes == 1:
         return False
     rounds = nodes.bit_length() - 1 + 2 * folds(nodes)
@@ -74,7 +74,7 @@ def by_doubling(nodes: int, rail: float, more_windows: bool) -> bool:
 
 
 def broadcast_way(nodes: int, rail: float, windows: int) -> str:
-    """How a broadcast goes: csrc/hosts/ways.cpp. ``rail``: bytes of a rail in a window."""
+    """How a broadcast goes: csrc/hosts/algorithm_choice.cpp. ``rail``: bytes of a rail in a window."""
     one = AT_A_TIME + rail
     costs = {
         "star": IN_A_ROW + (nodes - 1) * windows * one,
@@ -139,7 +139,7 @@ def all_reduce(nodes: int, ranks: int, size: int, window_bytes: int = WINDOW) ->
 
 
 def note_rounds(nodes: int) -> list[int]:
-    """The messages that a leader sends in each round of notes: csrc/hosts/council.cpp."""
+    """The messages that a leader sends in each round of notes: csrc/hosts/preamble.cpp."""
     rounds, have = [], 1
     while have < nodes:
         rounds.append(min(RADIX - 1, -(-nodes // have) - 1))
@@ -159,7 +159,7 @@ class StoreCalls:
 
 
 def store_calls(nodes: int, size: int, rank: int = 0) -> StoreCalls:
-    """For a rank of a group of ``size`` ranks: csrc/pg/rendezvous.cpp, and over nodes Gloo's own keys. Rank 0
+    """For a rank of a group of ``size`` ranks: csrc/pg/rendezvous/rendezvous.cpp, and over nodes Gloo's own keys. Rank 0
     calls most. The ranks of different nodes are under different kernels, and no group was made before."""
     # The round: rank 0 reads what each rank has announced, and stores it in two keys that the others read.
     round_ = StoreCalls(3, size, 1, 0) if rank == 0 else StoreCalls(1, 2, 1, 0)

@@ -7,7 +7,7 @@
 
 #include "device/registrations.h"
 #include "peer.h"
-#include "pg/process_group.h"
+#include "pg/backend/process_group.h"
 
 namespace {
 

@@ -4,9 +4,9 @@
 #include <memory>
 
 #include "base/error.h"
-#include "coll/engine.h"
-#include "coll/group.h"
-#include "coll/mesh.h"
+#include "coll/group/group.h"
+#include "coll/mesh/mesh.h"
+#include "coll/progress/engine.h"
 #include "peer.h"
 
 namespace {

@@ -19,7 +19,7 @@
 #include <string>
 #include <vector>
 
-#include "coll/plan.h"
+#include "coll/plan/plan.h"
 
 using namespace occl;
 using namespace occl::coll;

@@ -8,17 +8,17 @@
 #include <thread>
 
 #include "bind/bind.h"
-#include "coll/engine.h"
+#include "coll/progress/engine.h"
+#include "device/runtime/cpu_memory.h"
 #include "kernels/kernels.h"
-#include "pg/argument_error.h"
-#include "pg/cpu_memory.h"
-#include "pg/errors.h"
-#include "pg/flight_recorder.h"
-#include "pg/nodes.h"
-#include "pg/process_group.h"
-#include "pg/registrations.h"
-#include "pg/runtime.h"
-#include "pg/shared_tensors.h"
+#include "pg/request/errors.h"
+#include "pg/backend/process_group.h"
+#include "pg/backend/registrations.h"
+#include "pg/backend/shared_tensors.h"
+#include "pg/observe/flight_recorder.h"
+#include "pg/process/engine.h"
+#include "pg/rendezvous/node_discovery.h"
+#include "pg/request/argument_error.h"
 
 namespace occl::bind {
 namespace {

@@ -12,7 +12,7 @@
 #include "device/runtime/generator.h"
 #include "device/runtime/stream.h"
 #include "memory/memory_limit.h"
-#include "pg/runtime.h"
+#include "pg/process/engine.h"
 
 namespace occl::bind {
 

@@ -4,12 +4,12 @@
 #include <algorithm>
 #include <vector>
 
-#include "base/tuning.h"
 #include "bind/bind.h"
+#include "coll/plan/tuning.h"
 #include "kernels/kernels.h"
-#include "pg/blocks.h"
-#include "pg/checks.h"
-#include "pg/stand_in.h"
+#include "pg/request/checks.h"
+#include "pg/request/dense_copies.h"
+#include "pg/request/tensor_blocks.h"
 
 namespace occl::bind {
 namespace {

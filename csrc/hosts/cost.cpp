@@ -3,14 +3,14 @@
 #include <algorithm>
 #include <variant>
 
-#include "coll/cost.h"
-#include "hosts/council.h"
+#include "coll/plan/cost.h"
+#include "hosts/preamble.h"
 #include "hosts/program.h"
 
 namespace occl::hosts {
 namespace {
 
-constexpr double kBeside = 1.0 / 6;  // of a message in a row, as in hosts/ways.cpp
+constexpr double kBeside = 1.0 / 6;  // of a message in a row, as in hosts/algorithm_choice.cpp
 
 struct Costs {
   const Partition& partition;
@@ -41,7 +41,7 @@ struct Costs {
   double on_link(std::size_t bytes) const {
     return static_cast<double>(bytes) * node_size / wire.bytes_per_second;
   }
-  /// What precedes every collective: hosts/council.h.
+  /// What precedes every collective: hosts/preamble.h.
   double council() const {
     double all = inside(coll::Kind::gather, DType::bytes, 0, kNoteBytes) +
                  inside(coll::Kind::broadcast, DType::bytes, 0, kNoteBytes);
@@ -62,7 +62,7 @@ double seconds(const Partition& partition, int rank, const coll::Task& task, std
   if (const auto* message = std::get_if<coll::Transfer>(&task)) {
     if (message->peer >= 0 && partition.node_of(message->peer) == partition.node_of(rank))
       return coll::seconds(*message, costs.node_size, tuning, mapped);
-    // The sender announces the message, and sends it when the receiver has answered (hosts/messenger.h).
+    // The sender announces the message, and sends it when the receiver has answered (hosts/p2p.h).
     return 3 * wire.message_seconds + static_cast<double>(message->bytes()) / wire.bytes_per_second;
   }
   const auto& collective = std::get<coll::Collective>(task);

@@ -2,9 +2,9 @@
 // running it. What the network costs is assumed, because an estimate may not send anything.
 #pragma once
 
-#include "base/tuning.h"
-#include "coll/operation.h"
-#include "hosts/partition.h"
+#include "coll/plan/tuning.h"
+#include "coll/task/operation.h"
+#include "hosts/topology.h"
 
 namespace occl::hosts {
 

@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 #include "base/thread.h"
-#include "coll/engine.h"
+#include "coll/progress/engine.h"
 #include "hosts/cost.h"
 #include "kernels/convert.h"
 #include "kernels/kernels.h"

@@ -1,5 +1,5 @@
 // The communicator whose ranks are on several nodes. A collective begins with a council of all ranks
-// (hosts/council.h) and goes on with a program (hosts/program.h), whose steps are operations of the node's
+// (hosts/preamble.h) and goes on with a program (hosts/program.h), whose steps are operations of the node's
 // group, messages over the link, and kernels.
 //
 //     gather the notes ─▶ leaders exchange theirs ─▶ broadcast the verdict ─▶ run the program
@@ -16,19 +16,19 @@
 #include <thread>
 #include <vector>
 
-#include "coll/communicator.h"
-#include "coll/group.h"
-#include "hosts/council.h"
+#include "coll/group/group.h"
+#include "coll/progress/communicator.h"
+#include "hosts/control_messages.h"
+#include "hosts/group_info.h"
+#include "hosts/in_flight.h"
 #include "hosts/link.h"
-#include "hosts/mail.h"
-#include "hosts/membership.h"
-#include "hosts/messenger.h"
-#include "hosts/outbox.h"
+#include "hosts/monitored_barrier.h"
+#include "hosts/p2p.h"
+#include "hosts/preamble.h"
 #include "hosts/program.h"
-#include "hosts/roll_call.h"
 #include "hosts/schedule.h"
 #include "hosts/scratch.h"
-#include "hosts/under_way.h"
+#include "hosts/unacknowledged_sends.h"
 
 namespace occl::hosts {
 

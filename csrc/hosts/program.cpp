@@ -2,9 +2,10 @@
 
 #include <algorithm>
 
-#include "base/tuning.h"
-#include "hosts/over_blocks.h"
-#include "hosts/over_rails.h"
+#include "base/limits.h"
+#include "coll/plan/tuning.h"
+#include "hosts/per_rank_program.h"
+#include "hosts/sharded_program.h"
 
 namespace occl::hosts {
 

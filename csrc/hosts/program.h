@@ -5,13 +5,14 @@
 // A collective is cut into windows, and each window passes through the same stages. The steps of a stage are
 // started together, and the next stage of the window begins when they have ended (hosts/schedule.h).
 //
-//     hosts/over_rails.h      all_reduce, reduce, broadcast: the data is divided among the ranks of a node
-//     hosts/over_blocks.h     the other collectives: each rank of a node handles blocks of other nodes
+//     hosts/sharded_program.h      all_reduce, reduce, broadcast: the data is divided among the ranks of a
+//     node hosts/per_rank_program.h     the other collectives: each rank of a node handles blocks of other
+//     nodes
 //
 // Either way every rank sends and receives a part, so that all ranks of a node drive the network, and no byte
 // enters or leaves a node twice.
 //
-// I2: hosts/sums.h says in which order contributions are combined, whatever the size and the way.
+// I2: hosts/reduction_tree.h says in which order contributions are combined, whatever the size and the way.
 #pragma once
 
 #include <algorithm>
@@ -19,10 +20,10 @@
 #include <memory>
 #include <vector>
 
-#include "coll/collective.h"
-#include "hosts/partition.h"
-#include "hosts/steps.h"
-#include "hosts/sums.h"
+#include "coll/task/collective.h"
+#include "hosts/program_ops.h"
+#include "hosts/reduction_tree.h"
+#include "hosts/topology.h"
 
 namespace occl::hosts {
 

@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "base/error.h"
-#include "coll/engine.h"
-#include "coll/turn.h"
-#include "hosts/talks.h"
-#include "hosts/under_way.h"
+#include "coll/group/turn.h"
+#include "coll/progress/engine.h"
+#include "hosts/in_flight.h"
+#include "hosts/subgroup_handshake.h"
 
 namespace occl::hosts {
 namespace {

@@ -1,6 +1,6 @@
 // Makes a new group of some ranks of a group over several nodes, without a store and without a connection.
-// The ranks of each node make their part as ranks of one node do (coll/subgroup.h). Then the nodes' first
-// ranks write letters to the first rank of the new group, which decides:
+// The ranks of each node make their part as ranks of one node do (coll/group/subgroup.h). Then the nodes'
+// first ranks write letters to the first rank of the new group, which decides:
 //
 //     first rank of the group                first rank of another node           the others
 //     call ───────────────────────────────▶
@@ -11,13 +11,13 @@
 //
 // An answer names the call, so a rank that gave up and began again is not taken for one that waits. A rank
 // that fails writes why. Each rank waits a little beyond its deadline for the ranks that may know more
-// (kGrace in hosts/talks.h), and so every rank hears of the first cause.
+// (kGrace in hosts/subgroup_handshake.h), and so every rank hears of the first cause.
 #pragma once
 
 #include <functional>
 #include <memory>
 
-#include "coll/subgroup.h"
+#include "coll/group/subgroup.h"
 #include "hosts/group.h"
 
 namespace occl::hosts {

@@ -15,8 +15,8 @@
 
 #include "base/environment.h"
 #include "base/error.h"
+#include "base/limits.h"
 #include "base/processor.h"
-#include "base/tuning.h"
 #include "kernels/float_environment.h"
 #include "kernels/isa.h"
 

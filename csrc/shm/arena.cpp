@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 #include "base/fault_point.h"
-#include "base/tuning.h"
+#include "base/limits.h"
 #include "shm/address_space.h"
 
 namespace occl::shm {

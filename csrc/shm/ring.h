@@ -26,8 +26,8 @@
 #include <span>
 #include <type_traits>
 
+#include "base/limits.h"
 #include "base/sync.h"
-#include "base/tuning.h"
 
 namespace occl::shm {
 

@@ -64,8 +64,8 @@ struct alignas(64) ProcessHeader {
   /// How many threads of this process sleep on its bell. A peer that has published something reads this, and
   /// rings if it is not zero. (bell.h explains the pairing.)
   alignas(64) Atomic<std::uint32_t> sleepers = 0;
-  /// For readers outside (coll/record.h): the process as it sees itself, and offsets in this region of the
-  /// first record and of the names of what records number; 0: none yet. release: pairs with readers
+  /// For readers outside (coll/observe/record.h): the process as it sees itself, and offsets in this region
+  /// of the first record and of the names of what records number; 0: none yet. release: pairs with readers
   alignas(64) std::int32_t pid = 0;
   std::atomic<std::uint64_t> records = 0, names = 0;
   std::array<char, 64> host{};

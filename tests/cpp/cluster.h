@@ -10,8 +10,8 @@
 #include <thread>
 #include <vector>
 
-#include "coll/engine.h"
-#include "coll/group.h"
+#include "coll/group/group.h"
+#include "coll/progress/engine.h"
 
 namespace occl::test {
 

@@ -24,7 +24,7 @@
 #include <vector>
 
 #include "base/fault_point.h"
-#include "coll/subgroup.h"
+#include "coll/group/subgroup.h"
 #include "collective_cases.h"
 
 namespace occl::test {

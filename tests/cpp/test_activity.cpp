@@ -1,6 +1,6 @@
 // What ranks publish of themselves, as a reader outside sees it: while they run, while they wait, and torn
 // reads; and what a recorder is told.
-#include "coll/activity.h"
+#include "coll/observe/activity.h"
 
 #include <cstring>
 #include <map>
@@ -9,7 +9,7 @@
 
 #include "check.h"
 #include "cluster.h"
-#include "coll/record.h"
+#include "coll/observe/record.h"
 
 namespace {
 

@@ -1,6 +1,6 @@
 // When a rank counts as far.
 #include "check.h"
-#include "coll/distances.h"
+#include "coll/mesh/distances.h"
 
 using namespace occl;
 using namespace occl::coll;

@@ -5,7 +5,7 @@
 
 #include "check.h"
 #include "cluster.h"
-#include "coll/domains.h"
+#include "coll/plan/domains.h"
 #include "collective_cases.h"
 
 using namespace occl;

@@ -3,7 +3,7 @@
 
 #include "check.h"
 #include "cluster.h"
-#include "coll/monitored_barrier.h"
+#include "coll/group/monitored_barrier.h"
 
 using namespace occl;
 using namespace occl::coll;

@@ -6,7 +6,7 @@
 
 #include "check.h"
 #include "cluster.h"
-#include "coll/rotation.h"
+#include "coll/plan/staging_places.h"
 #include "collective_cases.h"
 
 using namespace occl;

@@ -7,8 +7,8 @@
 
 #include "check.h"
 #include "cluster.h"
-#include "coll/monitored_barrier.h"
-#include "coll/subgroup.h"
+#include "coll/group/monitored_barrier.h"
+#include "coll/group/subgroup.h"
 #include "explore/explore.h"
 #include "shm/bell.h"
 #include "shm/ring.h"

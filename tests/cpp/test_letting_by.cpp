@@ -3,7 +3,7 @@
 // modes: plain asan tsan
 #include "check.h"
 #include "cluster.h"
-#include "coll/mesh.h"
+#include "coll/mesh/mesh.h"
 #include "collective_cases.h"
 
 using namespace occl;

@@ -1,5 +1,5 @@
-// Runs the plans of all ranks in one thread, against the rule in coll/collective.h, and watches every byte
-// that a step reads and writes: two ranks never write the same element of a step, and no rank reads what
+// Runs the plans of all ranks in one thread, against the rule in coll/task/collective.h, and watches every
+// byte that a step reads and writes: two ranks never write the same element of a step, and no rank reads what
 // another rank writes in the same step. So the plans are right, and free of races, without any shared memory.
 #include <map>
 #include <random>
@@ -7,7 +7,7 @@
 #include <tuple>
 
 #include "check.h"
-#include "coll/plan.h"
+#include "coll/plan/plan.h"
 
 using namespace occl;
 using namespace occl::coll;

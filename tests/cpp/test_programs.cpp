@@ -1,5 +1,5 @@
-// Runs the programs of all ranks in one thread, in random order, against the rule in coll/collective.h. Bytes
-// of a message are copied only when it is delivered, and those of an operation inside a node when it is
+// Runs the programs of all ranks in one thread, in random order, against the rule in coll/task/collective.h.
+// Bytes of a message are copied only when it is delivered, and those of an operation inside a node when it is
 // carried out, so that memory that is used again too early shows.
 // modes: plain asan
 #include <cstring>
@@ -11,12 +11,12 @@
 
 #include "base/error.h"
 #include "check.h"
+#include "hosts/algorithm_choice.h"
 #include "hosts/cost.h"
-#include "hosts/council.h"
-#include "hosts/membership.h"
+#include "hosts/group_info.h"
+#include "hosts/preamble.h"
 #include "hosts/program.h"
 #include "hosts/schedule.h"
-#include "hosts/ways.h"
 #include "kernels/convert.h"
 #include "kernels/kernels.h"
 

@@ -4,7 +4,7 @@
 
 #include "check.h"
 #include "cluster.h"
-#include "coll/subgroup.h"
+#include "coll/group/subgroup.h"
 
 using namespace occl;
 using namespace occl::coll;

@@ -6,7 +6,7 @@
 #include "base/fault_point.h"
 #include "check.h"
 #include "cluster.h"
-#include "coll/monitored_barrier.h"
+#include "coll/group/monitored_barrier.h"
 
 using namespace occl;
 using namespace occl::coll;

@@ -14,7 +14,7 @@
 #include <string>
 
 #include "check.h"
-#include "coll/trace_file.h"
+#include "coll/observe/trace_file.h"
 
 using namespace occl;
 using coll::TraceFile;

@@ -7,7 +7,7 @@
 #include "fuzz/target.h"
 #include "fuzz/victim.h"
 #include "hosts/group.h"
-#include "hosts/talks.h"
+#include "hosts/subgroup_handshake.h"
 
 namespace fuzz {
 namespace {

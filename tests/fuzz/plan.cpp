@@ -5,7 +5,7 @@
 #include <set>
 #include <tuple>
 
-#include "coll/plan.h"
+#include "coll/plan/plan.h"
 #include "fuzz/target.h"
 
 namespace fuzz {

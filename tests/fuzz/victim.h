@@ -10,9 +10,9 @@
 #include <new>
 #include <vector>
 
-#include "coll/engine.h"
-#include "coll/group.h"
-#include "coll/pipe.h"
+#include "coll/group/group.h"
+#include "coll/messages/pipe.h"
+#include "coll/progress/engine.h"
 #include "fuzz/input.h"
 
 namespace fuzz {

@@ -1,4 +1,4 @@
-/* Who drives (csrc/coll/engine.h): two operations in flight. One thread submits A and goes away; another submits B
+/* Who drives (csrc/coll/progress/engine.h): two operations in flight. One thread submits A and goes away; another submits B
  * and waits for it. Either may be brief: then the submitter drives once before the engine counts the operation
  * (Communicator::submit_and_drive). An operation ends when its peer has answered and a thread drives after that. Both
  * end, whichever thread drives, waits, or is asleep: one that waits for ever for A or B is an invalid end state.

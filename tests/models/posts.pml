@@ -1,4 +1,4 @@
-/* Two posts and no exit barrier (csrc/coll/layout.h): a rank writes Post[q % 2] when it starts operation q, and reads
+/* Two posts and no exit barrier (csrc/coll/mesh/layout.h): a rank writes Post[q % 2] when it starts operation q, and reads
  * the posts of all others. Nobody ever reads what belongs to another operation, and nobody writes what is being read.
  *
  * Broken variants that must be caught: -DPOSTS=1 (one post), -DSKIP_WAIT (a rank goes on without waiting for all).

@@ -1,4 +1,4 @@
-/* Staging slots (csrc/coll/plan.h, `staged`): a rank fills slot w % 2 with window w while the others combine window
+/* Staging slots (csrc/coll/plan/plan.h, `staged`): a rank fills slot w % 2 with window w while the others combine window
  * w - 1, with one synchronisation (a tick) for each window, through operation after operation; the meeting of an
  * operation is its first synchronisation. No slot is filled while somebody reads it, or before everybody has.
  *

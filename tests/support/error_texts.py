@@ -33,7 +33,7 @@ LEAST_LETTERS = 12
 
 @dataclass(frozen=True)
 class Text:
-    place: str  # "csrc/coll/mesh.cpp:121"
+    place: str  # "csrc/coll/mesh/mesh.cpp:121"
     text: str
 
     def fits(self, pattern: str) -> bool:

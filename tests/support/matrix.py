@@ -10,7 +10,7 @@ from tests.support.references import MOVABLE, REDUCIBLE, ops_for
 
 WORLD_SIZES = [1, 2, 3, 4, 8]
 
-# As csrc/base/tuning.h and csrc/coll/layout.h say.
+# As csrc/coll/plan/tuning.h and csrc/coll/mesh/layout.h say.
 INLINE_BYTES = 40
 ONE_SHOT_BYTES = 16 << 10
 SLOT_BYTES = 256 << 10

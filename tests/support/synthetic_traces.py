@@ -1,4 +1,4 @@
-"""Traces as processes write them, made by hand: csrc/coll/trace_file.h, in Python."""
+"""Traces as processes write them, made by hand: csrc/coll/observe/trace_file.h, in Python."""
 
 from __future__ import annotations
 

@@ -1,0 +1,300 @@
+#include "coll/execution/executor.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "base/error.h"
+#include "base/fault_point.h"
+#include "base/limits.h"
+#include "kernels/kernels.h"
+
+namespace occl::coll {
+
+Executor::Executor(Mesh& mesh, Activity& activity)
+    : mesh_(mesh), activity_(activity), meeting_(mesh), rotation_(mesh.tuning()), exchange_(mesh.tuning()) {}
+
+void Executor::start(const Collective& collective, std::uint64_t number, Deadline deadline) {
+  step_ = index_ = done_ = 0;
+  meeting_.begin(collective, number, deadline);
+  large_ = !meeting_.first_step_made() && footprint(meeting_.shape()) >= mesh_.size() * kSliceBytes;
+  if (meeting_.first_step_made())
+    while (!make_moves()) continue;
+  meeting_.post();
+  stage_ = Stage::meet;
+}
+
+Outcome Executor::advance(Driver driver) {
+  if (large_ && driver == Driver::waiting) attend();
+  if (stage_ == Stage::meet) {
+    if (!meeting_.all_posted()) return Outcome::blocked;
+    activity_.met(meeting_.last());
+    if (meeting_.mismatched()) return Outcome::mismatch;
+    meeting_.agree();
+    stage_ = Stage::move;
+    if (meeting_.first_step_made()) {
+      step_ = 1;
+      if (!meeting_.complete()) {  // other ranks make that step only now
+        publish_tick();
+        return Outcome::advanced;
+      }
+    }
+  }
+  const Plan& plan = meeting_.plan();
+  if (stage_ == Stage::sync) {
+    if (!all_reached(tick_)) return Outcome::blocked;
+    OCCL_FAULT_POINT("sync.reached");
+    if (step_ == plan.steps) return Outcome::finished;
+    if (!meeting_.complete()) meeting_.locate_slots();
+    stage_ = Stage::move;
+  }
+  if (large_) {
+    if (lets_by()) return Outcome::blocked;
+    // A thread that passes computes next. With a core to spare, the background thread of another rank may as
+    // well move at the same time.
+    if (driver == Driver::passing && !mesh_.cores_for_each(2)) attend();
+  }
+  if (!make_moves()) return Outcome::advanced;
+  OCCL_FAULT_POINT("move.done");
+  ++step_;
+  // After the last step of a plan with slots no tick is needed: slots stay as they are until all ranks are in
+  // the next operation. After a direct plan one is: no rank may return while others still use its tensors.
+  if (step_ == plan.steps && plan.path != Path::direct) {
+    if (meeting_.in_staging() && plan.exchanges)
+      exchange_.advance(plan.windows);
+    else if (meeting_.in_staging())
+      rotation_.advance(plan.windows, plan.window_bytes);
+    return Outcome::finished;
+  }
+  if (step_ == plan.steps) activity_.moved();
+  publish_tick();
+  return Outcome::advanced;
+}
+
+std::vector<int> Executor::missing() const {
+  if (stage_ == Stage::meet) return meeting_.missing();
+  const bool letting = stage_ == Stage::move && large_ && lets_by();
+  std::vector<int> ranks;
+  for (int i = letting ? 0 : cursor_; i < mesh_.size(); ++i) {
+    if (i == mesh_.rank() || (letting && !attends(i))) continue;
+    if (tick_of(i) < tick_ + letting) ranks.push_back(i);
+  }
+  return ranks;
+}
+
+// ---- letting others by
+
+/// A thread of the program is at this operation, and computes nothing meanwhile. Stored once, because peers
+/// look at that line.
+void Executor::attend() {
+  if (attends(mesh_.rank())) return;
+  mesh_.own().attended().store(meeting_.collectives(), std::memory_order_relaxed);  // a hint for other ranks
+}
+bool Executor::attends(int rank) const {
+  const SharedBlock& block = rank == mesh_.rank() ? mesh_.own() : mesh_.member(rank).block;
+  return block.attended().load(std::memory_order_relaxed) == meeting_.collectives();
+}
+
+/// Whether this rank makes its moves later. No thread of its program attends to the operation, so its cores
+/// may be computing, while at least half of the ranks attend and have moves to make. When they have made
+/// those, their cores may be idle. A rank that has attended never lets others by, even if its thread has
+/// gone: so no two ranks wait for each other.
+bool Executor::lets_by() const {
+  const Plan& plan = meeting_.plan();
+  if (plan.path != Path::direct || plan.steps != 1 || attends(mesh_.rank())) return false;
+  int attending = 0;
+  bool moving = false;
+  for (int i = 0; i < mesh_.size(); ++i) {
+    if (!attends(i)) continue;
+    ++attending;
+    moving = moving || tick_of(i) <= tick_;
+  }
+  return moving && 2 * attending >= mesh_.size();
+}
+
+// ---- synchronising
+
+void Executor::publish_tick() {
+  ++tick_;
+  mesh_.own().tick().store(tick_, std::memory_order_release);  // pairs with all_reached
+  OCCL_FAULT_POINT("tick.stamped");
+  mesh_.tell_all();
+  OCCL_FAULT_POINT("tick.rung");
+  cursor_ = 0;
+  stage_ = Stage::sync;
+}
+
+std::uint64_t Executor::tick_of(int rank) const {
+  return mesh_.member(rank).block.tick().load(std::memory_order_seq_cst);  // pairs with publish_tick
+}
+
+bool Executor::all_reached(std::uint64_t tick) {
+  for (; cursor_ < mesh_.size(); ++cursor_) {
+    if (cursor_ == mesh_.rank()) continue;
+    std::uint64_t reached = 0;
+    const auto look = [&] {
+      reached = tick_of(cursor_);
+      return reached >= tick;
+    };
+    if (!looks_.found(mesh_.distances(), cursor_, true, look)) return false;
+    // No rank can pass a synchronisation before this rank has ticked. Trusting a false claim, this rank would
+    // run through the steps of an operation without checking its deadline.
+    if (reached > tick + 1)
+      fail(Errc::protocol, mesh_.describe(cursor_), " of group ", mesh_.name(), " claims synchronisation ",
+           reached, " where this rank is at ", tick);
+  }
+  return true;
+}
+
+// ---- moving
+
+/// Makes moves of the step, up to kSliceBytes; true when all of them are made.
+bool Executor::make_moves() {
+  Moves& of_step = lists_[step_ % lists_.size()];
+  // The same small call again finds them listed.
+  if (of_step.plan != meeting_.plans() || of_step.step != step_) list_moves(of_step);
+  const std::vector<Move>& moves = of_step.list;
+  const std::size_t size = meeting_.shape().element_size;
+  std::size_t budget = kSliceBytes;
+  for (; index_ < moves.size(); ++index_) {
+    const Move& move = moves[index_];
+    const std::size_t end = std::min(move.hi, block_size(move));
+    const std::size_t lo = move.lo + done_;
+    if (lo < end) {
+      const std::size_t touched = size * (move.src.ranks() + move.dst.ranks());
+      const std::size_t hi = std::min(end, lo + std::max<std::size_t>(budget / touched, 1));
+      make(move, lo, hi);
+      if (hi < end) {
+        done_ += hi - lo;
+        return false;
+      }
+      budget -= std::min(budget, (hi - lo) * touched);
+    }
+    done_ = 0;
+  }
+  index_ = 0;
+  return true;
+}
+
+/// Lists the moves that this rank makes in the present step.
+void Executor::list_moves(Moves& of_step) {
+  of_step.list.clear();
+  Move move;
+  while (move_at(meeting_.plan(), meeting_.shape(), mesh_.rank(), step_,
+                 static_cast<std::uint32_t>(of_step.list.size()), move))
+    of_step.list.push_back(move);
+  of_step.plan = meeting_.plans(), of_step.step = step_;
+}
+
+/// Blocks may be shorter than the largest. The elements of the block of a move, as far as this rank knows its
+/// size: of its own blocks, on either side.
+std::size_t Executor::block_size(const Move& move) const {
+  const Collective& c = meeting_.collective();
+  const Plan& plan = meeting_.plan();
+  const std::size_t size = meeting_.shape().element_size;
+  const bool own_dst =
+      move.dst.where == Where::tensor && move.dst.ranks() == 1 && move.dst.first == mesh_.rank();
+  if (own_dst) return c.out.at(move.dst.block, size).count;
+  if (move.dst.where == Where::slot) return c.in.at(move.src.block, size).count;
+  // In two levels a rank also moves blocks of others, whose sizes all ranks know.
+  if (plan.two_level && traits(c.kind).out_per_rank) return c.out.at(move.dst.block, size).count;
+  if (plan.split == Split::push || (plan.two_level && traits(c.kind).in_per_rank))
+    return c.in.at(move.src.block, size).count;
+  return move.hi;
+}
+
+/// Makes elements [lo, hi) of a move.
+void Executor::make(const Move& move, std::size_t lo, std::size_t hi) {
+  OCCL_FAULT_POINT("move.slice");
+  const Collective& c = meeting_.collective();
+  const std::size_t bytes = (hi - lo) * meeting_.shape().element_size;
+  std::array<void*, kMaxRanks + 1> dsts, srcs;
+  const std::size_t n_src = collect_addresses(move.src, move, lo, srcs.data());
+  std::size_t n_dst = collect_addresses(move.dst, move, lo, dsts.data());
+  bool first = passes_caches(move.dst.where, move, bytes), last = first;
+  if (move.also != Where::tensor) {
+    Side also = move.dst;
+    also.where = move.also;
+    if (move.also == Where::output) also.block = static_cast<std::uint32_t>(mesh_.rank());
+    dsts[n_dst++] = address(also, mesh_.rank(), move, lo);
+    last = passes_caches(move.also, move, bytes);
+    if (last && !first) std::swap(dsts[0], dsts[1]), std::swap(first, last);
+  }
+  // From places of exchanges, memcpy is faster.
+  const bool delivers = is_staged(move.src.where) && !meeting_.plan().exchanges;
+  const kernels::Store store = last       ? kernels::Store::streaming
+                               : first    ? kernels::Store::first_streaming
+                               : delivers ? kernels::Store::delivered
+                                          : kernels::Store::cached;
+  // A block that lies in its place already is not written, because peers may be reading it.
+  if (!move.reduce) n_dst = std::remove(dsts.begin(), dsts.begin() + n_dst, srcs[0]) - dsts.begin();
+  const std::span<void* const> to(dsts.data(), n_dst);
+  if (move.reduce) {
+    const std::span<const double> factors(meeting_.factors().data() + move.src.first,
+                                          c.op == ReduceOp::premul_sum ? n_src : 0);
+    kernels::Part part;
+    part.keeps = move.keeps();
+    part.ranks = static_cast<std::size_t>(mesh_.size());
+    if (move.carries()) part.carried = address(move.carried, move.carried.first, move, lo);
+    kernels::reduce(c.dtype, c.op, to, {srcs.data(), n_src}, hi - lo, store, factors, part);
+  } else if (n_dst) {
+    kernels::copy(to, srcs[0], bytes, store);
+  }
+}
+
+/// Whether what a move brings to one of its destinations is stored past the caches: slots where the ranks
+/// that read them are far, and tensors of large operations. In-place reductions have just read their
+/// destination into the caches, so they gain nothing.
+bool Executor::passes_caches(Where where, const Move& move, std::size_t bytes) const {
+  if (is_staged(where)) return mesh_.distances().past_caches_to_most(bytes, meeting_.plan().exchanges);
+  const Collective& c = meeting_.collective();
+  return meeting_.plan().streaming && !(move.reduce && c.in.base == c.out.base);
+}
+
+/// Stores the address of element `lo` for each rank of a side into `out`. Returns their number.
+std::size_t Executor::collect_addresses(const Side& side, const Move& move, std::size_t lo,
+                                        void** out) const {
+  std::size_t n = 0;
+  for (int rank = side.first; rank < side.first + side.count; ++rank)
+    if (rank != side.except) out[n++] = address(side, rank, move, lo);
+  return n;
+}
+
+/// The address of element `lo` of a side's block, for one of its ranks.
+std::byte* Executor::address(const Side& side, int rank, const Move& move, std::size_t lo) const {
+  const Collective& c = meeting_.collective();
+  const std::size_t size = meeting_.shape().element_size;
+  const bool own = rank == mesh_.rank();
+  // A rank reads its own contribution from its tensor; only what others read was staged.
+  const bool source_of_own = own && side.where == Where::slot && &side == &move.src;
+  if (is_staged(side.where) && !source_of_own) return staged(side, rank, move, lo);
+  const bool output = &side == &move.dst || side.where == Where::output;
+  if (own) return (output ? c.out : c.in).at(side.block, size).data + lo * size;
+  return (output ? meeting_.out(rank, side.block) : meeting_.in(rank, side.block)) + lo * size;
+}
+
+/// The same of what the rank stages.
+std::byte* Executor::staged(const Side& side, int rank, const Move& move, std::size_t lo) const {
+  const Plan& plan = meeting_.plan();
+  const Traits& t = traits(meeting_.collective().kind);
+  const int area = side.where == Where::partial ? 2 : side.where == Where::result ? 1 : 0;
+  std::uint32_t block = side.block;
+  std::size_t place = 0;
+  if (meeting_.in_staging() && plan.exchanges) {
+    const auto [offset, swapped] = exchange_.at(side.window);
+    place = offset;
+    if (swapped) {  // the place of what the reader contributes to this rank
+      const int reader = t.in_per_rank ? static_cast<int>(block) : 1 - rank;
+      block = static_cast<std::uint32_t>(std::exchange(rank, reader));
+    }
+  } else if (meeting_.in_staging()) {
+    place = area * std::size_t{mesh_.tuning().area_bytes} + rotation_.at(side.window, plan.window_bytes);
+  }
+  const Shape& shape = meeting_.shape();
+  const std::size_t size = side.where == Where::partial ? shape.partial_size : shape.element_size;
+  const std::size_t blocks_before = area ? 0 : slot_position(t, rank, block);
+  const std::size_t at = blocks_before * plan.window + lo - move.window_start + side.offset;
+  return meeting_.slot(rank) + place + at * size;
+}
+
+}  // namespace occl::coll

@@ -1,0 +1,83 @@
+// Carries out one collective at a time: meets the other ranks (coll/execution/meeting.h), then makes the
+// moves of the plan that they agreed on.
+//
+//     start ─▶ meet ─▶ move ─▶ sync ─▶ move ─▶ ... ─▶ finished
+//              (all    (the step's (all
+//               posts)  moves)      ticks)
+//
+// It never blocks: `advance` does what can be done now and returns. Not thread safe: the thread that drives
+// the group calls it, and that may be another thread each time.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "coll/execution/meeting.h"
+#include "coll/mesh/mesh.h"
+#include "coll/observe/activity.h"
+#include "coll/plan/plan.h"
+#include "coll/plan/staging_places.h"
+#include "coll/progress/communicator.h"
+
+namespace occl::coll {
+
+class Executor {
+ public:
+  Executor(Mesh& mesh, Activity& activity);
+
+  /// Starts a collective of operation `number`. Requires that the previous one has ended. The collective
+  /// lives until the next one starts or the group ends.
+  void start(const Collective& collective, std::uint64_t number, Deadline deadline);
+
+  /// Makes progress without waiting. After an exception no operation may start: the group must end.
+  Outcome advance(Driver driver);
+
+  /// After Outcome::mismatch: an error that names both sides.
+  Error mismatch() const { return meeting_.mismatch(); }
+  /// Whether peers may know where the current operation's tensors are.
+  bool exposed() const { return meeting_.exposed(); }
+  /// The ranks that the current operation waits for; none while it can go on.
+  std::vector<int> missing() const;
+
+ private:
+  enum class Stage : std::uint8_t { meet, move, sync };
+  /// The moves of a step.
+  struct Moves {
+    std::uint64_t plan = 0;  // Meeting::plans()
+    std::uint64_t step = 0;
+    std::vector<Move> list;
+  };
+
+  bool make_moves();
+  void list_moves(Moves& of_step);
+  std::size_t block_size(const Move& move) const;
+  void make(const Move& move, std::size_t lo, std::size_t hi);
+  bool passes_caches(Where where, const Move& move, std::size_t bytes) const;
+  std::byte* address(const Side& side, int rank, const Move& move, std::size_t lo) const;
+  std::byte* staged(const Side& side, int rank, const Move& move, std::size_t lo) const;
+  std::size_t collect_addresses(const Side& side, const Move& move, std::size_t lo, void** out) const;
+  void attend();
+  bool attends(int rank) const;
+  std::uint64_t tick_of(int rank) const;
+  bool lets_by() const;
+  void publish_tick();
+  bool all_reached(std::uint64_t tick);
+
+  Mesh& mesh_;
+  Activity& activity_;
+  Meeting meeting_;
+  Stage stage_ = Stage::meet;
+  bool large_ = false;      // takes a rank long enough to matter to what else its core computes
+  std::uint64_t tick_ = 0;  // synchronisations passed since the group began; the same on every rank
+  int cursor_ = 0;          // all ranks before it have reached the tick
+  Distances::Looks looks_;
+  Rotation rotation_;
+  Exchange exchange_;
+  std::uint64_t step_ = 0;
+  std::uint32_t index_ = 0;     // the next move of the step
+  std::size_t done_ = 0;        // elements of that move
+  std::array<Moves, 2> lists_;  // by step; a one-shot plan has no more than two
+};
+
+}  // namespace occl::coll

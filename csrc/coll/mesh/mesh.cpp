@@ -1,0 +1,237 @@
+#include "coll/mesh/mesh.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <functional>
+#include <tuple>
+#include <utility>
+
+#include "base/environment.h"
+#include "base/error.h"
+#include "base/fault_point.h"
+#include "base/limits.h"
+#include "shm/socket.h"
+
+namespace occl::coll {
+namespace {
+
+/// How many cores at least one of the ranks may run on.
+int count_cores(const std::vector<Invitation>& invitations) {
+  int count = 0;
+  for (std::size_t word = 0; word < invitations.front().cores.size(); ++word) {
+    std::uint64_t bits = 0;
+    for (const Invitation& it : invitations) bits |= it.cores[word];
+    count += std::popcount(bits);
+  }
+  return count;
+}
+
+std::size_t bytes_of(const std::vector<shm::Arena::Block>& blocks) {
+  std::size_t bytes = 0;
+  for (const auto& block : blocks) bytes += block.bytes;
+  return bytes;
+}
+
+}  // namespace
+
+Mesh::Mesh(std::shared_ptr<shm::Endpoint> endpoint, std::string name, int rank, int size,
+           const Tuning& tuning)
+    : endpoint_(std::move(endpoint)), name_(std::move(name)), rank_(rank), size_(size), tuning_(tuning) {
+  endpoint_->collect();
+  OCCL_FAULT_POINT("mesh.make");
+  if (const std::string listed = environment::get(environment::kTopology); !listed.empty())
+    listed_domain_ = listed_domain(listed, rank);
+  const shm::Token token = shm::random_token();
+  std::memcpy(&incarnation_, token.data(), sizeof(incarnation_));
+  auto& arena = endpoint_->arena();
+  header_ = arena.keep(sizeof(GroupHeader));
+  const auto block = allocate(SharedBlock::bytes(size));
+  own_ = SharedBlock(reinterpret_cast<GroupHeader*>(arena.at(header_)), arena.at(block.offset), size);
+  own_.construct(incarnation_);
+  OCCL_FAULT_POINT("mesh.made");
+}
+
+/// Under the group's driving lock, once there is a group.
+void Mesh::give_up(const char* reason) {
+  auto& header = own_.header();
+  if (header.presence.load(std::memory_order_relaxed) != 0) return;  // only this rank writes it
+  std::strncpy(header.reason.data(), reason, header.reason.size() - 1);
+  OCCL_FAULT_POINT("group.reason");
+  header.presence.store(kAborted, std::memory_order_release);  // pairs with Member::aborted
+  if (!members_.empty()) ring_all();
+}
+
+void Mesh::check_aborts(bool opening) const {
+  for (int i = 0; i < size_; ++i) {
+    const auto& header = members_[i].block.header();
+    if (members_[i].aborted() && !(opening && members_[i].opened()))
+      fail(Errc::aborted, describe(i), " ended group ", name_, ": ",
+           printable(header.reason.data(), header.reason.size()));
+  }
+}
+
+void Mesh::leave() {
+  OCCL_FAULT_POINT("mesh.leave");
+  // seq_cst: pairs with Member::left, and with sleepers
+  own_.header().presence.fetch_or(kLeft, std::memory_order_seq_cst);
+  OCCL_FAULT_POINT("mesh.left");
+  if (!members_.empty()) ring_all();
+}
+
+Mesh::~Mesh() {
+  leave();
+  // A peer may read this rank's last contribution until it has left the group or died. If this rank could not
+  // join, others may have joined all the same and it does not know them: then the memory is never used again.
+  const auto unread = [members = std::move(members_)] {
+    return !members.empty() && std::all_of(members.begin(), members.end(), std::mem_fn(&Member::gone));
+  };
+  if (!staged_.empty()) {
+    endpoint_->staging().retire(std::move(staged_), unread);
+    endpoint_->staging().collect();
+  }
+  blocks_.push_back({header_, sizeof(GroupHeader)});
+  endpoint_->arena().retire(std::move(blocks_), unread);
+}
+
+Invitation Mesh::invitation() const {
+  Invitation invitation;
+  invitation.address = endpoint_->address();
+  invitation.header = header_;
+  invitation.block = blocks_.front().offset;
+  invitation.incarnation = incarnation_;
+  invitation.rank = rank_;
+  invitation.size = size_;
+  static_assert(sizeof(cpu_set_t) == sizeof(invitation.cores));
+  // It fails on a machine with more cores than that; then no cores are known.
+  sched_getaffinity(0, sizeof(cpu_set_t), reinterpret_cast<cpu_set_t*>(invitation.cores.data()));
+  invitation.domain = listed_domain_ ? *listed_domain_ : own_socket(invitation.cores);
+  invitation.tuning = tuning_;
+  return invitation;
+}
+
+void Mesh::join(const std::vector<Invitation>& invitations, Deadline deadline) {
+  try {
+    join(invitations, connect(invitations, deadline));
+  } catch (const Error& error) {
+    give_up(error.what());  // others may have joined and wait for this rank
+    throw;
+  }
+}
+
+std::vector<std::shared_ptr<shm::Peer>> Mesh::connect(const std::vector<Invitation>& invitations,
+                                                      Deadline deadline) {
+  std::vector<std::shared_ptr<shm::Peer>> peers;
+  for (int i = 0; i < size_; ++i) {
+    const Invitation& it = invitations[i];
+    if (it.address.magic != shm::kMagic || it.address.version != shm::kProtocolVersion)
+      fail(Errc::protocol, "rank ", i, " of group ", name_, " speaks protocol version ", it.address.version,
+           " and this is version ", shm::kProtocolVersion, ": use the same torch_occl on all ranks");
+    if (it.size != size_ || it.rank != i)
+      fail(Errc::protocol, "rank ", i, " of group ", name_, " joined as rank ", it.rank, " of ", it.size,
+           " where this is rank ", rank_, " of ", size_);
+    OCCL_FAULT_POINT("mesh.connect");
+    own_.header().connecting.store(static_cast<std::uint32_t>(i) + 1, std::memory_order_relaxed);
+    try {
+      if (it.address.node != endpoint_->address().node)
+        fail(Errc::not_implemented, "it is on another node (OCCL_NODE)");
+      peers.push_back(endpoint_->peer(it.address, deadline));
+    } catch (const Error& error) {
+      throw Error(error.code(), concat("rank ", rank_, " of group ", name_, " cannot share memory with rank ",
+                                       i, ": ", error.what()));
+    }
+  }
+  return peers;
+}
+
+void Mesh::join(const std::vector<Invitation>& invitations, std::vector<std::shared_ptr<shm::Peer>> peers) {
+  std::vector<Member> members;  // stored when complete, because leave() rings all of them
+  for (int i = 0; i < size_; ++i) {
+    const auto* header = peers[i]->control(invitations[i].header, sizeof(GroupHeader));
+    const auto* base = peers[i]->control(invitations[i].block, SharedBlock::bytes(size_));
+    if (invitations[i].header % kLine != 0 || invitations[i].block % shm::page_size() != 0)
+      fail(Errc::protocol, "rank ", i, " of group ", name_, " announced a misaligned block");
+    // Mapped read-only. SharedBlock serves readers and the writer, so the cast drops const.
+    const SharedBlock block(reinterpret_cast<GroupHeader*>(const_cast<std::byte*>(header)),
+                            const_cast<std::byte*>(base), size_);
+    if (block.header().incarnation.load(std::memory_order_seq_cst) != invitations[i].incarnation)
+      fail(Errc::peer_left, "rank ", i, " has already left group ", name_);
+    members.push_back({std::move(peers[i]), block, invitations[i].incarnation});
+  }
+  OCCL_FAULT_POINT("mesh.joined");
+  members_ = std::move(members);
+  tuning_ = invitations.front().tuning;
+  std::vector<std::int64_t> domains;
+  for (const Invitation& it : invitations) domains.push_back(it.domain);
+  domains_ = domains_of(domains);
+  tuning_.one_shot_bytes = std::min(tuning_.one_shot_bytes, kMaxOneShotBytes);
+  cores_ = count_cores(invitations);
+  if (tuning_.direct_bytes == kByCores && cores_for_each(1)) tuning_.direct_bytes = kDirectBytes;
+  if (tuning_.slot_bytes == kByCores) tuning_.slot_bytes = slot_bytes_by_cores(size_, cores_for_each(1));
+  if (tuning_.area_bytes == kByCores) tuning_.area_bytes = cores_for_each(1) ? kAreaBytes : 0;
+  if (domains_.count > 1)  // three areas, but no more memory
+    for (auto* bytes : {&tuning_.slot_bytes, &tuning_.area_bytes}) *bytes = *bytes / 3 * 2;
+  // A slot holds what one_shot may stage, and at least a cache line for every other rank.
+  const auto least = std::max<std::uint32_t>(tuning_.one_shot_bytes + kLine, size_ * kLine);
+  tuning_.slot_bytes = std::clamp<std::uint32_t>(tuning_.slot_bytes / kLine * kLine, least, kMaxSlotBytes);
+  tuning_.area_bytes =
+      std::clamp<std::uint32_t>(tuning_.area_bytes / kLine * kLine, 2 * tuning_.slot_bytes, kMaxAreaBytes);
+  if (tuning_.ring_bytes == kByCores) tuning_.ring_bytes = ring_bytes_by_ranks(size_);
+  tuning_.ring_bytes = std::clamp(std::bit_floor(tuning_.ring_bytes), kLeastRingBytes, kMaxRingBytes);
+  tuning_.eager_bytes = std::min(tuning_.eager_bytes, kMaxEagerBytes);
+  tuning_.unasked_bytes = std::min(tuning_.unasked_bytes, kMaxUnaskedBytes);
+  if (tuning_.far_ns == kByProcessor) tuning_.far_ns = far_ns_by_processor();
+  tuning_.far_ns = std::min(tuning_.far_ns, kMaxFarNs);
+  const double far_ticks = tuning_.far_ns / ns_per_tick(endpoint_->first_anchor(), Anchor::now());
+  distances_.emplace(size_, cores_for_each(1),
+                     tuning_.far_ns < kMaxFarNs ? static_cast<Ticks>(far_ticks) : Distances::kNever);
+  own_.header().joined.store(1, std::memory_order_release);  // pairs with Member::joined
+  ring_all();
+}
+
+shm::Arena::Block Mesh::allocate(std::size_t bytes) {
+  blocks_.push_back(endpoint_->arena().allocate(bytes));
+  return blocks_.back();
+}
+
+std::pair<std::byte*, std::uint64_t> Mesh::allocate_staging(std::size_t bytes) {
+  auto& arena = endpoint_->staging();
+  staged_.push_back(arena.allocate(bytes));
+  return {arena.at(staged_.back().offset), endpoint_->staging_ref(staged_.back().offset)};
+}
+
+std::byte* Mesh::staging() {
+  if (!areas_) std::tie(areas_, areas_ref_) = allocate_staging(areas_bytes());
+  return areas_;
+}
+
+std::size_t Mesh::block_bytes() const { return sizeof(GroupHeader) + bytes_of(blocks_); }
+
+std::size_t Mesh::staging_bytes() const { return bytes_of(staged_); }
+
+std::byte* Mesh::reach(int rank, shm::Ref ref, std::size_t bytes, Deadline deadline) const {
+  try {
+    return members_[rank].peer->resolve(ref, bytes, deadline);
+  } catch (const Error& error) {
+    const bool exited = error.code() == Errc::peer_exited;
+    throw Error(error.code(),
+                concat(describe(rank), exited ? " exited during " : " is not reached in ",
+                       "an operation of group ", name_, " on rank ", rank_, ": ", error.what()));
+  }
+}
+
+std::string Mesh::describe(int rank) const {
+  return concat("rank ", shown(rank), " (", members_[rank].peer->describe(), ")");
+}
+
+std::string Mesh::exited_ranks(int but) const {
+  std::string text;
+  for (int i = 0; i < size_; ++i)
+    if (i != but && members_[i].peer->has_exited() && !members_[i].left())
+      text += concat("; ", describe(i), " has exited");
+  return text;
+}
+
+}  // namespace occl::coll

@@ -1,0 +1,129 @@
+#include "coll/messages/messenger.h"
+
+#include <utility>
+
+#include "base/error.h"
+#include "base/fault_point.h"
+
+namespace occl::coll {
+
+Messenger::Messenger(Mesh& mesh, Activity& activity)
+    : mesh_(mesh), transfers_(mesh, activity), channels_(mesh.size()) {}
+
+Channel& Messenger::channel(int rank) {
+  auto& channel = channels_[rank];
+  if (!channel) channel = std::make_unique<Channel>(mesh_, transfers_, rank);
+  return *channel;
+}
+
+void Messenger::post(Operation& op, OperationList& done) {
+  OCCL_FAULT_POINT("message.post");
+  transfers_.begin();
+  const Transfer& t = op.transfer();
+  if (t.send) {
+    posted_ = &channel(t.peer);
+    return posted_->send(op);
+  }
+  // A message that has arrived already goes before those that are still in the rings.
+  for (int rank = 0; rank < mesh_.size(); ++rank) {
+    if ((t.peer != rank && t.peer != Transfer::kAnyRank) || !channels_[rank]) continue;
+    const std::size_t before = channels_[rank]->notes();
+    if (!channels_[rank]->receive_arrived(op, done)) continue;
+    notes_ += channels_[rank]->notes() - before;
+    return;
+  }
+  transfers_.wait(op);
+}
+
+bool Messenger::advance(OperationList& done) {
+  // A message leaves before this rank looks for others: its receiver may be waiting for it.
+  bool moved = posted_ && std::exchange(posted_, nullptr)->begin_sends(done);
+  if (transfers_.empty() && notes_ == 0) return moved;
+  std::size_t notes = 0;
+  for (int rank = 0; rank < mesh_.size(); ++rank) {
+    // Nothing to do with a rank that never wrote to this one, and that this one has nothing to write to.
+    // seq_cst: pairs with Pipe::write; a thread that goes to sleep must not have missed it (bell.h)
+    if (!channels_[rank] &&
+        mesh_.member(rank).block.send(mesh_.rank()).ring.load(std::memory_order_seq_cst) == 0)
+      continue;
+    Channel& with = channel(rank);
+    moved |= with.advance(done);
+    notes += with.notes();
+  }
+  notes_ = notes;
+  return moved;
+}
+
+bool Messenger::hear(int rank, OperationList& done) {
+  return channels_[rank] && channels_[rank]->hear(done);  // without one, this rank has sent it nothing
+}
+
+std::size_t Messenger::refused() const {
+  std::size_t all = 0;
+  for (const auto& channel : channels_) all += channel ? channel->refused() : 0;
+  return all;
+}
+
+bool Messenger::withdraw(Operation& receive, OperationList& done) {
+  if (!transfers_.forget(receive)) return false;
+  transfers_.end(receive, done);
+  return true;
+}
+
+std::string Messenger::unexpected_from(int rank) const {
+  return channels_[rank] ? channels_[rank]->unexpected() : "";
+}
+
+/// Calls `f` with every operation that needs `rank`, or with every operation for kAnyRank.
+template <class F>
+void Messenger::for_each(int rank, F&& f) const {
+  for (int i = 0; i < mesh_.size(); ++i)
+    if (channels_[i] && (rank == Transfer::kAnyRank || rank == i)) channels_[i]->for_each(f);
+  transfers_.for_each([&](Operation& op) {
+    if (concerns(op, rank)) f(op);
+  });
+}
+
+/// Whether a receive that waits needs `rank`.
+bool Messenger::concerns(const Operation& receive, int rank) const {
+  const int peer = receive.transfer().peer;
+  return rank == Transfer::kAnyRank || peer == rank || (peer == Transfer::kAnyRank && last_sender(rank));
+}
+
+/// Whether a receive from any rank cannot succeed without this one: because it died, which ends the group; or
+/// because all other ranks have left.
+bool Messenger::last_sender(int rank) const {
+  bool others = false;
+  for (int i = 0; i < mesh_.size(); ++i) others |= i != rank && i != mesh_.rank() && !mesh_.member(i).gone();
+  return !others || mesh_.member(rank).died();
+}
+
+const Operation* Messenger::overdue() const {
+  const Operation* found = nullptr;
+  for_each(Transfer::kAnyRank, [&](const Operation& op) {
+    if (op.deadline().passed()) found = &op;
+  });
+  return found;
+}
+
+const Operation* Messenger::needs(int rank) const {
+  const Operation* found = nullptr;
+  for_each(rank, [&](const Operation& op) {
+    if (!found) found = &op;
+  });
+  return found;
+}
+
+void Messenger::fail(int rank, const Error& error, OperationList& done) {
+  OperationList failed;  // and not a vector: there may be no memory left
+  notes_ = 0;
+  for (int i = 0; i < mesh_.size(); ++i) {
+    if (!channels_[i]) continue;
+    if (rank == Transfer::kAnyRank || rank == i) channels_[i]->drop(failed);
+    notes_ += channels_[i]->notes();
+  }
+  transfers_.drop(failed, [&](const Operation& receive) { return concerns(receive, rank); });
+  while (!failed.empty()) transfers_.end(failed.pop(), done, &error);
+}
+
+}  // namespace occl::coll

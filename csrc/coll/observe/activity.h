@@ -1,0 +1,143 @@
+// What one rank does in one group: the times of its operations, which it publishes for readers outside
+// (coll/observe/record.h), and hands to the process's Recorder, if there is one (coll/task/recorder.h).
+//
+// It costs an operation a few stores into cache lines that only this rank touches, and one look at the clock
+// after its post (or after it has sent a small message), while the bytes are on their way. A rank that waited
+// looks at the clock once more, and so do operations of more than kUntimedBytes at their beginning and end.
+//
+// The thread that drives the group calls it, but for `submitted`.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "base/ticks.h"
+#include "coll/observe/record.h"
+#include "coll/task/operation.h"
+#include "coll/task/recorder.h"
+#include "shm/endpoint.h"
+
+namespace occl::coll {
+
+/// Moving so little takes less than finding out how long it took.
+inline constexpr std::size_t kUntimedBytes = 1024;
+
+/// The larger of what a rank gives and of what it gets.
+std::uint64_t bytes_of(const Collective& c);
+
+/// A rank has waited if it looked in vain so often, about half a microsecond, or was about to sleep. A rank
+/// that arrives with the others looks in vain too, because their posts are still on their way.
+inline constexpr unsigned kLooks = 8;
+
+class Activity {
+ public:
+  struct Identity {
+    std::string name;
+    std::uint64_t group = 0;  // the same on all ranks of the group, and of no other group
+    int rank = 0, size = 0;
+    std::uint64_t block = 0, wanted = 0, flags = 0;  // see ActivityRecord
+  };
+
+  /// Publishes the record. `recorder` points to the process's recorder or to null, which may change.
+  Activity(std::shared_ptr<shm::Endpoint> endpoint, Identity identity,
+           const std::atomic<Recorder*>& recorder);
+  ~Activity();
+  Activity(const Activity&) = delete;
+  Activity& operator=(const Activity&) = delete;
+
+  const Identity& identity() const { return identity_; }
+  const ActivityRecord& record() const { return *record_; }
+  /// Whether the group is the node's part of another one, which readers then leave out.
+  void set_flags(std::uint64_t flags) { record_->flags.set(flags); }
+
+  /// For the process's Recorder: under the group's submission lock.
+  Notes& notes() const { return notes_; }
+
+  // ---- any operation
+
+  /// Under the group's submission lock.
+  void submitted(const Operation& op) { tell(Event::What::submitted, op, -1); }
+  /// A thread of the program begins to wait for it. Any thread.
+  void waited(const Operation& op) const {
+    if (!op.finished()) tell(Event::What::waited, op, -1);
+  }
+  /// The program has a future of it. Any thread.
+  void has_future(const Operation& op) const { tell(Event::What::has_future, op, -1); }
+
+  // ---- the collective that the group is in
+
+  /// So many collectives have been called so far.
+  void called(std::uint64_t collectives) { record_->submitted.set(collectives); }
+  void held(const Operation& op);
+  void starting(Operation& op);
+  void posted(Operation& op);
+  /// It cannot go on before a peer does something. Counts as waiting from the look kLooks on.
+  void blocked() {
+    if (++looks_ == kLooks) block();
+  }
+  /// Nothing has moved for a while, so the thread is about to sleep.
+  void still_blocked() {
+    if (looks_ > 0 && looks_ < kLooks) block();
+    block_messages();
+  }
+  void unblocked() {
+    looks_ = 0;
+    if (blocked_since_ != 0) unblock(ticks_now());
+  }
+  /// All ranks have arrived. `last`: the last one that this rank waited for, or -1.
+  void met(int last);
+  /// This rank's moves are made, and others may still make theirs.
+  void moved() {
+    if (current_) tell(Event::What::moved, *current_, -1);
+  }
+  void ended(const Operation& op);
+
+  // ---- messages
+
+  void message_posted(Operation& op);
+  void message_met(Operation& op, int peer);
+  void message_ended(const Operation& op);
+  /// As for collectives: a rank has waited for a message from the look kLooks on, since no message was open.
+  void messages_blocked() {
+    if (record_->messages_open.get() > 0 && ++looks_for_messages_ == kLooks) block_messages();
+  }
+
+  /// Rarely called: bytes of shared memory that this rank holds for the group.
+  void set_memory(std::size_t bytes) { record_->memory.set(bytes); }
+
+  /// The group has ended.
+  void end();
+
+ private:
+  class Writing;
+
+  void block();
+  void block_messages();
+  void unblock(Ticks now);
+  void keep_time(Ticks now);
+  void time_last_message();
+  ActivityRecord::Counters& counters(int kind) { return record_->counters[static_cast<std::size_t>(kind)]; }
+  Ticks tell(Event::What what, const Operation& op, int peer, Ticks at = 0) const;
+
+  const std::shared_ptr<shm::Endpoint> endpoint_;
+  const Identity identity_;
+  const std::atomic<Recorder*>& recorder_;
+  const std::uint64_t offset_;
+  ActivityRecord* const record_;
+  mutable Notes notes_;
+  Ticks next_anchor_ = 0;
+
+  // Of the current collective.
+  Operation* current_ = nullptr;
+  int kind_ = 0;
+  std::uint64_t bytes_ = 0;
+  bool met_ = false;
+  unsigned looks_ = 0;  // in vain, since something moved
+  Ticks blocked_since_ = 0, synced_ = 0;
+
+  unsigned looks_for_messages_ = 0;  // in vain, since no message was open
+};
+
+}  // namespace occl::coll

@@ -1,0 +1,363 @@
+#include "coll/progress/engine.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <exception>
+#include <new>
+#include <optional>
+#include <utility>
+
+#include "base/thread.h"
+
+namespace occl::coll {
+namespace {
+
+// A sleeper wakes up this often even if no peer rings: for deadlines, for signals, for a broken peer.
+constexpr std::chrono::milliseconds kSlice{50};
+
+// How long to spin before sleeping, in turns of a loop. With a core for every rank: about as long as ranks
+// usually lag behind each other. With fewer cores it is better to leave the core to the rank that is late:
+// the thread yields for a while, and sleeps if that takes longer, for instance because another thread
+// computes.
+constexpr int kLongSpin = 2000, kShortSpin = 32;
+constexpr std::chrono::microseconds kLongSpinTime{60}, kYieldTime{1000};
+
+// A thread that always finds something to move, for instance in other groups, still looks for deaths, aborts
+// and deadlines this often. It reads the clock once in kMoves moves: a small operation takes fewer.
+constexpr std::chrono::milliseconds kCheckTime{20};
+constexpr int kMoves = 16;
+
+// A thread that submits often waits at once, so waking the background thread for it is a waste. Instead, the
+// background thread looks for work by itself for a while: every kDoze, and less often up to kLongestDoze
+// while the threads that wanted it turn out to wait themselves. After kDozes looks without being wanted, it
+// sleeps until it is woken.
+constexpr std::chrono::microseconds kDoze{200}, kLongestDoze{1600};
+constexpr int kDozes = 5;
+
+/// What this thread is to the engine.
+enum class Role { other, polls, waits, drives };
+thread_local Role role = Role::other;
+
+/// Tells a thread that keeps moving when it is time to check.
+class Busy {
+ public:
+  /// After each look that moved something.
+  bool check_due() {
+    if (++moves_ % kMoves != 0) return false;
+    const auto now = std::chrono::steady_clock::now();
+    if (now - checked_ < kCheckTime) return false;
+    checked_ = now;
+    return true;
+  }
+
+ private:
+  int moves_ = 0;
+  std::chrono::steady_clock::time_point checked_{};
+};
+
+}  // namespace
+
+/// A thread inside wait() or poll(): while there is one, the background stays away.
+class Engine::Waiting {
+ public:
+  explicit Waiting(Engine& engine, Role as = Role::waits)
+      : engine_(engine), before_(std::exchange(role, as)) {
+    engine_.waiters_.fetch_add(1, std::memory_order_seq_cst);
+  }
+  ~Waiting() {
+    role = before_;
+    engine_.waiters_.fetch_sub(1, std::memory_order_seq_cst);
+    engine_.hand_over();
+  }
+
+ private:
+  Engine& engine_;
+  const Role before_;
+};
+
+Engine::Callback::Callback(Engine& engine)
+    : engine_(engine), role_(static_cast<int>(std::exchange(role, Role::other))) {
+  if (role_ == static_cast<int>(Role::drives)) engine_.absent_.fetch_add(1, std::memory_order_seq_cst);
+  if (role_ != static_cast<int>(Role::other))
+    (role_ == static_cast<int>(Role::drives) ? engine_.drivers_ : engine_.waiters_)
+        .fetch_sub(1, std::memory_order_seq_cst);
+  engine_.hand_over();  // also from a brief submission, during which the thread has no role
+}
+
+Engine::Callback::~Callback() {
+  role = static_cast<Role>(role_);
+  if (role == Role::other) return;
+  (role == Role::drives ? engine_.drivers_ : engine_.waiters_).fetch_add(1, std::memory_order_seq_cst);
+  if (role == Role::drives) engine_.absent_.fetch_sub(1, std::memory_order_seq_cst);
+}
+
+Engine::Engine(std::shared_ptr<shm::Endpoint> endpoint) : endpoint_(std::move(endpoint)) {}
+
+Engine::~Engine() { stop_background(); }
+
+void Engine::stop_background() {
+  std::vector<Thread> threads;
+  {
+    std::lock_guard lock(background_mutex_);
+    stop_ = true;
+    threads.swap(background_);
+  }
+  background_work_.notify_all();
+  ring();
+  for (auto& thread : threads) thread.join();
+}
+
+void Engine::add(const std::shared_ptr<Communicator>& group) {
+  std::lock_guard lock(groups_mutex_);
+  std::erase_if(groups_, [](const auto& known) { return known.expired(); });
+  groups_.push_back(group);
+}
+
+std::vector<std::shared_ptr<Communicator>> Engine::busy_groups() {
+  std::vector<std::shared_ptr<Communicator>> groups;
+  if (pending_.load(std::memory_order_seq_cst) == 0) return groups;  // pairs with add_pending, for sleepers
+  std::lock_guard lock(groups_mutex_);
+  for (const auto& known : groups_)
+    if (auto group = known.lock(); group && group->busy()) groups.push_back(std::move(group));
+  return groups;
+}
+
+std::vector<std::shared_ptr<Communicator>> Engine::all_groups() {
+  std::vector<std::shared_ptr<Communicator>> groups;
+  std::lock_guard lock(groups_mutex_);
+  for (const auto& known : groups_)
+    if (auto group = known.lock()) groups.push_back(std::move(group));
+  return groups;
+}
+
+void Engine::deliver(const std::function<void()>& interrupted) {
+  for (const auto& group : all_groups()) group->deliver(interrupted);
+}
+
+std::string Engine::ahead_elsewhere(const Communicator& but, const shm::Peer& process) {
+  std::string text;
+  for (const auto& group : all_groups())
+    if (group.get() != &but) text += group->ahead(process);
+  return text;
+}
+
+bool Engine::drive_all(bool check) {
+  bool moved = false;
+  for (const auto& group : busy_groups()) moved |= group->drive(check);
+  return moved;
+}
+
+void Engine::release(Communicator& group, Operation& op) {
+  op.make_ready();
+  poll(group);
+}
+
+void Engine::submit(Communicator& group, Operation& op) {
+  if (group.submit_and_drive(op))
+    hand_over();
+  else
+    poll(group);
+}
+
+void Engine::submit_before_wait(Communicator& group, Operation& op) {
+  constexpr int kMoment = 64;  // looks, each of about 30 ns
+  group.submit_and_drive(op, kMoment);
+  if (op.finished()) hand_over();  // wait() would return at once, and an answer may be due to a peer
+}
+
+/// The thread counts as waiting meanwhile, so that the background does not come to drive the same group.
+void Engine::poll(Communicator& group) {
+  const Waiting waiting(*this, Role::polls);
+  group.drive(false);
+}
+
+/// If other programs use the cores, a spinning thread keeps the late rank off its core. The sign of that:
+/// spinning was in vain, and the sleep after it was short. Then threads spin less, but try the long spin
+/// again now and then.
+Engine::Spin::Spin() : turns_(kLongSpin) {}
+int Engine::Spin::turns() {
+  const unsigned wait = waits_.fetch_add(1, std::memory_order_relaxed);  // a hint, as is the next
+  return wait % 16 == 0 ? kLongSpin : turns_.load(std::memory_order_relaxed);
+}
+void Engine::Spin::succeeded() { turns_.store(kLongSpin, std::memory_order_relaxed); }
+void Engine::Spin::failed(std::chrono::nanoseconds slept) {
+  if (slept < kLongSpinTime)
+    turns_.store(std::max(kShortSpin, turns_.load(std::memory_order_relaxed) / 2), std::memory_order_relaxed);
+}
+
+Driver Engine::driver() {
+  return role == Role::waits ? Driver::waiting : role == Role::drives ? Driver::background : Driver::passing;
+}
+
+bool Engine::wait(Communicator& group, const Operation& op, Deadline deadline,
+                  const std::function<void()>& interrupted) {
+  if (op.finished()) return true;
+  Waiting waiting(*this);
+  const bool core_for_each = group.core_for_each();
+  static thread_local unsigned rung_before = 0;  // when the last wait of this thread ended
+  const auto woke_a_peer = [&] { return core_for_each && shm::Bell::rung() != rung_before; };
+  struct AtTheEnd {
+    ~AtTheEnd() { rung_before = shm::Bell::rung(); }
+  } at_the_end;
+  const auto turns_now = [&] { return core_for_each ? spin_.turns() : kShortSpin; };
+  int turns = turns_now(), looked = 0;
+  std::optional<Deadline> yields_until;  // since this wait began, or something moved
+  Busy busy;
+  for (;;) {
+    bool moved = group.drive(false);
+    if (!op.finished() && pending_.load(std::memory_order_relaxed) > group.pending())
+      moved |= drive_all(false);  // a hint
+    if (moved || op.finished()) {
+      if (looked > kShortSpin) spin_.succeeded();
+      if (op.finished()) return true;
+      looked = 0;
+      yields_until.reset();
+      if (busy.check_due()) {
+        if (interrupted) interrupted();
+        if (deadline.passed()) return false;
+        drive_all(true);
+      }
+      continue;
+    }
+    // A peer that slept comes within the long spin. To sleep before it comes would make it wake this thread,
+    // and then sleep for the same reason, and so on.
+    if (looked < turns || (looked < kLongSpin && woke_a_peer())) {
+      ++looked;
+      relax();
+      continue;
+    }
+    if (!core_for_each) {
+      if (!yields_until) yields_until = Deadline::after(kYieldTime);
+      if (!yields_until->passed()) {
+        sched_yield();
+        continue;
+      }
+    }
+    if (interrupted) interrupted();
+    if (deadline.passed()) return false;
+    {
+      const shm::Bell::Sleep sleep(endpoint_->bell());
+      moved = drive_all(true);
+      if (!moved && !op.finished()) {
+        const auto begin = std::chrono::steady_clock::now();
+        sleep.wait(deadline.left(kSlice));
+        if (core_for_each && !woke_a_peer()) spin_.failed(std::chrono::steady_clock::now() - begin);
+      }
+    }
+    if (op.finished()) return true;
+    turns = turns_now();
+    looked = 0;
+  }
+}
+
+bool Engine::wait_until(const std::function<bool()>& reached, Deadline deadline,
+                        const std::function<void()>& interrupted) {
+  if (reached()) return true;
+  Waiting waiting(*this);
+  Busy busy;
+  for (;;) {
+    if (drive_all(false) && !busy.check_due()) continue;
+    if (interrupted) interrupted();
+    const bool late = deadline.passed();
+    const shm::Bell::Sleep sleep(endpoint_->bell());
+    const bool moved = drive_all(true);
+    if (reached()) return true;
+    if (late) return false;
+    if (!moved) sleep.wait(deadline.left(kSlice));
+  }
+}
+
+/// This thread stops driving. If there is anything to drive, another thread must go on.
+void Engine::hand_over() noexcept {
+  if (pending_.load(std::memory_order_seq_cst) == 0) return;
+  ring();  // another waiter may have found a group being driven by this thread, and gone to sleep
+  if (waiters_.load(std::memory_order_seq_cst) > 0) return;
+  try {
+    start_background();
+  } catch (const std::exception& error) {  // no thread would ever drive: end what is in flight, on all ranks
+    for (const auto& group : busy_groups()) group->abort(error.what());
+  }
+}
+
+void Engine::start_background() {
+  if (drivers_.load(std::memory_order_seq_cst) > 0) return;  // it will look at pending_ before it parks
+  if (dozing_.load(std::memory_order_seq_cst) > 0) {         // so will this one
+    asked_.fetch_add(1, std::memory_order_relaxed);
+    return;
+  }
+  std::lock_guard lock(background_mutex_);
+  if (stop_) return;
+  // Every thread that is not inside a callback is parked, or checks under this lock before it parks.
+  if (background_.size() == absent_.load(std::memory_order_seq_cst))  // pairs with Callback
+    background_.push_back(
+        start_thread<Thread>("that drives operations in the background", [this] { run_background(); }));
+  background_work_.notify_one();
+}
+
+bool Engine::background_needed() const {
+  return pending_.load(std::memory_order_seq_cst) > 0 && waiters_.load(std::memory_order_seq_cst) == 0;
+}
+
+/// While this thread is here, no other thread wakes it. The caller checks for work once more afterwards.
+void Engine::doze() {
+  dozing_.fetch_add(1, std::memory_order_seq_cst);  // pairs with start_background, as does the other
+  unsigned asked = asked_.load(std::memory_order_relaxed);
+  auto nap = kDoze;
+  for (int i = 0; i < kDozes && !background_needed(); ++i) {
+    std::this_thread::sleep_for(nap);
+    const unsigned now = asked_.load(std::memory_order_relaxed);
+    if (now == asked) continue;
+    asked = now, i = 0;
+    nap = std::min(2 * nap, kLongestDoze);  // the thread that asked went on to wait: so will the next
+  }
+  dozing_.fetch_sub(1, std::memory_order_seq_cst);
+}
+
+/// One turn of the background thread, until it is not needed any more.
+void Engine::drive_in_background() {
+  Busy busy;
+  // After a callback there may be another driver. Then one of the two leaves; if both do, one comes back.
+  while (background_needed() && drivers_.load(std::memory_order_seq_cst) == 1) {
+    const auto drove = [this](bool check) {
+      try {
+        return drive_all(check);
+      } catch (const std::bad_alloc&) {  // for the list of groups: later there may be memory again
+        return false;
+      }
+    };
+    if (drove(false) && !busy.check_due()) continue;
+    const shm::Bell::Sleep sleep(endpoint_->bell());
+    if (!background_needed() || drove(true)) continue;
+    sleep.wait(kSlice);
+    std::lock_guard lock(background_mutex_);
+    if (stop_) break;
+  }
+}
+
+void Engine::run_background() {
+  const auto wanted = [this] {
+    return stop_ || (background_needed() && drivers_.load(std::memory_order_seq_cst) == 0);
+  };
+  role = Role::drives;
+  for (;;) {
+    {
+      std::unique_lock lock(background_mutex_);
+      while (!wanted()) {
+        background_work_.wait(lock);
+        if (wanted()) break;
+        lock.unlock();
+        doze();
+        lock.lock();
+      }
+      if (stop_) return;
+      drivers_.fetch_add(1, std::memory_order_seq_cst);
+    }
+    drive_in_background();
+    drivers_.fetch_sub(1, std::memory_order_seq_cst);
+    ring();  // a waiter may have found a group being driven by this thread, and gone to sleep
+    doze();
+  }
+}
+
+}  // namespace occl::coll

@@ -1,0 +1,203 @@
+// One operation in flight: what the caller asked for, and how it ended.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <variant>
+
+#include "base/deadline.h"
+#include "base/error.h"
+#include "base/sync.h"
+#include "base/ticks.h"
+#include "coll/task/collective.h"
+#include "coll/task/recorder.h"
+
+namespace occl::coll {
+
+/// A point-to-point message. In a receive, `peer` may be kAnyRank: the first message with the tag is taken.
+struct Transfer {
+  static constexpr int kAnyRank = -1;
+  bool send = false;
+  int peer = 0;
+  std::uint32_t tag = 0;
+  DType dtype = DType::bytes;
+  Block buffer;
+  /// How the tensor's dimensions are ordered in memory, 0: contiguous. Both sides must have the same order.
+  std::uint32_t order = 0;
+
+  std::size_t bytes() const { return buffer.count * size_of(dtype); }
+};
+
+/// What an operation does.
+using Task = std::variant<Collective, Transfer>;
+/// "all_reduce(float32[4], SUM)", "recv(float32[4], src=1, tag=0)".
+std::string describe(const Task& task);
+
+class Operation;
+
+/// Gets the events of an operation, from the thread that drives it.
+///
+///     beginning ─▶ (the bytes move) ─▶ succeeded ─▶ ending ─▶ completed ─▶ released
+///
+/// `beginning` and `succeeded` run under the group's lock and are left out if the operation fails before
+/// them. If they throw, a message fails alone, and a collective ends the group. The exception is an
+/// Error(mismatch) that `succeeded` throws on all ranks: it fails the collective alone.
+class Listener {
+ public:
+  /// A collective: the ones before it have ended, and the ones after it have not begun.
+  virtual void beginning(Operation&) {}
+  /// Whether the operation goes on with another collective, for which it has called Operation::go_on_with.
+  virtual bool succeeded(Operation&) { return false; }
+  /// The operation has ended, and no other thread can see that yet. Must not block.
+  virtual void ending(Operation&) noexcept {}
+  /// Every thread can see that this operation has ended, and so have all that ended with it. Called without
+  /// any lock: it may submit, wait and destroy.
+  virtual void completed(Operation& operation) noexcept = 0;
+  /// The last call for this operation: it and its buffers may be destroyed now. After an error this call
+  /// comes when the group is closed, because peers may still be using the buffers.
+  virtual void released(Operation& operation) noexcept = 0;
+
+ protected:
+  ~Listener() = default;
+};
+
+class Operation {
+ public:
+  /// The task lives as long as the operation and does not change.
+  Operation(Listener& listener, const Task& task, Deadline deadline)
+      : task_(task), collective_(std::get_if<Collective>(&task)), deadline_(deadline), listener_(listener) {}
+  Operation(Listener& listener, Task&& task, Deadline deadline) = delete;
+  Operation(const Operation&) = delete;
+  Operation& operator=(const Operation&) = delete;
+
+  // ---- for the caller
+
+  bool is_transfer() const { return std::holds_alternative<Transfer>(task_); }
+  const Transfer& transfer() const { return *std::get_if<Transfer>(&task_); }
+  Deadline deadline() const { return deadline_; }
+
+  /// Whether its blocks are so small that, with few ranks, it takes about a microsecond of this rank's time.
+  bool brief() const {
+    constexpr std::size_t kMost = 4096;
+    return is_transfer() ? transfer().bytes() <= kMost
+                         : collective_->largest * size_of(collective_->dtype) <= kMost;
+  }
+
+  /// Call it before submitting: the operation takes its place in the order, but begins only after
+  /// Engine::release.
+  void hold() { ready_.store(false, std::memory_order_relaxed); }  // no other thread knows of it yet
+
+  bool finished() const {
+    return finished_.load(std::memory_order_seq_cst);  // pairs with finish, and the fence that follows it
+  }
+  /// Once finished: what went wrong, or null.
+  const Error* error() const { return error_ ? &*error_ : nullptr; }
+  /// Once finished: the rank that a message came from.
+  int source() const { return source_; }
+
+  std::string describe() const { return coll::describe(task_); }
+
+  // ---- for the group, its messenger and the engine; under the group's locks unless a line says otherwise
+
+  /// The number among the collectives (or the messages) of its group on this rank, from 1.
+  std::uint64_t sequence() const { return sequence_; }
+  void set_sequence(std::uint64_t sequence) { sequence_ = sequence; }
+
+  /// The collective that the operation is at: its task's, and then those that follow.
+  const Collective& collective() const { return *collective_; }
+  void go_on_with(const Collective& next) { collective_ = &next; }
+
+  /// Ends the hold. Any thread.
+  void make_ready() { ready_.store(true, std::memory_order_seq_cst); }   // pairs with ready
+  bool ready() const { return ready_.load(std::memory_order_acquire); }  // pairs with make_ready
+
+  /// Whether peers may know the addresses of its buffers.
+  bool exposed() const { return exposed_; }
+  void set_exposed(bool exposed) { exposed_ = exposed; }
+
+  /// Whether it is in the engine's count of reasons to drive.
+  bool counted() const { return counted_; }
+  void set_counted() { counted_ = true; }
+
+  /// When its collective, or the message, came how far; 0: not yet. For Activity.
+  struct Times {
+    Ticks started = 0, posted = 0, met = 0;
+    bool open = false;  // a message that was posted
+  };
+  Times& times() { return times_; }
+  const Times& times() const { return times_; }
+  /// For the process's Recorder.
+  Notes& notes() const { return notes_; }
+
+  void set_source(int rank) { source_ = rank; }
+  void set_error(const Error& error) noexcept { error_ = error; }
+
+  /// The last change to an operation that has ended. Without a lock. The caller wakes the threads that wait.
+  void finish() { finished_.store(true, std::memory_order_release); }  // pairs with finished
+
+  Listener& listener() const { return listener_; }
+
+ private:
+  friend class OperationList;  // whose links lie in the operations
+
+  const Task& task_;
+  const Collective* collective_;
+  const Deadline deadline_;
+  Listener& listener_;
+  Operation* next_ = nullptr;
+  std::uint64_t sequence_ = 0;
+  Times times_;
+  mutable Notes notes_;
+  int source_ = -1;
+  Atomic<bool> ready_ = true;
+  bool exposed_ = false;
+  bool counted_ = false;
+  std::optional<Error> error_;
+  Atomic<bool> finished_ = false;
+};
+
+/// First in, first out, without allocation. Not thread safe.
+class OperationList {
+ public:
+  bool empty() const { return first_ == nullptr; }
+  Operation& front() const { return *first_; }
+  Operation* begin() const { return first_; }
+  static Operation* next(const Operation& op) { return op.next_; }
+  bool has(const Operation& op) const {
+    const Operation* at = first_;
+    while (at && at != &op) at = at->next_;
+    return at != nullptr;
+  }
+
+  void push(Operation& op) {
+    op.next_ = nullptr;
+    (first_ ? last_->next_ : first_) = &op;
+    last_ = &op;
+  }
+  Operation& pop() {
+    Operation& op = *first_;
+    first_ = op.next_;
+    return op;
+  }
+  /// Takes `op`, which must be in the list, out of it.
+  void remove(Operation& op) {
+    Operation* before = nullptr;
+    for (Operation* at = first_; at != &op; at = at->next_) before = at;
+    (before ? before->next_ : first_) = op.next_;
+    if (last_ == &op) last_ = before;
+  }
+  /// Appends all of `other` and empties it.
+  void take(OperationList& other) {
+    if (other.empty()) return;
+    (first_ ? last_->next_ : first_) = other.first_;
+    last_ = other.last_;
+    other = {};
+  }
+
+ private:
+  Operation* first_ = nullptr;
+  Operation* last_ = nullptr;
+};
+
+}  // namespace occl::coll

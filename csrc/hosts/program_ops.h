@@ -1,0 +1,85 @@
+// What a program (hosts/program.h) consists of. Addresses are relative: a block of the collective, or scratch
+// memory of the rank, so that steps hold no pointers.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <variant>
+#include <vector>
+
+#include "base/dtype.h"
+#include "coll/task/collective.h"
+
+namespace occl::hosts {
+
+enum class Where : std::uint8_t {
+  in,    // a block of the collective's input
+  out,   // a block of its output
+  work,  // scratch memory of the rank
+};
+
+/// `count` elements of `size` bytes, that begin `offset` bytes into a block or the scratch memory.
+struct Piece {
+  Where where = Where::work;
+  std::uint32_t block = 0;
+  std::size_t offset = 0;
+  std::size_t count = 0;
+  std::size_t size = 1;
+
+  std::size_t bytes() const { return count * size; }
+};
+
+/// An operation of the node's group. Ranks are local.
+struct Inside {
+  coll::Kind kind = coll::Kind::barrier;
+  DType dtype = DType::bytes;
+  ReduceOp op = ReduceOp::none;
+  int root = 0;
+  std::vector<Piece> in, out;       // this rank's blocks
+  std::vector<std::size_t> counts;  // elements of each block; empty for all_to_all, whose pairs all differ
+};
+
+/// A message to or from a rank of another node.
+struct Message {
+  bool send = false;
+  int peer = 0;
+  Piece piece;
+  /// The next stage writes over what is sent, so it begins only when the message has ended. Other sends must
+  /// have ended when the window ends.
+  bool overwritten = false;
+  /// A receive that a stage starts for the next one, so that the sender finds it when it sends. Receives
+  /// must be in the order of their sends, so either all receives of a program are early, or none.
+  bool early = false;
+};
+
+/// dst = combine(srcs), in this order.
+struct Combine {
+  DType dtype = DType::bytes;
+  ReduceOp op = ReduceOp::none;
+  Piece dst;
+  std::vector<Piece> srcs;
+};
+
+/// dst = src in another dtype, divided by `divisor` where it becomes narrower (kernels/convert.h).
+struct Convert {
+  DType narrow = DType::bytes, wide = DType::bytes;
+  bool widen = false;
+  int divisor = 1;
+  Piece dst, src;
+};
+
+/// Uneven all_to_all: the number of elements that `peer` sends, an int64, must be what this rank expects.
+struct Compare {
+  int peer = 0;
+  Piece received;
+  std::size_t expected = 0;
+};
+/// Writes the number of elements that this rank sends.
+struct Announce {
+  Piece to;
+  std::size_t count = 0;
+};
+
+using Step = std::variant<Inside, Message, Combine, Convert, Announce, Compare>;
+
+}  // namespace occl::hosts

@@ -1,0 +1,37 @@
+#include "pg/backend/options.h"
+
+#include <algorithm>
+
+#include "pg/request/errors.h"
+#include "pg/process/engine.h"
+
+namespace occl::pg {
+
+Options Options::of(const c10d::Backend::Options& given) {
+  if (const auto* same = dynamic_cast<const Options*>(&given)) return *same;
+  Options options(given.timeout);
+  options.group_name = given.group_name;
+  options.group_desc = given.group_desc;
+  options.global_ranks_in_group = given.global_ranks_in_group;
+  return options;
+}
+
+void Options::set_numbers(NamedNumbers numbers) {
+  translated([&] {
+    Tuning checked;
+    for (const auto& [name, number] : numbers) set(checked, name, number);
+  });
+  numbers_ = std::move(numbers);
+}
+
+Tuning Options::tuning() const {
+  Tuning tuning = tuning_from_environment();
+  for (const auto& [name, number] : numbers_) set(tuning, name, number);
+  if (staging_bytes_) {  // two areas of two slots
+    set(tuning, "area_bytes", std::max<std::uint64_t>(staging_bytes_ / 2, 1));
+    set(tuning, "slot_bytes", std::max<std::uint64_t>(staging_bytes_ / 4, 1));
+  }
+  return tuning;
+}
+
+}  // namespace occl::pg

@@ -1,0 +1,41 @@
+// The options of one group: ProcessGroupOCCL.Options in Python.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include "coll/plan/tuning.h"
+
+namespace occl::pg {
+
+class Options final : public c10d::Backend::Options {
+ public:
+  explicit Options(std::chrono::milliseconds timeout = kBackendDefaultTimeout)
+      : c10d::Backend::Options("occl", timeout) {}
+  /// A copy of `given`. Options of another class give their timeout, names and ranks.
+  static Options of(const c10d::Backend::Options& given);
+
+  c10::intrusive_ptr<Options> copy() const { return c10::make_intrusive<Options>(*this); }
+
+  const NamedNumbers& numbers() const { return numbers_; }
+  /// Raises ValueError for a name that coll/plan/tuning.h does not know.
+  void set_numbers(NamedNumbers numbers);
+
+  /// Bytes of shared memory through which this rank stages tensors that peers cannot map; 0: the default.
+  std::uint64_t staging_bytes() const { return staging_bytes_; }
+  void set_staging_bytes(std::uint64_t bytes) { staging_bytes_ = bytes; }
+
+  /// The backend that carries messages between nodes, or null: Gloo.
+  const c10::intrusive_ptr<c10d::Backend>& inter_node() const { return inter_node_; }
+  void set_inter_node(c10::intrusive_ptr<c10d::Backend> backend) { inter_node_ = std::move(backend); }
+
+  /// The defaults, overridden by OCCL_TUNING, overridden by these options. Throws Error(invalid_argument) for
+  /// a bad OCCL_TUNING.
+  Tuning tuning() const;
+
+ private:
+  NamedNumbers numbers_;
+  std::uint64_t staging_bytes_ = 0;
+  c10::intrusive_ptr<c10d::Backend> inter_node_;
+};
+
+}  // namespace occl::pg

@@ -1,0 +1,114 @@
+// The backend: each operation turns its arguments into a Request (normalize.h) and launches it as a Work
+// (work.h).
+#pragma once
+
+#include <torch/csrc/distributed/c10d/logging.h>
+
+#include <span>
+
+#include "pg/backend/group_lifecycle.h"
+#include "pg/backend/time_estimate.h"
+#include "pg/backend/work.h"
+
+namespace occl::pg {
+
+class ProcessGroupOCCL final : public GroupBackend {
+ public:
+  /// A collective call of all ranks: connects to the others, through the parent or else through the store.
+  /// Copies the options. Throws DistBackendError, which names the ranks that did not come within the timeout,
+  /// have exited, or share no memory.
+  ProcessGroupOCCL(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, const Options& options,
+                   const Parent& parent = {});
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+  /// The operations; normalize.h says which tensors each takes. Wrong arguments raise ValueError before
+  /// anything is sent. If opts.asyncOp is false, the call waits for the Work (WorkOCCL::wait) and returns it.
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
+  WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) override;
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override;
+  WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+                    const c10d::AllgatherOptions& opts) override;
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) override;
+  WorkPtr allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
+                              const c10d::AllgatherOptions& opts) override;
+  WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::AllgatherOptions& opts) override;
+  WorkPtr gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& opts) override;
+  WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& opts) override;
+  WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                         const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                               const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override;
+  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
+                        std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& opts) override;
+  WorkPtr barrier(const c10d::BarrierOptions& opts) override;
+  WorkPtr send(Tensors& tensors, int peer, int tag) override;
+  WorkPtr recv(Tensors& tensors, int peer, int tag) override;
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override;
+  /// All-reduce of sparse COO tensors (sparse.h). `allreduce` calls it for such tensors.
+  WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
+  /// A barrier whose error names the rank, or with `wait_all_ranks` all ranks, that did not come within the
+  /// timeout. The group stays usable after it.
+  void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
+
+  /// Operations called between these two join one Work, and are submitted by endCoalescing. If one of them is
+  /// refused, or startCoalescing is called again first, none is. Only one thread may coalesce at a time.
+  void startCoalescing() override;
+  WorkPtr endCoalescing() override;
+
+  /// A new group of `ranks` of this group, which meet through this group, not the store. Null if this rank is
+  /// not one of them.
+  c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store>& store,
+                                          const std::vector<int>& ranks,
+                                          const c10::intrusive_ptr<c10d::Backend::Options>& opts) override;
+
+  /// A new group of `size` ranks that meet at `store`, from any groups; this one becomes `rank`.
+  c10::intrusive_ptr<c10d::Backend> merge(const c10::intrusive_ptr<c10d::Store>& store,
+                                          const c10::intrusive_ptr<c10d::Backend::Options>& opts,
+                                          const int& rank, const int& size) override;
+  /// A new group of all ranks except `ranks_to_exclude`, which need not be alive; needs no store
+  /// (coll/group/subgroup.h). The flag SHRINK_ABORT aborts this group first.
+  c10::intrusive_ptr<c10d::Backend> shrink(const std::vector<int64_t>& ranks_to_exclude, int shrink_flags,
+                                           const c10::intrusive_ptr<c10d::Backend::Options>& opts) override;
+
+  /// Operations called between these two are not carried out. endTimeEstimate returns the sum of their
+  /// estimated durations in microseconds (time_estimate.h).
+  void startTimeEstimate();
+  float endTimeEstimate() { return estimate_.end(); }
+
+ private:
+  /// Launches the request or requests that `make` returns. If it throws, ranks that wait for this one are
+  /// told why.
+  template <class Opts, class Make>
+  WorkPtr call(const Opts& opts, Make&& make);
+  /// Returns make(). If that throws, whatever it is: calls `refuse` with the text, refuses and forgets
+  /// coalesced operations, rethrows.
+  template <class Make>
+  decltype(auto) checked(Make&& make);
+  template <class Make, class Refuse>
+  decltype(auto) checked(Make&& make, Refuse&& refuse);
+  WorkPtr transfer(Tensors& tensors, int peer, int tag, bool send);
+  WorkPtr launch(std::span<Request> requests, std::chrono::milliseconds timeout, bool async = true);
+  WorkPtr estimate(std::span<const Request> requests);
+  /// Raises ValueError if the requests are collectives that this thread's callback calls too late
+  /// (callback_order.h).
+  void check_order(std::span<const Request> requests) const;
+  ProcessGroupOCCL(Met met, const Options& options);
+  c10::intrusive_ptr<c10d::Backend> backend_of(Met met, const Options& options) const;
+  /// Tells the peers of a request, or of all coalesced ones, that it was not sent.
+  void refuse_one(const Request& request, const std::string& why);
+  void refuse_coalesced(const std::string& why);
+  void forget_coalesced();
+
+  // Between startCoalescing and endCoalescing: the Work, and the requests that it will consist of.
+  c10::intrusive_ptr<WorkOCCL> coalesced_;
+  std::vector<Request> coalescing_;
+  TimeEstimate estimate_;
+  const bool logs_calls_ = c10d::detail::isLogLevelEnabled(c10d::detail::LogLevel::Trace);
+};
+
+}  // namespace occl::pg

@@ -1,0 +1,49 @@
+#include "pg/backend/shared_tensors.h"
+
+#include <ATen/ATen.h>
+
+#include "device/runtime/allocator.h"
+#include "device/runtime/cpu_memory.h"
+#include "pg/request/errors.h"
+
+namespace occl::pg {
+namespace {
+
+void require() {
+  if (!has_shared_tensors())
+    raise(
+        Error(Errc::not_implemented,
+              "this process has no device of torch_occl (OCCL_DEVICE=0, or another package has PrivateUse1), "
+              "whose memory peers could map"));
+}
+
+}  // namespace
+
+bool has_shared_tensors() { return device::owns_privateuse1(); }
+
+at::Tensor empty_shared(at::IntArrayRef size, at::ScalarType type) {
+  at::Tensor tensor = at::empty({0}, type);
+  const auto elements = static_cast<std::size_t>(c10::multiply_integers(size));
+  const std::size_t bytes = elements * tensor.element_size();
+  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, allocate_for_peers(bytes),
+                       c10::GetAllocator(c10::kCPU),
+                       /*resizable=*/true);
+  return tensor.set_(std::move(storage), 0, size);
+}
+
+at::Tensor allocate_shared(long size, const at::TensorOptions& options) {
+  const c10::Device device = options.device();
+  if (!device.is_privateuseone() && !device.is_cpu())
+    raise(Error(Errc::invalid_argument, concat("allocate_tensor: unsupported device type ",
+                                               c10::DeviceTypeName(device.type(), true))));
+  if (device.is_cpu()) return empty_shared({size}, c10::typeMetaToScalarType(options.dtype()));
+  require();
+  return at::empty({size}, options);
+}
+
+std::shared_ptr<c10::Allocator> shared_allocator() {
+  require();
+  return {std::shared_ptr<void>(), device::allocator()};  // the allocator is never destroyed
+}
+
+}  // namespace occl::pg

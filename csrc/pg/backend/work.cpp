@@ -1,0 +1,391 @@
+#include "pg/backend/work.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/record_function.h>
+#include <c10/core/StreamGuard.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <algorithm>
+#include <tuple>
+#include <utility>
+
+#include "coll/progress/engine.h"
+#include "device/runtime/allocator.h"
+#include "device/runtime/stream.h"
+#include "kernels/kernels.h"
+#include "pg/request/errors.h"
+#include "pg/backend/side_streams.h"
+#include "pg/process/engine.h"
+
+namespace occl::pg {
+namespace {
+
+/// Points the task at the request's lists of blocks. The request must have its final address.
+Request& point_to_lists(Request& request) {
+  if (!request.in.empty()) request.collective().in.list = request.in.data();
+  if (!request.out.empty()) request.collective().out.list = request.out.data();
+  return request;
+}
+
+/// While one lives, the driving thread can call PyTorch on behalf of an operation: computation does not wait
+/// for this thread's current stream, and takes tensors that were made in inference mode.
+class AsDriver {
+ public:
+  explicit AsDriver(const at::Tensor& tensor) {
+    if (tensor.is_privateuseone()) stream_.reset_stream(device::default_stream(tensor.device().index()));
+  }
+
+ private:
+  const at::AutoDispatchBelowADInplaceOrView below_;
+  c10::OptionalStreamGuard stream_;
+};
+
+void copy_all(const Request::Copies& copies) {
+  for (const auto& [to, from] : copies) {
+    const AsDriver driver(to);
+    // As bytes, because copy_ lacks some types that are only moved, and changes the bytes of bools.
+    if (to.element_size() == 1 && !to.is_quantized())
+      to.view(at::kByte).copy_(from.view(at::kByte));
+    else
+      to.copy_(from);
+  }
+}
+
+}  // namespace
+
+WorkOCCL::Part::Part(WorkOCCL& work, Request&& request, std::size_t first_output)
+    : work(work),
+      request(std::move(request)),
+      first_output(first_output),
+      operation(*this, point_to_lists(this->request).task, Deadline::after(this->request.timeout)) {}
+
+void WorkOCCL::Part::beginning(coll::Operation&) {
+  if (work.entries_) work.entries_->begin();
+  const Request& now = current();
+  copy_all(now.before);
+  if (now.combined.empty()) return;
+  std::vector<const void*> from;
+  for (const at::Tensor& t : now.combined) from.push_back(t.const_data_ptr());
+  void* const to[] = {now.combination.data_ptr()};
+  const coll::Collective& c = now.collective();
+  kernels::reduce(c.dtype, c.op, to, from, c.in.count, kernels::Store::cached, {});
+}
+
+bool WorkOCCL::Part::succeeded(coll::Operation&) {
+  copy_all(current().after);
+  if (work.opType_ == c10d::OpType::ALLGATHER) {
+    std::lock_guard lock(work.mutex_);
+    gathered = true;
+    copy_to_rows();
+  }
+  if (!request.then) return false;
+  const AsDriver driver(request.inputs.front());
+  auto next = std::make_unique<Request>();
+  if (!request.then(*next)) return false;
+  following = std::move(next);
+  operation.go_on_with(point_to_lists(*following).collective());
+  return true;
+}
+
+/// Under the work's mutex_: copies the outputs into the value of the future, if there is one.
+void WorkOCCL::Part::copy_to_rows() const {
+  if (!work.rows_.defined()) return;
+  Request::Copies copies;
+  for (std::size_t i = 0; i < request.outputs.size(); ++i)
+    copies.emplace_back(work.rows_.select(0, static_cast<int64_t>(first_output + i)), request.outputs[i]);
+  copy_all(copies);
+}
+
+void WorkOCCL::Part::ending(coll::Operation&) noexcept { last = work.one_less(); }
+
+void WorkOCCL::Part::completed(coll::Operation&) noexcept {
+  if (last) work.tell();
+}
+
+void WorkOCCL::Part::released(coll::Operation&) noexcept { c10::raw::intrusive_ptr::decref(&work); }
+
+// The title and the inputs make Work's constructor allocate, so they are passed only if a profiler runs.
+WorkOCCL::WorkOCCL(std::shared_ptr<coll::Communicator> group, c10d::OpType type, const char* title,
+                   at::TensorList inputs, std::shared_ptr<CompletionHook> hook)
+    : Work(group->rank(), type, at::hasCallbacks() ? title : nullptr,
+           at::hasCallbacks() ? std::optional(inputs.vec()) : std::nullopt),
+      group_(std::move(group)),
+      hook_(std::move(hook)),
+      launched_in_(CallbackOrder::of_this_thread(*group_)),
+      begin_(std::chrono::steady_clock::now()) {
+  if (hook_) hook_->launched();
+}
+
+c10::intrusive_ptr<WorkOCCL> WorkOCCL::launch(std::shared_ptr<coll::Communicator> group,
+                                              std::span<Request> requests, Mode mode,
+                                              std::shared_ptr<CompletionHook> hook,
+                                              std::unique_ptr<FlightRecorder::Entries> entries) {
+  const Request& first = requests.front();
+  Tensors all;  // what a profiler shows
+  if (requests.size() > 1 && at::hasCallbacks())
+    for (const Request& r : requests) all.insert(all.end(), r.inputs.begin(), r.inputs.end());
+  auto work =
+      c10::make_intrusive<WorkOCCL>(std::move(group), first.type, first.title,
+                                    all.empty() ? at::TensorList(first.inputs) : all, std::move(hook));
+  work->set_entries(std::move(entries));
+  for (Request& request : requests) work->add(std::move(request), mode);
+  work->seal();
+  if (mode == Mode::blocking) work->wait();
+  return work;
+}
+
+void WorkOCCL::add(Request&& request, Mode mode) {
+  const std::size_t before =
+      parts_.empty() ? 0 : parts_.back().first_output + parts_.back().request.outputs.size();
+  Part& part = parts_.emplace_back(*this, std::move(request), before);
+  open_.fetch_add(1, std::memory_order_relaxed);  // seal() has not been called
+  if (mode == Mode::held) part.operation.hold();
+  c10::raw::intrusive_ptr::incref(this);  // until released(): the group holds the operation
+  if (mode == Mode::blocking)
+    engine().submit_before_wait(*group_, part.operation);
+  else
+    engine().submit(*group_, part.operation);
+  if (launched_in_ && !part.operation.is_transfer()) launched_in_->called(part.operation.sequence());
+}
+
+void WorkOCCL::release() {
+  for (Part& part : parts_) engine().release(*group_, part.operation);
+}
+
+void WorkOCCL::seal() {
+  if (one_less()) tell();
+}
+
+/// Counts a part, or the seal, as ended. True if the work has ended with it.
+bool WorkOCCL::one_less() noexcept {
+  if (open_.fetch_sub(1, std::memory_order_acq_rel) != 2) return false;  // the last sees what the others did
+  end_ = std::chrono::steady_clock::now();
+  open_.store(0, std::memory_order_release);  // pairs with ended()
+  return true;
+}
+
+/// After the end: settles the futures and calls the completion hook.
+void WorkOCCL::tell() noexcept {
+  FuturePtr future, result;
+  std::shared_ptr<memory::Mark> passing;
+  {
+    std::lock_guard lock(mutex_);
+    told_ = true;
+    passing = end_of_future_;
+    if (!passing) future = future_;
+    result = future_result_;
+  }
+  if (passing) passing->pass(exception());
+  if (recordFunctionEndCallback_) recordFunctionEndCallback_();
+  if (!future && !result && !hook_ && !entries_) return;
+  // Without the lock: callbacks may do anything, even launch collectives and wait for them.
+  const coll::Engine::Callback callback(engine());
+  if (entries_) entries_->end(error(), sourceRank());
+  if (future) settle(future);
+  if (result) settle_result(result);
+  if (hook_)
+    hook_->ended(std::make_shared<c10d::WorkInfo>(opType_, getSequencenumber(), begin_, end_, end_ - begin_));
+}
+
+const Error* WorkOCCL::error() const {
+  const bool all = ended();
+  for (const Part& part : parts_)
+    if ((all || part.operation.finished()) && part.operation.error()) return part.operation.error();
+  return nullptr;
+}
+
+Tensors WorkOCCL::outputs() const {
+  if (!result_.empty()) return result_;
+  Tensors all;
+  for (const Part& part : parts_)
+    all.insert(all.end(), part.request.outputs.begin(), part.request.outputs.end());
+  return all;
+}
+
+/// Under mutex_: the value of the future, which is the outputs. For an all_gather into a list of equal sizes
+/// it is one tensor with a row for each rank, as NCCL's is, because hooks of DistributedDataParallel expect
+/// that. Rows of parts that have not ended follow when they do.
+c10::IValue WorkOCCL::value() {
+  Tensors all = outputs();
+  const auto alike = [&](const at::Tensor& t) { return t.sizes() == all.front().sizes(); };
+  if (opType_ != c10d::OpType::ALLGATHER || !std::all_of(all.begin(), all.end(), alike)) return all;
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const at::Tensor& first = all.front();
+  std::vector<int64_t> sizes = first.sizes().vec();
+  sizes.insert(sizes.begin(), static_cast<int64_t>(all.size()));
+  rows_ = at::empty_like(first.unsqueeze(0).expand(sizes), at::MemoryFormat::Contiguous);
+  for (const Part& part : parts_)
+    if (part.gathered) part.copy_to_rows();
+  return Tensors{rows_};
+}
+
+/// Whether streams order what reads the outputs after this work, so that its future need not wait for its
+/// end. Not if a tensor is on the CPU, or if only the end shows what an output is (sparse tensors).
+bool WorkOCCL::ordered_by_streams() const {
+  if (!device::owns_privateuse1() || outputs().empty()) return false;
+  const auto on_device = [](const at::Tensor& t) { return t.is_privateuseone() && !t.is_sparse(); };
+  return std::all_of(parts_.begin(), parts_.end(), [&](const Part& part) {
+    const auto& [in, out] = std::tie(part.request.inputs, part.request.outputs);
+    return std::all_of(in.begin(), in.end(), on_device) && std::all_of(out.begin(), out.end(), on_device);
+  });
+}
+
+/// Under mutex_. Null for messages, which peers and tags order.
+std::shared_ptr<CallbackOrder> WorkOCCL::order_of_callbacks() const {
+  if (parts_.empty() || group_->size() == 1) return nullptr;
+  if (parts_.back().operation.is_transfer()) return nullptr;
+  return std::make_shared<CallbackOrder>(*group_, called_at_future_, launched_in_);
+}
+
+void WorkOCCL::settle(const FuturePtr& future) noexcept try {
+  std::unique_lock lock(mutex_);
+  const CallbackOrder::Running callbacks(order_of_callbacks());
+  c10::IValue outcome;
+  if (!error()) outcome = value();
+  lock.unlock();
+  if (const Error* failed = error()) return future->setError(as_exception(*failed));
+  future->markCompleted(std::move(outcome));
+} catch (const std::exception& error) {
+  TORCH_WARN("a callback on the future of a collective failed: ", error.what());
+}
+
+void WorkOCCL::settle_result(const FuturePtr& future) const noexcept try {
+  const Error* failed = error();
+  const auto result = !failed                           ? c10d::WorkResult::SUCCESS
+                      : failed->code() == Errc::timeout ? c10d::WorkResult::TIMEOUT
+                                                        : c10d::WorkResult::COMM_ERROR;
+  future->markCompleted(c10::IValue(static_cast<int64_t>(result)));
+} catch (const std::exception& error) {
+  TORCH_WARN("a callback on the future of a collective failed: ", error.what());
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> WorkOCCL::getFuture() {
+  std::unique_lock lock(mutex_);
+  called_at_future_ = group_->sequence();
+  if (future_) return future_;
+  std::vector<c10::Device> devices;
+  for (const auto& tensor : outputs())
+    if (!tensor.device().is_cpu()) devices.push_back(tensor.device());  // the future drops repeats
+  future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()), devices);
+  const bool late = told_;
+  if (!late && ordered_by_streams()) {
+    // Before another thread can add a callback, whose own events would stand for this work.
+    end_of_future_ = std::make_shared<memory::Mark>();
+    const device::RecordsOf this_work(end_of_future_);
+    future_->markCompleted(value());
+  }
+  lock.unlock();
+  for (const Part& part : parts_) std::as_const(*group_).activity().has_future(part.operation);
+  if (late) settle(future_);
+  return future_;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> WorkOCCL::getFutureResult() {
+  std::unique_lock lock(mutex_);
+  if (future_result_) return future_result_;
+  future_result_ = c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get());
+  const bool late = told_;
+  lock.unlock();
+  if (late) settle_result(future_result_);
+  return future_result_;
+}
+
+bool WorkOCCL::isCompleted() {
+  if (!ended()) {
+    check_not_forked(*group_);
+    engine().poll(*group_);
+  }
+  return ended();
+}
+
+bool WorkOCCL::isSuccess() const { return ended() && !error(); }
+
+std::exception_ptr WorkOCCL::exception() const {
+  const Error* failed = ended() ? error() : nullptr;
+  return failed ? as_exception(*failed) : nullptr;
+}
+
+int WorkOCCL::sourceRank() const {
+  if (parts_.empty()) return rank_;
+  const coll::Operation& first = parts_.front().operation;
+  if (!first.is_transfer() || first.transfer().send) return rank_;
+  return first.finished() ? first.source() : first.transfer().peer;
+}
+
+Tensors WorkOCCL::result() {
+  TORCH_CHECK(isCompleted(), "Work needs to be completed before calling result(). Call wait() first.");
+  return outputs();
+}
+
+void WorkOCCL::synchronize() { wait(); }
+
+void WorkOCCL::blockCurrentStream() { wait(); }
+
+bool WorkOCCL::wait(std::chrono::milliseconds timeout) {
+  if (timeout == kNoTimeout && streams_wait()) {
+    unregister();
+    return true;
+  }
+  struct Returning {
+    ~Returning() {
+      if (return_check()) return_check()();
+    }
+  } returning;
+  try {
+    wait_on_host(timeout, Waiting::program);
+  } catch (...) {
+    if (ended()) unregister();
+    throw;
+  }
+  unregister();
+  return true;
+}
+
+/// Makes the current side streams of the tensors' devices wait. False if a request has none: the host must
+/// wait for it.
+bool WorkOCCL::streams_wait() {
+  SideStreams streams;
+  for (const Part& part : parts_)
+    if (!streams.add(part.request)) return false;
+  auto self = c10::intrusive_ptr<WorkOCCL>::reclaim_copy(this);
+  streams.enqueue([self = std::move(self)] { self->wait_on_host(kNoTimeout, Waiting::stream); });
+  return !streams.empty();
+}
+
+/// Takes this work out of c10d's registry. Under allow_inflight_collective_as_graph_input_ctx c10d keeps
+/// works and their tensors there until a wait, because graphs may wait for the tensors.
+void WorkOCCL::unregister() {
+  if (c10::raw::intrusive_ptr::use_count(this) < 2) return;  // only the caller holds it
+  if (c10d::get_work_registry_size() == 0) return;
+  c10d::unregister_work(c10::intrusive_ptr<c10d::Work>::reclaim_copy(this));
+}
+
+void WorkOCCL::wait_on_host(std::chrono::milliseconds timeout, Waiting waiting) {
+  if (!ended()) check_not_forked(*group_);
+  const Deadline deadline = timeout == kNoTimeout ? Deadline::never() : Deadline::after(timeout);
+  for (const Part& part : parts_) {
+    const coll::Operation& op = part.operation;
+    if (waiting == Waiting::program) std::as_const(*group_).activity().waited(op);
+    if (!engine().wait(*group_, op, deadline, interrupt_check()))
+      raise(Error(Errc::timeout, concat("occl: Timed out waiting ", timeout.count(), "ms for ", op.describe(),
+                                        " #", op.sequence(), " of group ", group_->name(), " on rank ", rank_,
+                                        "; it is still in flight")));
+  }
+  if (const Error* failed = error()) raise(*failed);
+}
+
+void WorkOCCL::abort() {
+  check_not_forked(*group_);
+  group_->abort(concat("Work.abort() of ", parts_.empty() ? "a work" : parts_.front().operation.describe()));
+}
+
+float WorkOCCL::getDuration() const {
+  TORCH_CHECK(ended(), "getDuration() needs a completed work");
+  return std::chrono::duration<float, std::milli>(end_ - begin_).count();
+}
+
+uint64_t WorkOCCL::getSequencenumber() const {
+  return parts_.empty() ? 0 : parts_.front().operation.sequence();
+}
+
+}  // namespace occl::pg

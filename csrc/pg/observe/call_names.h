@@ -1,0 +1,21 @@
+// What PyTorch's instruments call an operation. They know the names that NCCL's backend uses.
+#pragma once
+
+#include <span>
+
+#include "pg/request/request.h"
+
+namespace occl::pg {
+
+struct CallNames {
+  const char* event;     // in `record_param_comms`: "allreduce"
+  const char* recorder;  // in the flight recorder, whose analyser refuses other names: "all_reduce"
+};
+
+/// The names of a call that launches these requests, of which there is at least one.
+CallNames names_of(std::span<const Request> requests);
+
+/// The root or the peer, if the call has one, and otherwise `rank`.
+int other_side(const Request& request, int rank);
+
+}  // namespace occl::pg

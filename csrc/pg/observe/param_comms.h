@@ -1,0 +1,28 @@
+// PyTorch's event `record_param_comms`: what a call moves, for torch.profiler, HolisticTraceAnalysis and
+// execution traces.
+#pragma once
+
+#include <ATen/record_function.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+
+#include <cstdint>
+#include <optional>
+#include <span>
+
+#include "pg/observe/group_facts.h"
+#include "pg/request/request.h"
+
+namespace occl::pg {
+
+/// The event lasts as long as this object. Make one only if at::hasCallbacks(): it allocates.
+class ParamComms {
+ public:
+  /// `number`: of the collective, or of the message, in its group on this rank.
+  ParamComms(const GroupFacts& group, std::uint64_t number, std::span<const Request> requests, bool async);
+
+ private:
+  std::optional<c10::DebugInfoGuard> info_;
+  at::RecordFunction event_;  // ends before info_
+};
+
+}  // namespace occl::pg

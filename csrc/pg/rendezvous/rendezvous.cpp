@@ -1,0 +1,233 @@
+#include "pg/rendezvous/rendezvous.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <type_traits>
+
+#include <c10/util/Logging.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "base/error.h"
+#include "base/limits.h"
+#include "coll/progress/engine.h"
+#include "hosts/group.h"
+#include "pg/process/engine.h"
+#include "pg/rendezvous/node_discovery.h"
+#include "pg/rendezvous/store_client.h"
+#include "pg/rendezvous/store_exchange.h"
+
+namespace occl::pg {
+namespace {
+
+template <class T>
+std::vector<uint8_t> to_bytes(const T& plain) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  std::vector<uint8_t> bytes(sizeof(T));
+  std::memcpy(bytes.data(), &plain, sizeof(T));
+  return bytes;
+}
+
+/// As much of it as there is.
+template <class T>
+T from_bytes(const std::vector<uint8_t>& bytes) {
+  T plain;
+  std::memcpy(&plain, bytes.data(), std::min(bytes.size(), sizeof(T)));
+  return plain;
+}
+
+constexpr const char* kReach = "reach";          // which ranks it shares memory with
+constexpr const char* kSeat = "seat";            // its engine, and its place in the group of its node
+constexpr const char* kConnected = "connected";  // nothing: only that it is connected with the other nodes
+
+struct Seat {
+  std::array<char, 64> engine{};
+  coll::Invitation invitation;
+};
+
+/// All ranks' cards. Throws Error(protocol) if ranks cannot form a group, however their memory is shared.
+std::vector<Card> exchange_cards(Board& board, const Card& own) {
+  std::vector<Card> cards;
+  std::vector<std::string> builds, processes, with_node;
+  std::optional<int> store_host;
+  for (const auto& bytes : board.meet(to_bytes(own))) {
+    const Card& card = cards.emplace_back(from_bytes<Card>(bytes));
+    builds.push_back(printable(card.build.data(), card.build.size()));
+    if (bytes.size() != sizeof(Card)) builds.back() += concat(" (", bytes.size(), " bytes)");
+    processes.push_back(printable(card.process.data(), card.process.size()));
+    with_node.push_back(card.place.node[0] ? "set" : "not set");
+    if (card.store_socket != 0) store_host = static_cast<int>(cards.size()) - 1;
+  }
+  board.introduce(std::move(processes), store_host);
+  board.compare(builds, "has", "install the same torch_occl and PyTorch on all hosts");
+  board.compare(with_node, "has OCCL_NODE", "set it on all ranks or on none");
+  return cards;
+}
+
+/// Which ranks of the group share memory.
+struct Division {
+  hosts::Partition partition;
+  std::vector<std::string> obstacles;  // as nodes.h says
+};
+
+Division divide(Board& board, const std::vector<Card>& cards, int rank, Deadline deadline) {
+  if (auto nodes = nodes_by_place(cards))
+    return {hosts::Partition(*std::move(nodes)), std::vector<std::string>(cards.size())};
+  auto obstacles = obstacles_to(cards, rank, deadline);
+  std::vector<std::uint8_t> reach;
+  for (const auto& obstacle : obstacles) reach.push_back(obstacle.empty());
+  board.put(kReach, reach);
+  return {hosts::Partition(nodes_from(board.read(kReach))), std::move(obstacles)};
+}
+
+bool one_network(const std::vector<Card>& cards) {
+  const Place& first = cards.front().place;
+  return std::all_of(cards.begin(), cards.end(), [&](const Card& it) {
+    return it.place.kernel == first.kernel && it.place.network == first.network &&
+           it.place.hardware == first.hardware;
+  });
+}
+
+[[noreturn]] void fail_to_connect(const PreparedBetween& prepared, const Board& board,
+                                  const std::string& name, int rank, const hosts::Partition& partition,
+                                  const std::exception& error) {
+  std::string others;
+  for (int m = 0; m < partition.nodes(); ++m)
+    if (m != partition.node_of(rank)) enlist(others, board.describe(partition.leader(m)));
+  fail(Errc::system, board.describe(rank), " of group ", name, " could not connect through ", prepared.name,
+       " with the other nodes, whose first ranks are ", others, ": ", first_line(error),
+       ". Check that the hosts reach each other over this interface (GLOO_SOCKET_IFNAME selects it) at all "
+       "ports, because Gloo listens on any");
+}
+
+/// Connects the nodes. Throws Error(system) naming the ranks of other nodes.
+Between connect(const PreparedBetween& prepared, const c10::intrusive_ptr<c10d::Store>& store, Board& board,
+                const std::string& name, int rank, const hosts::Partition& partition, Deadline deadline) try {
+  using std::chrono::milliseconds;
+  const auto left = std::chrono::duration_cast<milliseconds>(deadline.left(deadline.span()));
+  const auto call = [prepared, store, left](c10d::Store&) {
+    return prepared.connect(store, std::max(left, milliseconds(1)));
+  };
+  // In a thread, because Gloo waits for five times its timeout for ranks that should connect to this one.
+  return StoreThread(store).run(call, Deadline::after(left + kStoreGrace), [&] {
+    interrupt_check()();
+    board.check_failure();
+  });
+} catch (const Error& error) {
+  if (error.code() == Errc::aborted) throw;
+  fail_to_connect(prepared, board, name, rank, partition, error);
+} catch (const std::exception& error) {
+  fail_to_connect(prepared, board, name, rank, partition, error);
+}
+
+/// Makes the group of ranks of which some share memory and others do not.
+Met meet_over_nodes(const c10::intrusive_ptr<c10d::Store>& store, Board& board, const std::string& name,
+                    int rank, const std::vector<Card>& cards, const Division& division,
+                    const std::function<Tuning()>& tuning, Deadline deadline,
+                    const PrepareBetween& prepare_between) {
+  const hosts::Partition& partition = division.partition;
+  const int size = partition.size();
+  const int node = partition.node_of(rank), local = partition.local_rank(rank);
+  const std::vector<int>& members = partition.members(node);
+  Met met;
+  PreparedBetween prepared;
+  std::unique_ptr<coll::Mesh> mesh;
+  try {
+    prepared = prepare_between(one_network(cards));
+    mesh =
+        std::make_unique<coll::Mesh>(engine().endpoint(), name, local, partition.node_size(node), tuning());
+    mesh->show_ranks(members);
+    Seat seat;
+    prepared.engine.copy(seat.engine.data(), seat.engine.size() - 1);
+    seat.invitation = mesh->invitation();
+    board.put(kSeat, to_bytes(seat));
+  } catch (const std::exception& error) {
+    board.put_failure(kSeat, error);
+    throw;
+  }
+  std::uint64_t group_number = 0;
+  try {
+    std::vector<std::string> engines;
+    std::vector<coll::Invitation> invitations;
+    for (const auto& bytes : board.read(kSeat)) {
+      const Seat seat = from_bytes<Seat>(bytes);
+      if (engines.empty()) group_number = seat.invitation.incarnation;
+      if (partition.node_of(static_cast<int>(engines.size())) == node) invitations.push_back(seat.invitation);
+      engines.push_back(printable(seat.engine.data(), seat.engine.size()));
+    }
+    board.compare(engines, "is to exchange messages between nodes through",
+                  "give all ranks the same ProcessGroupOCCL.Options(inter_node=...), or none");
+    mesh->join(invitations, deadline);
+    met.between = connect(prepared, c10::make_intrusive<c10d::PrefixStore>(board.prefix("between"), store),
+                          board, name, rank, partition, deadline);
+    board.put(kConnected, {});
+    board.read(kConnected, kStoreGrace);
+  } catch (const std::exception& error) {  // also if it has waited in vain: then no rank makes the group
+    board.put_failure(kConnected, error);
+    throw;
+  }
+  board.leave_store();
+  hosts::Membership membership{name, rank, partition, board.processes(), hosts::kFirstChannel};
+  membership.group = group_number;
+  if (rank == 0)
+    LOG(INFO) << "occl: group " << name << " of " << size << " ranks spans " << partition.nodes()
+              << " nodes: " << describe_nodes(partition, cards, division.obstacles)
+              << ". Between them: " << prepared.name;
+  auto group = coll::Group::open(engine(), std::move(mesh), deadline, interrupt_check());
+  met.group = std::make_shared<hosts::Group>(
+      std::move(membership), std::move(group),
+      std::make_shared<BackendLink>(met.between.inter_node, met.between.ranks, name));
+  engine().add(met.group);
+  return met;
+}
+
+}  // namespace
+
+Met rendezvous(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name, int rank, int size,
+               const std::function<Tuning()>& tuning, std::chrono::milliseconds timeout,
+               const PrepareBetween& prepare_between) {
+  if (size < 1 || size > kMaxRanks || rank < 0 || rank >= size)
+    fail(Errc::invalid_argument, "cannot create group ", name, " as rank ", rank, " of ", size,
+         ": 0 <= rank < size <= ", kMaxRanks, " is needed");
+  const Deadline deadline = Deadline::after(timeout);
+  const auto make_mesh = [&] {
+    return std::make_unique<coll::Mesh>(engine().endpoint(), name, rank, size, tuning());
+  };
+  std::unique_ptr<coll::Mesh> mesh;
+  std::optional<StoreHost> store_host;
+  if (size == 1) {
+    mesh = make_mesh();
+    mesh->join({mesh->invitation()}, deadline);
+  } else {
+    Board board(store, name, rank, size, deadline);
+    try {
+      mesh = make_mesh();
+    } catch (const Error& error) {
+      board.refuse(error);  // the others need not wait
+      throw;
+    }
+    const auto cards = exchange_cards(board, card_of(mesh->invitation(), listening_socket(*store)));
+    const Division division = divide(board, cards, rank, deadline);
+    if (division.partition.nodes() > 1) {
+      mesh.reset();
+      return meet_over_nodes(store, board, name, rank, cards, division, tuning, deadline, prepare_between);
+    }
+    std::vector<coll::Invitation> invitations;
+    for (const Card& it : cards) invitations.push_back(it.invitation);
+    for (const Card& it : cards)
+      if (it.store_socket != 0) store_host = StoreHost{it.invitation.rank, it.store_socket};
+    try {
+      mesh->join(invitations, deadline);
+    } catch (const Error& error) {
+      if (error.code() != Errc::peer_exited) throw;
+      fail(error.code(), error.what(),
+           "; machines made from one snapshot, with equal network addresses, need different values of "
+           "OCCL_NODE");
+    }
+  }
+  // From here on the group itself notices a rank that dies.
+  auto group = coll::Group::open(engine(), std::move(mesh), deadline, interrupt_check());
+  return {group, group, {}, store_host};
+}
+
+}  // namespace occl::pg

@@ -1,0 +1,51 @@
+// How the ranks of a new group find each other: each puts its invitation into the store and reads the
+// others'. If they do not all share memory, they find out which do (pg/rendezvous/node_discovery.h) and make
+// a group over nodes.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "coll/group/group.h"
+#include "pg/rendezvous/store_shutdown.h"
+#include "pg/transport/backend_link.h"
+
+namespace occl::pg {
+
+/// What carries the messages of a group between nodes, and the group's ranks in it.
+struct Between {
+  std::shared_ptr<InterNode> inter_node;
+  std::vector<int> ranks;
+};
+
+struct Met {
+  std::shared_ptr<coll::Communicator> group;
+  std::shared_ptr<coll::Group> node;    // the same group, if all ranks share memory; otherwise null
+  Between between;                      // otherwise
+  std::optional<StoreHost> store_host;  // if a rank's process runs the store's server
+};
+
+/// What will carry messages between all ranks of a group.
+struct PreparedBetween {
+  std::string engine;  // what all ranks must have in common, for texts
+  std::string name;    // how this process uses it: "gloo over eth0 (10.0.0.1)"
+  std::function<Between(const c10::intrusive_ptr<c10d::Store>& store, std::chrono::milliseconds timeout)>
+      connect;  // a collective call
+};
+/// `one_network`: all ranks are in one network namespace. Throws if this rank can prepare nothing.
+using PrepareBetween = std::function<PreparedBetween(bool one_network)>;
+
+/// If this rank cannot take part, because `tuning` or anything else throws, the other ranks are told why.
+/// `prepare_between` is called if the ranks do not all share memory. Checks for interrupts while it waits.
+/// Throws Error(timeout) naming the ranks that did not come, Error(system) if the store or a connection
+/// fails, and what Mesh::join throws.
+Met rendezvous(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name, int rank, int size,
+               const std::function<Tuning()>& tuning, std::chrono::milliseconds timeout,
+               const PrepareBetween& prepare_between);
+
+}  // namespace occl::pg
