@@ -17,7 +17,7 @@ PYPROJECT = (ROOT / "pyproject.toml").read_text()
 
 
 def load_versions():
-    """``torch_occl/_versions.py`` alone, which must not need the rest of the package."""
+    """``occl/versions.py`` alone, which must not need the rest of the package."""
     spec = importlib.util.spec_from_file_location("occl_versions", ROOT / "torch_occl" / "_versions.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -88,16 +88,16 @@ def test_the_wheel_has_the_package_and_nothing_of_the_repository():
     packages = python("-c", code).split()
     assert packages == [
         "torch_occl",
-        "torch_occl.bench",
-        "torch_occl.conformance",
-        "torch_occl.conformance.rules",
+        "occl.bench",
+        "occl.conformance",
+        "occl.conformance.rules",
         "torch_occl.dev",
-        "torch_occl.doctor",
+        "occl.tools.doctor",
         "torch_occl.integrations",
         "torch_occl.replicas",
-        "torch_occl.report",
-        "torch_occl.testing",
-        "torch_occl.top",
+        "occl.tools.report",
+        "occl.testing",
+        "occl.tools.top",
     ]
     sources = (ROOT / "torch_occl").rglob("*.py")
     assert [
@@ -166,7 +166,7 @@ def test_wheels_are_made_for_every_python_that_the_metadata_names():
 
 
 def test_auditwheel_leaves_out_every_library_of_pytorch_that_the_extension_needs():
-    from torch_occl import _C
+    from occl import _C
 
     dynamic = subprocess.run(
         ["readelf", "-d", _C.__file__], capture_output=True, text=True, check=True

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import torch_occl
-from torch_occl import _C
+from occl import _C
 
 STUB = ast.parse((Path(torch_occl.__file__).parent / "_C.pyi").read_text())
 

@@ -1,4 +1,4 @@
-"""The pytest plugin `torch_occl.testing`: how each test of `support/ranks_sample.py` ends."""
+"""The pytest plugin `occl.testing`: how each test of `support/ranks_sample.py` ends."""
 
 from __future__ import annotations
 

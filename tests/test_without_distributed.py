@@ -71,7 +71,7 @@ def test_the_library_is_linked_without_the_backend(tmp_path):
     linked = [f"-L{libraries}", "-lc10", "-ltorch", "-ltorch_cpu", "-ltorch_python"]
     subprocess.run(["c++", "-shared", "-o", str(library), *parts, *linked], check=True)
     script = f"""
-import importlib.util, sys, torch_occl._versions
+import importlib.util, sys, occl.versions
 spec = importlib.util.spec_from_file_location("torch_occl._C", {str(library)!r})
 sys.modules["torch_occl._C"] = module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)

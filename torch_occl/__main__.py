@@ -1,9 +1,9 @@
-"""``python -m torch_occl``: its commands. See `torch_occl._commands`."""
+"""``python -m torch_occl``: its commands. See `occl.cli`."""
 
 import os
 import sys
 
-from torch_occl._commands import main
+from occl.cli import main
 
 if __name__ == "__main__":
     try:

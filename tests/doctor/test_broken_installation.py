@@ -89,7 +89,7 @@ def test_the_help_needs_neither_pytorch_nor_the_extension(tmp_path):
         (["-m"], ["python", "-Imtorch_occl"], True),
         (["-m"], ["python", "-m", "torch_occl.__main__"], True),
         (["-m", "torch_occl"], ["python", "-m", "pytest", "torch_occl"], False),
-        (["-m"], ["python", "-m", "torch_occl.bench"], False),
+        (["-m"], ["python", "-m", "occl.bench"], False),
         (["-c", "torch_occl"], ["python", "-c", "import torch_occl", "torch_occl"], False),
         (["torch_occl"], ["python", "torch_occl"], False),
         ([], [], False),

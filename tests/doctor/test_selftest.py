@@ -6,9 +6,9 @@ import signal
 
 import pytest
 
-from torch_occl.doctor import children, selftest, software
-from torch_occl.doctor.children import Ended
-from torch_occl.doctor.report import FINE, HINT, PROBLEM
+from occl.tools.doctor import selftest, software
+from occl.tools.doctor.report import FINE, HINT, PROBLEM
+from occl.tools.doctor.subprocesses import Ended
 
 KILLED = Ended(-signal.SIGKILL, {}, "")
 SAID = {

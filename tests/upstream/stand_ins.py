@@ -1,4 +1,4 @@
-"""What PyTorch's tests need beside `torch_occl.testing.gpu_names`: above all their barrier of processes."""
+"""What PyTorch's tests need beside `occl.testing.gpu.names`: above all their barrier of processes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from types import ModuleType, SimpleNamespace
 import torch
 import torch.distributed as dist
 
-from torch_occl.testing import gpu_names
+from occl.testing.gpu import names
 
 
 def names(device: str, world_size: int) -> dict[str, object]:
     """Globals for the module of the tests: a device for each rank and no more, which some tests ask for."""
-    return gpu_names.names(device, world_size) | {
+    return names.names(device, world_size) | {
         "autocast": functools.partial(torch.autocast, device),
         "GradScaler": functools.partial(torch.amp.GradScaler, device),
         "init_multigpu_helper": lambda size, backend: {rank: [rank] for rank in range(size)},
