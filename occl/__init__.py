@@ -1,4 +1,4 @@
-"""What torch_occl consists of, but for the device ``dev``: importing it imports no PyTorch and changes nothing.
+"""All of torch_occl but the device ``dev``: importing it imports no PyTorch.
 
 | package | what it holds |
 |---|---|

@@ -1,7 +1,8 @@
 """The entry point that ``import torch`` calls if torch_occl is installed (group ``torch.backends``).
 
 It registers the name ``occl`` for CPU tensors and nothing else: the device, and all that it changes, comes
-with ``import torch_occl``. An exception of an entry point would end ``import torch``, so each becomes a warning,
+with ``import torch_occl``. An exception of an entry point would end
+``import torch``, so each becomes a warning,
 and the library is loaded when the first group is made.
 """
 

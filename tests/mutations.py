@@ -515,10 +515,9 @@ def tree() -> Iterator[Path]:
 def copy_tree(root: Path, built: bool = True) -> None:
     """Copies what the tests are built from and run with, and what has been built of it."""
     without = shutil.ignore_patterns("__pycache__", "*.so")
-    for folder in ("csrc", "tests", "torch_occl"):
+    for folder in ("csrc", "tests", "occl", "torch_occl"):
         shutil.copytree(cpp_build.ROOT / folder, root / folder, ignore=without)
-    for file in ("pyproject.toml", "_torch_occl_autoload.py", "pytest_torch_occl.py"):
-        shutil.copy2(cpp_build.ROOT / file, root / file)
+    shutil.copy2(cpp_build.ROOT / "pyproject.toml", root / "pyproject.toml")
     objects = cpp_build.ROOT / "build" / "cpp"
     if built and objects.exists():  # with their times: then little is to be built anew
         shutil.copytree(objects, root / "build" / "cpp", ignore=shutil.ignore_patterns("fuzz"))

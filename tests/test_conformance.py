@@ -109,11 +109,11 @@ def test_sums_are_the_same_in_every_order_and_type(size):
         if dtype == "bool":
             continue
         for reduction in set(inputs.reductions_of(dtype)) & {"SUM", "PRODUCT", "AVG"}:
-            inputs = [inputs.contribution(dtype, reduction, 300, rank, size) for rank in range(size)]
+            given = [inputs.contribution(dtype, reduction, 300, rank, size) for rank in range(size)]
             exact = (
                 torch.complex128 if "complex" in dtype else torch.float64 if "float" in dtype else torch.int64
             )
-            for order in (inputs, inputs[::-1]):
+            for order in (inputs, given[::-1]):
                 total = order[0]
                 for x in order[1:]:
                     a, b = total.to(exact), x.to(exact)
@@ -122,12 +122,12 @@ def test_sums_are_the_same_in_every_order_and_type(size):
                     parts = total.to(exact)
                     total = (parts // size if exact == torch.int64 else parts / size).to(total.dtype)
                 assert torch.equal(
-                    total.view(torch.uint8), inputs.reduced(inputs, dtype, reduction).view(torch.uint8)
+                    total.view(torch.uint8), inputs.reduced(given, dtype, reduction).view(torch.uint8)
                 ), (dtype, reduction)
             if (
                 reduction != "AVG" or size < 16
             ):  # the mean of many is not a whole number of the smallest types
-                assert len(set(inputs[0].to(exact).tolist())) > 1, (dtype, reduction)
+                assert len(set(given[0].to(exact).tolist())) > 1, (dtype, reduction)
 
 
 @pytest.mark.parametrize("dtype", MOVABLE)

@@ -363,8 +363,8 @@ def embedded(html: str, name: str) -> str:
 
 
 def column(html: str, name: str) -> array[Any]:
-    (about,) = [c for c in json.loads(embedded(html, "meta"))["columns"] if c["name"] == name]
-    packed = gzip.decompress(base64.b64decode(embedded(html, "columns")))
+    (about,) = [c for c in json.loads(embedded(shown, "meta"))["columns"] if c["name"] == name]
+    packed = gzip.decompress(base64.b64decode(embedded(shown, "columns")))
     (code,) = [code for code, type_ in html.TYPES.items() if type_ == about["type"]]
     values = array(code)
     values.frombytes(packed[about["at"] : about["at"] + about["count"] * values.itemsize])
@@ -375,13 +375,13 @@ def column(html: str, name: str) -> array[Any]:
 def test_the_page_holds_all_operations_and_asks_for_nothing_else(tmp_path: Path) -> None:
     job = job_of(*traces.straggling(2, operations=33), directory=tmp_path)
     job.command = "</script><script>alert(1)</script> @META@ @SCRIPT@"
-    html = html.page(job, analyse.analyse(job))
-    assert not re.search(r"""(src|href)=|https?://|url\(|@import|fetch\(""", html)
+    shown = html.page(job, analyse.analyse(job))
+    assert not re.search(r"""(src|href)=|https?://|url\(|@import|fetch\(""", shown)
     assert html.count("<script") == 3 and "alert(1)" in html
-    assert json.loads(embedded(html, "meta"))["command"] == job.command
-    assert list(column(html, "number")) == [operation.number for operation in job.operations]
-    assert list(column(html, "row")) == [operation.row for operation in job.operations]
-    assert column(html, "took")[0] == pytest.approx(
+    assert json.loads(embedded(shown, "meta"))["command"] == job.command
+    assert list(column(shown, "number")) == [operation.number for operation in job.operations]
+    assert list(column(shown, "row")) == [operation.row for operation in job.operations]
+    assert column(shown, "took")[0] == pytest.approx(
         (job.operations[0].stop - job.operations[0].submitted) / 1000
     )
 
@@ -391,9 +391,9 @@ def test_too_many_operations_are_summed_up_and_the_longest_kept(tmp_path: Path) 
     for number in range(100):
         process.operation(number, 10 * number, 10 * number, 10 * number + 1, 10 * number + 2 + (number == 50))
     job = job_of(process, directory=tmp_path)
-    html = html.page(job, analyse.analyse(job), most=1)
-    meta = json.loads(embedded(html, "meta"))
-    assert list(column(html, "number")) == [50]
+    shown = html.page(job, analyse.analyse(job), most=1)
+    meta = json.loads(embedded(shown, "meta"))
+    assert list(column(shown, "number")) == [50]
     assert sum(block[3] for block in meta["blocks"]) == 99 and meta["operations"] == 100
     assert "shows 99 short operations as blocks" in meta["notes"][-1]
 

@@ -18,16 +18,17 @@ try:
     import torch.distributed
 except ImportError as error:
     raise ImportError(
-        f"torch_occl needs PyTorch, which cannot be imported ({error}). Run `occl doctor`, which works without it."
+        f"torch_occl needs PyTorch, which cannot be imported ({error}). "
+        "Run `occl doctor`, which works without it."
     ) from error
 
 versions.check_running()
 
-from occl import _C
+from occl import _C  # noqa: E402
 
 sys.modules[f"{__name__}._C"] = _C  # the name under which programs and pickles know it
 
-from torch_occl.dev import _registration
+from torch_occl.dev import _registration  # noqa: E402
 
 _name = _registration.register()
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from occl.registration import autoload
 
 from occl.conformance.operations import BY_NAME, Call, Setting
 from occl.conformance.tensors import difference, guards_broken
+from occl.registration import autoload
 from occl.testing.child import Described
 from occl.testing.options import Options
 from occl.testing.outcomes import WrongUse

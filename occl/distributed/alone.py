@@ -13,7 +13,6 @@ import sys
 import warnings
 from typing import Any
 
-from occl import registration
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d

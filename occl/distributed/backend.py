@@ -8,13 +8,12 @@ import logging
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from occl import registration
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 import occl.distributed.exit  # noqa: F401  (the extension calls it)
-from occl import versions
+from occl import registration, versions
 from occl._C import ProcessGroupOCCL, _records, _set_build, _set_prepare_inter_node
 from occl.distributed import alone, flight_recorder, gloo, inter_node
 

@@ -10,7 +10,8 @@ group's store, and then all of them get occl or all get Gloo:
                            the same ones: then none of these is left from an earlier attempt
     a rank that is late    finds that the others have agreed without it, which means Gloo
 
-`occl.registration` imports this module with PyTorch, so nothing here loads the extension before a group is made.
+`occl.registration` imports this module together with PyTorch, so nothing here loads the extension before a
+group is made.
 """
 
 from __future__ import annotations
@@ -31,12 +32,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from occl import registration
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from occl import versions
+from occl import registration, versions
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -19,7 +19,6 @@ from io import TextIOWrapper
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, NoReturn
 
-
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 _parent: Connection | None = None

@@ -11,8 +11,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from occl.registration import autoload
 
+from occl.registration import autoload
 from occl.testing import coverage, debugger, inject, modules, serialize
 from occl.testing.child import Described, find
 from occl.testing.faults import Fault

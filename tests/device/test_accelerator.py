@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch
 
-from occl import _C
+from occl import _C, versions
 from tests.support.threads import thread_names
 from torch_occl.dev import _registration
 
@@ -352,4 +352,4 @@ def test_a_memory_fraction_that_is_none_is_refused_at_import(run_python):
 
 def test_version_is_checked():
     with pytest.raises(ImportError, match=r"torch>=2.13,<2.14"):
-        occl.versions.check("2.12.0")
+        versions.check("2.12.0")

@@ -1,7 +1,6 @@
 """The doctor where PyTorch or the extension cannot be loaded."""
 
 import shutil
-import sys
 import sysconfig
 from pathlib import Path
 
@@ -9,7 +8,6 @@ import pytest
 
 from tests.doctor.running import document
 from tests.support.interpreter import PACKAGE, run_python
-from torch_occl import _command
 
 FAKE_TORCH = """
 from types import SimpleNamespace as Anything
@@ -78,24 +76,4 @@ def test_what_cannot_be_loaded_is_a_problem_with_its_remedy(tmp_path, torch_is, 
 
 def test_the_help_needs_neither_pytorch_nor_the_extension(tmp_path):
     path = with_torch(tmp_path, statement="raise ImportError")
-    assert "usage: python -m torch_occl" in run_python("-m", "torch_occl", path=path)
-
-
-@pytest.mark.parametrize(
-    ("argv", "orig_argv", "starting"),
-    [
-        (["-m", "doctor"], ["python", "-X", "dev", "-m", "torch_occl", "doctor"], True),
-        (["-m"], ["python", "-m", "torch_occl"], True),
-        (["-m"], ["python", "-Imtorch_occl"], True),
-        (["-m"], ["python", "-m", "torch_occl.__main__"], True),
-        (["-m", "torch_occl"], ["python", "-m", "pytest", "torch_occl"], False),
-        (["-m"], ["python", "-m", "occl.bench"], False),
-        (["-c", "torch_occl"], ["python", "-c", "import torch_occl", "torch_occl"], False),
-        (["torch_occl"], ["python", "torch_occl"], False),
-        ([], [], False),
-    ],
-)
-def test_only_the_command_leaves_the_package_unregistered(monkeypatch, argv, orig_argv, starting):
-    monkeypatch.setattr(sys, "argv", argv)
-    monkeypatch.setattr(sys, "orig_argv", orig_argv)
-    assert _command.starting() is starting
+    assert "usage: occl" in run_python("-m", "occl", path=path)

@@ -88,7 +88,7 @@ def test_ranks_that_cannot_be_started_are_a_problem(monkeypatch):
     def run(*_):
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
-    monkeypatch.setattr(children, "run", run)
+    monkeypatch.setattr(subprocesses, "run", run)
     (line,) = selftest.section().lines
     assert line.level == PROBLEM and "ulimit -u" in line.remedy
 

@@ -11,12 +11,12 @@ from types import ModuleType, SimpleNamespace
 import torch
 import torch.distributed as dist
 
-from occl.testing.gpu import names
+from occl.testing.gpu import names as gpu_names
 
 
 def names(device: str, world_size: int) -> dict[str, object]:
     """Globals for the module of the tests: a device for each rank and no more, which some tests ask for."""
-    return names.names(device, world_size) | {
+    return gpu_names.names(device, world_size) | {
         "autocast": functools.partial(torch.autocast, device),
         "GradScaler": functools.partial(torch.amp.GradScaler, device),
         "init_multigpu_helper": lambda size, backend: {rank: [rank] for rank in range(size)},

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from occl.testing.gpu import rewriting
+from occl.testing.gpu import rewriting as gpu_rewriting
 from tests.support.devices import DEVICES
 
 from . import exceptions, rewriting, stand_ins, survey
@@ -67,7 +67,7 @@ def test_no_gate_is_left_but_the_world_size(device):
     gates = Counter()
     for method in rewriting.base_class(rewriting.rewrite(device, "occl")).body:
         gates.update(
-            rewriting.decorator_name(decorator) for decorator in getattr(method, "decorator_list", [])
+            gpu_rewriting.decorator_name(decorator) for decorator in getattr(method, "decorator_list", [])
         )
     assert set(gates) <= KEPT
     assert gates["require_world_size"] > 30
@@ -81,7 +81,7 @@ n = "nccl"; g = "gloo"; dist.Backend.NCCL; dist.new_group(backend="nccl")
 """
 
     def rewritten(device):
-        tree = rewriting.Rewriter(device, "occl").visit(ast.parse(text))
+        tree = gpu_rewriting.Rewriter(device, "occl").visit(ast.parse(text))
         return ast.unparse(ast.fix_missing_locations(tree)).splitlines()
 
     assert rewritten("dev") == [

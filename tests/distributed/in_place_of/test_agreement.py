@@ -66,7 +66,7 @@ def lacks(rank, n, device, *, store, what):
         os.environ["OCCL_NODE"] = f"node {rank}"
         says = "rank 1 shares no memory with rank 0, because the host,"
     elif what == "version":
-        gloo._versions.VERSION = f"0.{rank}"
+        gloo.versions.VERSION = f"0.{rank}"
         says = "rank 1 has another version of torch_occl than rank 0"
     elif what == "size":
         gloo.MAX_RANKS = 1
@@ -74,7 +74,7 @@ def lacks(rank, n, device, *, store, what):
     elif what == "extension":
         says += "no library"
         if rank == 1:
-            gloo._torch_occl_autoload._without_device = cannot_load
+            gloo.versions.check_running = cannot_load
     elif what == "name":
         says += "another package has registered a backend named 'occl'"
         if rank == 1:
