@@ -28,7 +28,7 @@ COMMANDS = {
         "there is nothing to show.",
     ),
 }
-"""What each does, in a line and at length. Its module, ``occl.tools.NAME.command``, is imported when asked for."""
+"""What each does, in a line and at length. ``occl.tools.NAME.command`` is imported when it is asked for."""
 
 
 def parser(asked: str | None = None) -> argparse.ArgumentParser:

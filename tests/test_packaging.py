@@ -104,7 +104,7 @@ def test_the_wheel_has_the_package_and_nothing_of_the_repository():
         "torch_occl.replicas",
         "torch_occl.testing",
     ]
-    sources = [path for name in ("occl", "torch_occl") for path in (ROOT / name).rglob("*.py")]
+    sources = [*(ROOT / "occl").rglob("*.py"), *(ROOT / "torch_occl").rglob("*.py")]
     assert [
         path
         for path in sources

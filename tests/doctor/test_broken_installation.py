@@ -33,9 +33,10 @@ def with_torch(
     ``library`` is what the file of the extension contains; None for no file.
     """
     ignored = shutil.ignore_patterns("__pycache__", "*.so")
-    shutil.copytree(PACKAGE / "torch_occl", folder / "torch_occl", ignore=ignored)
+    for name in ("occl", "torch_occl"):
+        shutil.copytree(PACKAGE / name, folder / name, ignore=ignored)
     if library is not None:
-        (folder / "torch_occl" / f"_C{sysconfig.get_config_var('EXT_SUFFIX')}").write_text(library)
+        (folder / "occl" / f"_C{sysconfig.get_config_var('EXT_SUFFIX')}").write_text(library)
     (folder / "sitecustomize.py").write_text(HIDE)
     (folder / "torch" / "distributed").mkdir(parents=True)
     text = FAKE_TORCH.format(version=version, statement=statement)

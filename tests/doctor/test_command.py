@@ -100,7 +100,7 @@ def test_without_the_device_only_cpu_tensors_are_tried():
 
 def test_without_a_command_it_prints_its_help(capsys):
     assert main([]) == 0
-    assert "usage: python -m torch_occl" in capsys.readouterr().out
+    assert "usage: occl" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("wrong", [["--nonsense"], ["doctor", "--nonsense"], ["nonsense"]])

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from occl.tools.doctor import selftest, software
+from occl.tools.doctor import selftest, software, subprocesses
 from occl.tools.doctor.report import FINE, HINT, PROBLEM
 from occl.tools.doctor.subprocesses import Ended
 

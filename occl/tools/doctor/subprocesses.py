@@ -1,4 +1,4 @@
-"""Runs files of this package in new interpreters, until a deadline."""
+"""Runs modules of this package in new interpreters, until a deadline."""
 
 from __future__ import annotations
 
@@ -14,18 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-FOLDER = Path(__file__).parent
-ROOT = FOLDER.parents[2]
-"""The folder from which torch_occl is imported."""
-
-START = """\
-import runpy, sys
-sys.path += sys.argv[1:2]
-del sys.argv[:2]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-"""A file that is run like this can import torch before it imports torch_occl; with -m it could not."""
 
 PATIENCE = 5.0
 """Seconds after which a process that was killed is left to the system."""
@@ -82,8 +70,8 @@ def objects_in(text: str) -> dict[str, Any]:
     return merged
 
 
-def run(jobs: Sequence[Sequence[str]], seconds: float, folder: Path = FOLDER) -> list[Ended]:
-    """Runs files of ``folder`` at the same time, each with arguments: one job is ["probe.py", ...].
+def run(jobs: Sequence[Sequence[str]], seconds: float, folder: Path | None = None) -> list[Ended]:
+    """Runs modules of this package at the same time, or files of ``folder``: one job is ["probe.py", ...].
 
     Raises:
         OSError: there is no folder for temporary files, or no process can be started.
@@ -94,7 +82,8 @@ def run(jobs: Sequence[Sequence[str]], seconds: float, folder: Path = FOLDER) ->
         outputs = [(Path(temporary, f"{i}.out"), Path(temporary, f"{i}.err")) for i in range(len(jobs))]
         processes = []
         for (name, *arguments), (out, err) in zip(jobs, outputs, strict=True):
-            command = [sys.executable, "-c", START, str(ROOT), str(folder / name), *arguments]
+            file = [str(folder / name)] if folder else ["-m", f"{__package__}.{name.removesuffix('.py')}"]
+            command = [sys.executable, *file, *arguments]
             with out.open("wb") as stdout, err.open("wb") as stderr:
                 process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr)
             running.callback(kill, process)
