@@ -84,7 +84,7 @@ def test_the_metadata_has_the_version_and_the_torch_of_the_code(tmp_path):
 
 def test_the_wheel_has_the_package_and_nothing_of_the_repository():
     """Programs of other libraries are built from ``benchmarks/peers`` of a checkout."""
-    code = "from setuptools import find_packages; print(*sorted(find_packages(include=['occl*', 'torch_occl*'])))"
+    code = "from setuptools import find_packages; print(*sorted(find_packages(include=['occl*', 'torch_occl*'])))"  # noqa: E501
     packages = python("-c", code).split()
     assert packages == [
         "occl",
