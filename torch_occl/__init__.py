@@ -19,7 +19,7 @@ try:
 except ImportError as error:
     raise ImportError(
         f"torch_occl needs PyTorch, which cannot be imported ({error}). "
-        "Run `occl doctor`, which works without it."
+        "Run occl doctor, which works without it."
     ) from error
 
 versions.check_running()

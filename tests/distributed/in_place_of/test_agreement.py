@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 import torch_occl
 from occl.distributed import gloo
+from occl.distributed import gloo as in_place_of
 from tests.distributed.in_place_of.running import ABSENT, assert_gloo, assert_occl, begin, run
 from tests.support.worker import listen, tell
 
@@ -74,7 +75,7 @@ def lacks(rank, n, device, *, store, what):
     elif what == "extension":
         says += "no library"
         if rank == 1:
-            gloo.versions.check_running = cannot_load
+            gloo.importlib.import_module = cannot_load
     elif what == "name":
         says += "another package has registered a backend named 'occl'"
         if rank == 1:
@@ -134,7 +135,9 @@ def leftover(rank, n, device, *, store):
     vote = {"cannot": "", "place": "here", "version": "1", "kept": []}
     if rank == 2:
         listen()
-    choice = gloo._agree(store, dist.PrefixStore("cpu/", store), vote, rank, n, "0", timedelta(seconds=50))
+    choice = in_place_of._agree(
+        store, dist.PrefixStore("cpu/", store), vote, rank, n, "0", timedelta(seconds=50)
+    )
     if rank < 2:
         tell("has chosen")
     return choice
@@ -157,8 +160,8 @@ def test_a_choice_that_was_made_without_this_rank_holds():
     vote = {"cannot": "", "place": "", "version": "", "kept": []}
     gloo.set("0/1", "an address")
     arguments = store, gloo, vote
-    first = gloo._agree(*arguments, 0, 2, "g", timedelta(seconds=9))
-    second = gloo._agree(*arguments, 1, 2, "g", timedelta(seconds=9))
+    first = in_place_of._agree(*arguments, 0, 2, "g", timedelta(seconds=9))
+    second = in_place_of._agree(*arguments, 1, 2, "g", timedelta(seconds=9))
     assert first == second == {"occl": False, "why": f"rank 1 {ABSENT}", "kept": []}
 
 
@@ -169,7 +172,7 @@ def votes_again(rank, n, device, *, store):
 
     def agree(seconds):
         gloo = dist.PrefixStore("cpu/", store)
-        return gloo._agree(store, gloo, vote, rank, n, "0", timedelta(seconds=seconds))
+        return in_place_of._agree(store, gloo, vote, rank, n, "0", timedelta(seconds=seconds))
 
     for missing in range(n):
         if rank != missing:
