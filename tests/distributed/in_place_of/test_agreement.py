@@ -135,7 +135,7 @@ def leftover(rank, n, device, *, store):
     vote = {"cannot": "", "place": "here", "version": "1", "kept": []}
     if rank == 2:
         listen()
-    choice = in_place_of._agree(  # noqa: E501
+    choice = in_place_of._agree(
         store, dist.PrefixStore("cpu/", store), vote, rank, n, "0", timedelta(seconds=50)
     )
     if rank < 2:
