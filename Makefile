@@ -2,7 +2,7 @@
 # checkout may contain spaces, which make cannot quote.
 
 PYTHON ?= python3
-# The versions of PyTorch that the package works with: see torch_occl/_versions.py.
+# The versions of PyTorch that the package works with: see occl/versions.py.
 TORCH ?= $(shell sed -n 's/^requires = .*"\(torch[^"]*\)".*/\1/p' pyproject.toml)
 DOCS := $(shell sed -n 's/^docs = \[\(.*\)\]/\1/p' pyproject.toml | tr -d ,)
 ARGS ?=
@@ -141,8 +141,8 @@ setup:
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .venv/built compile_commands.json
-	rm -f torch_occl/*.so
-	find csrc torch_occl tests examples benchmarks tools -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -f occl/*.so
+	find csrc occl torch_occl tests examples benchmarks tools -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean
 	rm -rf .venv .venv-ecosystem

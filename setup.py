@@ -1,4 +1,4 @@
-"""Builds torch_occl._C. The metadata is in pyproject.toml, the versions in torch_occl/_versions.py."""
+"""Builds occl._C. The metadata is in pyproject.toml, the versions in occl/versions.py."""
 
 import os
 import runpy
@@ -11,7 +11,7 @@ import torch.distributed
 from setuptools import setup
 from torch.utils.cpp_extension import BuildExtension, CppExtension
 
-VERSIONS = runpy.run_path(str(Path("torch_occl", "_versions.py")))
+VERSIONS = runpy.run_path(str(Path("occl", "versions.py")))
 # What needs torch.distributed, which a PyTorch may be built without; the device does not.
 DISTRIBUTED = {*Path("csrc/pg").rglob("*.cpp"), Path("csrc/bind/backend.cpp"), Path("csrc/bind/replicas.cpp")}
 DISTRIBUTED -= {Path("csrc/pg/request/errors.cpp"), Path("csrc/pg/process/engine.cpp")}
@@ -44,7 +44,7 @@ setup(
     install_requires=[VERSIONS["REQUIREMENT"]],
     ext_modules=[
         CppExtension(
-            "torch_occl._C",
+            "occl._C",
             SOURCES,
             depends=HEADERS,
             include_dirs=[str(Path("csrc").resolve())],

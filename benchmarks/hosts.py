@@ -6,7 +6,7 @@
 
 A shape says how many ranks each host has. A rate is the most that each host sends; with "none", the processor
 is the limit, because all hosts share its cores. All contenders live in the same processes and take turns, and
-all results are checked, as `python -m torch_occl.bench` does. The last columns are what a host sends in a
+all results are checked, as `python -m occl.bench` does. The last columns are what a host sends in a
 call, as its interface counts it, of the host that sends most: in bytes, or over the size from 1 KiB on. Open
 MPI (`openmpi`) is called from C, with processes of its own in the same hosts.
 """
@@ -25,16 +25,16 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.peers import programs
+from occl.bench.command import parse_size
+from occl.bench.contenders import CONTENDERS, check_available, make_groups
+from occl.bench.gate import Gate
+from occl.bench.launch import run_ranks
+from occl.bench.measure import Contestant, Data, Round, make_arena, measure
+from occl.bench.noise import judge, verdict
+from occl.bench.operations import OPERATIONS, Operation
+from occl.bench.report import Table, summarize
 from tests.hosts.launch import enter, meet, placement
 from tests.hosts.namespaces import INTERFACE, Host, Network, why_not
-from torch_occl.bench.command import parse_size
-from torch_occl.bench.contenders import CONTENDERS, check_available, make_groups
-from torch_occl.bench.gate import Gate
-from torch_occl.bench.launch import run_ranks
-from torch_occl.bench.measure import Contestant, Data, Round, make_arena, measure
-from torch_occl.bench.noise import judge, verdict
-from torch_occl.bench.operations import OPERATIONS, Operation
-from torch_occl.bench.report import Table, summarize
 
 NO_LIMIT = "none"
 OPENMPI = "openmpi"

@@ -25,8 +25,8 @@ from pathlib import Path
 import torch
 from training import ALONE, MODELS, Trainer  # of this folder
 
+from occl.bench import machine
 from torch_occl import memory_stats
-from torch_occl.bench import machine
 
 CONTENDERS = ("none-cpu", "none-cpu-shared")
 COLUMNS = ("resident", "own", "training")

@@ -1,6 +1,6 @@
 """Fits a cost model to the benchmark's results, and says what it predicts for 64 ranks on 2 sockets.
 
-    python -m benchmarks.model RESULTS.json                       # of python -m torch_occl.bench --json
+    python -m benchmarks.model RESULTS.json                       # of python -m occl.bench --json
     python -m benchmarks.model RESULTS.json --update docs/performance.md
 
 With ``--update`` it writes its tables between the marks in that file, and its two pictures beside it. The
@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.peers import programs as peers
-from torch_occl.bench.report import number, size_name
+from occl.bench.report import number, size_name
 
 KINDS = {
     "all_reduce": "all_reduce",
@@ -279,7 +279,7 @@ def draw(stem: Path, model: Model, points: list[Point], ranks: int, on: Machine)
     from matplotlib import pyplot
     from matplotlib.ticker import LogLocator
 
-    from torch_occl.bench.plot import STYLES, time_name
+    from occl.bench.plot import STYLES, time_name
 
     sizes = sorted({point.size for point in points})
     wide = [4 << i for i in range(27)]
@@ -331,7 +331,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("results", type=Path, help="of python -m torch_occl.bench --json")
+    parser.add_argument("results", type=Path, help="of python -m occl.bench --json")
     parser.add_argument("--update", type=Path, metavar="FILE.md", help="write the tables into this file")
     for name, value in vars(Machine()).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)

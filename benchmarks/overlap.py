@@ -26,10 +26,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from torch_occl.bench.contenders import CONTENDERS, make_groups
-from torch_occl.bench.gate import Gate
-from torch_occl.bench.launch import run_script
-from torch_occl.bench.measure import slowest, timed
+from occl.bench.contenders import CONTENDERS, make_groups
+from occl.bench.gate import Gate
+from occl.bench.launch import run_script
+from occl.bench.measure import slowest, timed
 
 NAMES = ("occl-dev", "occl-cpu", "gloo")
 ELEMENTS = 16 << 20

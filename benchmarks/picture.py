@@ -15,8 +15,8 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.ticker import FuncFormatter
 
-from torch_occl.bench.plot import STYLES, time_name
-from torch_occl.bench.report import size_name
+from occl.bench.plot import STYLES, time_name
+from occl.bench.report import size_name
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results"

@@ -22,9 +22,9 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from torch_occl.bench.gate import Gate
-from torch_occl.bench.launch import run_script
-from torch_occl.bench.measure import timed
+from occl.bench.gate import Gate
+from occl.bench.launch import run_script
+from occl.bench.measure import timed
 
 BACKENDS = ["occl", "gloo"]
 FIRST_GROUPS = 7

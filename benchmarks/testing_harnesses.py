@@ -147,7 +147,7 @@ for body in BODIES:
 """
 
 HARNESSES = {
-    "torch_occl.testing": OURS,
+    "occl.testing": OURS,
     "MultiProcessTestCase": MULTI_PROCESS,
     "MultiProcContinuousTest": CONTINUOUS,
 }

@@ -34,12 +34,12 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from torch_occl._shared import MIN_BYTES
-from torch_occl.bench import contenders
-from torch_occl.bench.contenders import Contender, make_groups
-from torch_occl.bench.gate import Gate
-from torch_occl.bench.launch import run_ranks
-from torch_occl.bench.noise import judge, verdict
+from occl.bench import contenders
+from occl.bench.contenders import Contender, make_groups
+from occl.bench.gate import Gate
+from occl.bench.launch import run_ranks
+from occl.bench.noise import judge, verdict
+from occl.memory import MIN_BYTES
 
 sys.path.append(str(Path(__file__).parents[1] / "examples"))
 

@@ -421,9 +421,9 @@ MUTATIONS = [
     Mutation("an operation that failed counts as a good one", "coll/observe/activity.cpp", "  if (op.error())\n    c.failed.add(1);\n  else\n    c.operations.add(1), c.bytes.add(bytes_);", "  c.operations.add(1), c.bytes.add(bytes_);", ACTIVITY),
     Mutation("a record of a group that has ended is not used again", "coll/observe/activity.cpp", "  endpoint_->arena().retire({{offset_, sizeof(ActivityRecord)}}, [] { return true; });", "", ACTIVITY),
     Mutation("the rank that came last is not kept", "coll/execution/meeting.cpp", "      last_ = cursor_;\n", "", ACTIVITY),
-    Mutation("top names ranks that have come", "torch_occl/top/groups.py", "position(self.ranks[r].record) < mine", "position(self.ranks[r].record) <= mine", (TOP + "test_a_straggler_is_waited_for_and_late",)),
-    Mutation("top takes a forked child for its parent", "torch_occl/top/processes.py", "if own == _own_pid(pid):", "if own:", (TOP + "test_a_forked_child_is_not_taken_for_its_parent",)),
-    Mutation("top reads what another version wrote", "torch_occl/top/records.py", "if version != layout.PROTOCOL:", "if version > layout.PROTOCOL:", (TOP + "test_another_version_is_refused_in_a_sentence",)),
+    Mutation("top names ranks that have come", "occl/tools/top/groups.py", "position(self.ranks[r].record) < mine", "position(self.ranks[r].record) <= mine", (TOP + "test_a_straggler_is_waited_for_and_late",)),
+    Mutation("top takes a forked child for its parent", "occl/tools/top/processes.py", "if own == _own_pid(pid):", "if own:", (TOP + "test_a_forked_child_is_not_taken_for_its_parent",)),
+    Mutation("top reads what another version wrote", "occl/tools/top/records.py", "if version != layout.PROTOCOL:", "if version > layout.PROTOCOL:", (TOP + "test_another_version_is_refused_in_a_sentence",)),
 ]  # fmt: skip
 
 NOT_CAUGHT = {
@@ -515,10 +515,9 @@ def tree() -> Iterator[Path]:
 def copy_tree(root: Path, built: bool = True) -> None:
     """Copies what the tests are built from and run with, and what has been built of it."""
     without = shutil.ignore_patterns("__pycache__", "*.so")
-    for folder in ("csrc", "tests", "torch_occl"):
+    for folder in ("csrc", "tests", "occl", "torch_occl"):
         shutil.copytree(cpp_build.ROOT / folder, root / folder, ignore=without)
-    for file in ("pyproject.toml", "_torch_occl_autoload.py", "pytest_torch_occl.py"):
-        shutil.copy2(cpp_build.ROOT / file, root / file)
+    shutil.copy2(cpp_build.ROOT / "pyproject.toml", root / "pyproject.toml")
     objects = cpp_build.ROOT / "build" / "cpp"
     if built and objects.exists():  # with their times: then little is to be built anew
         shutil.copytree(objects, root / "build" / "cpp", ignore=shutil.ignore_patterns("fuzz"))

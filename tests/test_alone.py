@@ -13,8 +13,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
+from occl.distributed import alone
 from tests.support.interpreter import PACKAGE, install, run_python
-from torch_occl import _alone
 
 STEP = "torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1).step()"
 IMPORT = "import torch, torch_occl, torch.distributed as dist"
@@ -153,7 +153,7 @@ def test_a_rank_whose_model_ignite_does_not_wrap_warns(prepared, warned, tmp_pat
 
 # ---- groups that carry nothing ---------------------------------------------------------------------------
 
-STEPS = _alone.STEPS + 5
+STEPS = alone.STEPS + 5
 
 
 def small() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -236,7 +236,7 @@ def with_parameters_averaged_now_and_then(rank: int, broadcast: bool = False, pe
 
 
 def with_parameters_averaged_seldom(rank: int) -> None:
-    with_parameters_averaged_now_and_then(rank, broadcast=True, period=2 * _alone.STEPS)
+    with_parameters_averaged_now_and_then(rank, broadcast=True, period=2 * alone.STEPS)
 
 
 def with_a_parameter_server(rank: int) -> None:

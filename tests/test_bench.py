@@ -11,12 +11,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from torch_occl.bench import contenders, noise, report
-from torch_occl.bench.command import NAMES, parse_arguments, parse_size
-from torch_occl.bench.contenders import CONTENDERS
-from torch_occl.bench.gate import Gate, make_counters
-from torch_occl.bench.measure import Arena, Data, Samples, WrongResult, measure
-from torch_occl.bench.operations import OPERATIONS
+from occl.bench import contenders, noise, report
+from occl.bench.command import NAMES, parse_arguments, parse_size
+from occl.bench.contenders import CONTENDERS
+from occl.bench.gate import Gate, make_counters
+from occl.bench.measure import Arena, Data, Samples, WrongResult, measure
+from occl.bench.operations import OPERATIONS
 
 TIMEOUT = 300
 """Seconds after which a run counts as hanging."""
@@ -24,7 +24,7 @@ TIMEOUT = 300
 
 def run(*arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, "-m", "torch_occl.bench", *arguments],
+        [sys.executable, "-m", "occl.bench", *arguments],
         env=os.environ | {"COLUMNS": "200"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

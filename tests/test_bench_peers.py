@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.peers import programs as peers
-from torch_occl.bench import command, report
-from torch_occl.bench.contenders import CONTENDERS
-from torch_occl.bench.measure import Samples
-from torch_occl.bench.operations import OPERATIONS
+from occl.bench import command, report
+from occl.bench.contenders import CONTENDERS
+from occl.bench.measure import Samples
+from occl.bench.operations import OPERATIONS
 
 TIMEOUT = 300
 """Seconds after which a run counts as hanging."""

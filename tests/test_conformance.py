@@ -1,4 +1,4 @@
-"""The suite for vendors, `torch_occl.conformance`: what it says of good, bad and broken backends."""
+"""The suite for vendors, `occl.conformance`: what it says of good, bad and broken backends."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from occl.conformance import capabilities, catalog, inputs, rules
+from occl.conformance.capabilities import DECLARED, VERDICTS, parse
+from occl.conformance.rank_api import why_unclear
+from occl.conformance.tensors import MOVABLE, REDUCIBLE, guards_broken, place
+from occl.testing.outcomes import WrongUse
 from tests.support.interpreter import PACKAGE
 from tests.support.thinning import first
-from torch_occl.conformance import capabilities, catalog, rules, values
-from torch_occl.conformance.capabilities import DECLARED, VERDICTS, parse
-from torch_occl.conformance.checking import why_unclear
-from torch_occl.conformance.tensors import MOVABLE, REDUCIBLE, guards_broken, place
-from torch_occl.testing.outcomes import WrongUse
 
 BACKEND = Path(torch.__file__).parent / "include/torch/csrc/distributed/c10d/Backend.hpp"
 
@@ -43,7 +43,7 @@ def suite(*options: str, folder: Path, env: dict[str, str] | None = None) -> sub
         "no:cacheprovider",
     ]
     return subprocess.run(
-        [*command, "-q", "--pyargs", "torch_occl.conformance", *options],
+        [*command, "-q", "--pyargs", "occl.conformance", *options],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": str(PACKAGE)} | (env or {}),
         capture_output=True,
@@ -108,12 +108,12 @@ def test_sums_are_the_same_in_every_order_and_type(size):
     for dtype in REDUCIBLE:
         if dtype == "bool":
             continue
-        for reduction in set(values.reductions_of(dtype)) & {"SUM", "PRODUCT", "AVG"}:
-            inputs = [values.contribution(dtype, reduction, 300, rank, size) for rank in range(size)]
+        for reduction in set(inputs.reductions_of(dtype)) & {"SUM", "PRODUCT", "AVG"}:
+            given = [inputs.contribution(dtype, reduction, 300, rank, size) for rank in range(size)]
             exact = (
                 torch.complex128 if "complex" in dtype else torch.float64 if "float" in dtype else torch.int64
             )
-            for order in (inputs, inputs[::-1]):
+            for order in (given, given[::-1]):
                 total = order[0]
                 for x in order[1:]:
                     a, b = total.to(exact), x.to(exact)
@@ -122,17 +122,17 @@ def test_sums_are_the_same_in_every_order_and_type(size):
                     parts = total.to(exact)
                     total = (parts // size if exact == torch.int64 else parts / size).to(total.dtype)
                 assert torch.equal(
-                    total.view(torch.uint8), values.reduced(inputs, dtype, reduction).view(torch.uint8)
+                    total.view(torch.uint8), inputs.reduced(given, dtype, reduction).view(torch.uint8)
                 ), (dtype, reduction)
             if (
                 reduction != "AVG" or size < 16
             ):  # the mean of many is not a whole number of the smallest types
-                assert len(set(inputs[0].to(exact).tolist())) > 1, (dtype, reduction)
+                assert len(set(given[0].to(exact).tolist())) > 1, (dtype, reduction)
 
 
 @pytest.mark.parametrize("dtype", MOVABLE)
 def test_ranks_and_blocks_contribute_different_bits(dtype):
-    made = [values.contribution(dtype, "", 64, rank, 4, block) for rank in range(4) for block in range(4)]
+    made = [inputs.contribution(dtype, "", 64, rank, 4, block) for rank in range(4) for block in range(4)]
     assert len({bytes(x.view(torch.uint8).tolist()) for x in made}) == 16
 
 
@@ -268,7 +268,7 @@ def test_the_suite_makes_no_device_of_its_own(tmp_path):
         "sys.exit(status)\n"
     )
     options = ["--backend=gloo", "--capabilities=vendor.toml", "--world-size=2", "-k", "identity"]
-    plugin = ["-p", "pytest_torch_occl", "--pyargs", "torch_occl.conformance"]
+    plugin = ["-p", "pytest_torch_occl", "--pyargs", "occl.conformance"]
     done = subprocess.run(
         [sys.executable, "run.py", *plugin, *options],
         cwd=tmp_path,

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PUBLIC = ("torch_occl", "torch_occl.dev", "torch_occl.testing", "torch_occl.replicas")
+PUBLIC = ("torch_occl", "torch_occl.dev", "occl.testing", "torch_occl.replicas")
 
 OF_MAKE_DOCS = ROOT / "build/docs-venv/bin/python"
 HERE = importlib.util.find_spec("mkdocs") and importlib.util.find_spec("mkdocstrings")

@@ -59,7 +59,7 @@ def test_the_template_has_what_it_does_not_declare_as_missing(built, tmp_path):
     path = tmp_path / "report.json"
     run(
         built,
-        *("--pyargs", "torch_occl.conformance", "--backend=my_backend", "--quick"),
+        *("--pyargs", "occl.conformance", "--backend=my_backend", "--quick"),
         *("--capabilities=capabilities.toml", f"--report={path}"),
     )
     found = json.loads(path.read_text())["cases"]

@@ -31,7 +31,9 @@ import torch
 import torch.distributed as dist
 from multiprocessing.reduction import ForkingPickler
 
-OURS = re.compile(r"/torch_occl/_C[.]|/memfd:occl")  # below a checkout called torch_occl lies PyTorch, too
+OURS = re.compile(r"/occl/_C[.]|/memfd:occl")  # below a checkout called torch_occl lies PyTorch, too
+
+NAME = {"occl", "occl.registration", "occl.versions"}  # what registers the name of the backend
 
 def answer(ask):
     try:
@@ -55,7 +57,7 @@ print(json.dumps({
     "finders": answer(lambda: [type(f).__name__ for f in sys.meta_path]),
     "threads": answer(lambda: len(os.listdir("/proc/self/task"))),
     "pickling": answer(lambda: sorted(str(k) for k in ForkingPickler._extra_reducers)),
-    "modules": answer(lambda: sorted(m for m in sys.modules if "occl" in m and m != "_torch_occl_autoload")),
+    "modules": answer(lambda: sorted(m for m in sys.modules if "occl" in m and m not in NAME)),
     "libraries": answer(lambda: [l for l in open("/proc/self/maps") if OURS.search(l)]),
     "optimizer hooks": answer(lambda: len(sys.modules["torch.optim.optimizer"]._global_optimizer_pre_hooks)),
     "recorder": answer(lambda: torch._C._distributed_c10d._dump_fr_trace.__module__),

@@ -17,8 +17,8 @@ PYPROJECT = (ROOT / "pyproject.toml").read_text()
 
 
 def load_versions():
-    """``torch_occl/_versions.py`` alone, which must not need the rest of the package."""
-    spec = importlib.util.spec_from_file_location("occl_versions", ROOT / "torch_occl" / "_versions.py")
+    """``occl/versions.py`` alone, which must not need the rest of the package."""
+    spec = importlib.util.spec_from_file_location("occl_versions", ROOT / "occl" / "versions.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -84,22 +84,27 @@ def test_the_metadata_has_the_version_and_the_torch_of_the_code(tmp_path):
 
 def test_the_wheel_has_the_package_and_nothing_of_the_repository():
     """Programs of other libraries are built from ``benchmarks/peers`` of a checkout."""
-    code = "from setuptools import find_packages; print(*sorted(find_packages(include=['torch_occl*'])))"
+    code = "from setuptools import find_packages; print(*sorted(find_packages(include=['occl*', 'torch_occl*'])))"  # noqa: E501
     packages = python("-c", code).split()
     assert packages == [
+        "occl",
+        "occl.bench",
+        "occl.conformance",
+        "occl.conformance.rules",
+        "occl.distributed",
+        "occl.testing",
+        "occl.testing.gpu",
+        "occl.tools",
+        "occl.tools.doctor",
+        "occl.tools.report",
+        "occl.tools.top",
         "torch_occl",
-        "torch_occl.bench",
-        "torch_occl.conformance",
-        "torch_occl.conformance.rules",
         "torch_occl.dev",
-        "torch_occl.doctor",
         "torch_occl.integrations",
         "torch_occl.replicas",
-        "torch_occl.report",
         "torch_occl.testing",
-        "torch_occl.top",
     ]
-    sources = (ROOT / "torch_occl").rglob("*.py")
+    sources = [*(ROOT / "occl").rglob("*.py"), *(ROOT / "torch_occl").rglob("*.py")]
     assert [
         path
         for path in sources
@@ -108,7 +113,7 @@ def test_the_wheel_has_the_package_and_nothing_of_the_repository():
 
 
 def test_autoload_has_its_entry_point():
-    assert '[project.entry-points."torch.backends"]\noccl = "_torch_occl_autoload:autoload"\n' in PYPROJECT
+    assert '[project.entry-points."torch.backends"]\noccl = "occl.registration:autoload"\n' in PYPROJECT
 
 
 def test_ci_runs_what_make_offers_and_nothing_else():
@@ -133,9 +138,9 @@ def test_the_package_can_be_imported_before_torch():
 
 def test_the_version_has_one_place_and_the_changelog_leads_up_to_it():
     files = [ROOT / name for name in ("setup.py", "pyproject.toml", "CITATION.cff")]
-    files += [path for folder in ("torch_occl", "tools") for path in (ROOT / folder).rglob("*.py")]
+    files += [path for folder in ("occl", "torch_occl", "tools") for path in (ROOT / folder).rglob("*.py")]
     named = [path for path in files if f'"{versions.VERSION}"' in path.read_text()]
-    assert named == [ROOT / "torch_occl" / "_versions.py"]
+    assert named == [ROOT / "occl" / "versions.py"]
     changelog = (ROOT / "CHANGELOG.md").read_text()
     headings = re.findall(r"^## \[(.*)\]", changelog, re.MULTILINE)
     assert headings[0] == "Unreleased" and versions.VERSION in changelog
@@ -166,7 +171,7 @@ def test_wheels_are_made_for_every_python_that_the_metadata_names():
 
 
 def test_auditwheel_leaves_out_every_library_of_pytorch_that_the_extension_needs():
-    from torch_occl import _C
+    from occl import _C
 
     dynamic = subprocess.run(
         ["readelf", "-d", _C.__file__], capture_output=True, text=True, check=True
@@ -181,7 +186,7 @@ def test_the_source_distribution_has_what_builds_the_package_and_no_tests(tmp_pa
     (archive,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(archive) as file:
         names = {member.name.partition("/")[2] for member in file if member.isfile()}
-    folders = [path for folder in ("csrc", "torch_occl") for path in (ROOT / folder).rglob("*")]
+    folders = [path for folder in ("csrc", "occl", "torch_occl") for path in (ROOT / folder).rglob("*")]
     sources = {
         str(path.relative_to(ROOT))
         for path in folders
@@ -203,7 +208,7 @@ def test_a_program_in_strict_types_is_accepted_and_runs(tmp_path):
         python("-c", "import sysconfig; print(sysconfig.get_path('purelib'))", executable=other).strip()
     )
     (site / "torch.pth").write_text(str(Path(importlib.util.find_spec("torch").origin).parents[1]))
-    for name in ("torch_occl", "_torch_occl_autoload.py"):
+    for name in ("occl", "torch_occl"):
         (site / name).symlink_to(ROOT / name)
     program = tmp_path / "program.py"
     program.write_text((ROOT / "tests" / "support" / "typed_program.py").read_text())
@@ -239,7 +244,7 @@ def test_a_wheel_works_in_another_environment(tmp_path):
     file, device = python("-c", code, executable=other, cwd=tmp_path).strip().rsplit(" ", 1)
     assert Path(file).is_relative_to(site)
     assert device == "dev:0"
-    assert {"_C.pyi", "py.typed"} <= {path.name for path in (site / "torch_occl").iterdir()}
+    assert {"_C.pyi", "py.typed"} <= {path.name for path in (site / "occl").iterdir()}
     metadata = next(site.glob("torch_occl-*.dist-info"))
     assert (metadata / "licenses" / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
-    assert "_torch_occl_autoload:autoload" in (metadata / "entry_points.txt").read_text()
+    assert "occl.registration:autoload" in (metadata / "entry_points.txt").read_text()

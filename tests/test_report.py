@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from occl.tools.report import analyse, command, html, merge, perfetto, read, summary
 from tests.support import synthetic_traces as traces
-from torch_occl.report import analyse, command, merge, page, perfetto, read, text
 
 
 def job_of(*processes: traces.Process, directory: Path) -> merge.Job:
@@ -61,7 +61,7 @@ def test_waits_are_counted_for_the_rank_that_came_last(tmp_path: Path) -> None:
     assert [round(rank.caused / 1e6, 3) for rank in found.ranks] == [0, 5.98, 0]
     assert [rank.overlap for rank in found.ranks] == pytest.approx([0, 0, 0], abs=1e-6)
     assert {slow.last for slow in found.slowest} == {1}
-    assert page.findings(job, found)[0].endswith("100% of that was for rank 1.")
+    assert html.findings(job, found)[0].endswith("100% of that was for rank 1.")
 
 
 def test_where_a_rank_left_no_trace_the_others_say_which_rank_they_saw_last(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_an_operation_that_never_ended_is_shown_as_far_as_it_came(tmp_path: Path
     ]
     assert any(
         "3 operations failed or never ended; the first was all_reduce #2" in t
-        for t in page.findings(job, found)
+        for t in html.findings(job, found)
     )
     assert "pid 100 on host a did not end its trace: it was killed, or it is still running" in job.problems
     assert found.ranks[0].waiting == pytest.approx(41_000)
@@ -283,8 +283,8 @@ def test_damaged_bytes_never_end_the_report(tmp_path: Path) -> None:
         for own in merge.divide(recordings):
             job = merge.merge(own)
             found = analyse.analyse(job)
-            assert list(text.summary(job, found))
-            assert page.page(job, found).startswith("<!doctype html>")
+            assert list(summary.summary(job, found))
+            assert html.page(job, found).startswith("<!doctype html>")
             assert all(json.dumps(event) for event in perfetto.events(job))
             shown += 1
     assert shown > 20
@@ -357,15 +357,15 @@ def test_one_unreadable_file_does_not_hide_the_others(
 # ---- the page and the trace for Perfetto
 
 
-def embedded(html: str, name: str) -> str:
-    (found,) = re.findall(rf'<script type="[^"]+" id="{name}">(.*?)</script>', html, re.DOTALL)
+def embedded(page: str, name: str) -> str:
+    (found,) = re.findall(rf'<script type="[^"]+" id="{name}">(.*?)</script>', page, re.DOTALL)
     return found
 
 
-def column(html: str, name: str) -> array[Any]:
-    (about,) = [c for c in json.loads(embedded(html, "meta"))["columns"] if c["name"] == name]
-    packed = gzip.decompress(base64.b64decode(embedded(html, "columns")))
-    (code,) = [code for code, type_ in page.TYPES.items() if type_ == about["type"]]
+def column(page: str, name: str) -> array[Any]:
+    (about,) = [c for c in json.loads(embedded(page, "meta"))["columns"] if c["name"] == name]
+    packed = gzip.decompress(base64.b64decode(embedded(page, "columns")))
+    (code,) = [code for code, type_ in html.TYPES.items() if type_ == about["type"]]
     values = array(code)
     values.frombytes(packed[about["at"] : about["at"] + about["count"] * values.itemsize])
     assert about["at"] % values.itemsize == 0  # typed arrays ask for it
@@ -375,13 +375,13 @@ def column(html: str, name: str) -> array[Any]:
 def test_the_page_holds_all_operations_and_asks_for_nothing_else(tmp_path: Path) -> None:
     job = job_of(*traces.straggling(2, operations=33), directory=tmp_path)
     job.command = "</script><script>alert(1)</script> @META@ @SCRIPT@"
-    html = page.page(job, analyse.analyse(job))
-    assert not re.search(r"""(src|href)=|https?://|url\(|@import|fetch\(""", html)
-    assert html.count("<script") == 3 and "alert(1)" in html
-    assert json.loads(embedded(html, "meta"))["command"] == job.command
-    assert list(column(html, "number")) == [operation.number for operation in job.operations]
-    assert list(column(html, "row")) == [operation.row for operation in job.operations]
-    assert column(html, "took")[0] == pytest.approx(
+    shown = html.page(job, analyse.analyse(job))
+    assert not re.search(r"""(src|href)=|https?://|url\(|@import|fetch\(""", shown)
+    assert shown.count("<script") == 3 and "alert(1)" in shown
+    assert json.loads(embedded(shown, "meta"))["command"] == job.command
+    assert list(column(shown, "number")) == [operation.number for operation in job.operations]
+    assert list(column(shown, "row")) == [operation.row for operation in job.operations]
+    assert column(shown, "took")[0] == pytest.approx(
         (job.operations[0].stop - job.operations[0].submitted) / 1000
     )
 
@@ -391,9 +391,9 @@ def test_too_many_operations_are_summed_up_and_the_longest_kept(tmp_path: Path) 
     for number in range(100):
         process.operation(number, 10 * number, 10 * number, 10 * number + 1, 10 * number + 2 + (number == 50))
     job = job_of(process, directory=tmp_path)
-    html = page.page(job, analyse.analyse(job), most=1)
-    meta = json.loads(embedded(html, "meta"))
-    assert list(column(html, "number")) == [50]
+    shown = html.page(job, analyse.analyse(job), most=1)
+    meta = json.loads(embedded(shown, "meta"))
+    assert list(column(shown, "number")) == [50]
     assert sum(block[3] for block in meta["blocks"]) == 99 and meta["operations"] == 100
     assert "shows 99 short operations as blocks" in meta["notes"][-1]
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from occl.tools.report import analyse, html, merge, read
 from tests.support import chromium
 from tests.support import synthetic_traces as traces
 from tests.support.chromium import Chromium
-from torch_occl.report import analyse, merge, page, read
 
 pytestmark = [
     pytest.mark.full,
@@ -19,12 +19,12 @@ pytestmark = [
 ]
 
 
-def write(directory: Path, processes: list[traces.Process], most: int = page.MOST) -> str:
+def write(directory: Path, processes: list[traces.Process], most: int = html.MOST) -> str:
     for process in processes:
         process.write(directory)
     job = merge.merge(merge.load(directory).recordings)
     path = directory / "report.html"
-    page.write(job, analyse.analyse(job), path, most)
+    html.write(job, analyse.analyse(job), path, most)
     return path.as_uri()
 
 

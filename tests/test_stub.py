@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-import torch_occl
-from torch_occl import _C
+import occl
+from occl import _C
 
-STUB = ast.parse((Path(torch_occl.__file__).parent / "_C.pyi").read_text())
+STUB = ast.parse((Path(occl.__file__).parent / "_C.pyi").read_text())
 
 # Written otherwise in what pybind11 generates, or in more detail in the stub.
 SAME = {
@@ -18,7 +18,7 @@ SAME = {
     "typing.SupportsFloat | typing.SupportsIndex": "float",
     "torch.distributed.distributed_c10d.": "c10d.",
     "torch._C._distributed_c10d.": "c10d.",
-    "torch_occl._C.": "",
+    "occl._C.": "",
     "datetime.timedelta": "timedelta",
     "Tuple[int, ...]": "Sequence[int]",
     "collections.abc.": "",
@@ -124,5 +124,5 @@ def test_a_wrong_stub_is_noticed(old, new, complaint):
 
 def test_everything_public_and_typed_is_shipped():
     pyproject = (Path(__file__).parents[1] / "pyproject.toml").read_text()
-    assert 'torch_occl = ["py.typed", "*.pyi",' in pyproject
-    assert (Path(torch_occl.__file__).parent / "py.typed").exists()
+    assert 'occl = ["py.typed", "*.pyi",' in pyproject
+    assert (Path(occl.__file__).parent / "py.typed").exists()

@@ -1,4 +1,4 @@
-"""The pytest plugin `torch_occl.testing`: how each test of `support/ranks_sample.py` ends."""
+"""The pytest plugin `occl.testing`: how each test of `support/ranks_sample.py` ends."""
 
 from __future__ import annotations
 
@@ -107,8 +107,7 @@ def test_a_rank_makes_its_thread_pool_anew():
     script = """
 import os, sys, torch
 from multiprocessing import Pipe
-from _torch_occl_autoload import load_alone
-rank = load_alone("testing.rank")
+from occl.testing import child as rank
 torch.set_num_threads(3)
 torch.get_num_threads()  # which PyTorch would otherwise do in the child
 ours, theirs = Pipe()

@@ -1,4 +1,4 @@
-"""The fixture ``faults`` of `torch_occl.testing`: how each test of `support/faults_sample.py` ends."""
+"""The fixture ``faults`` of `occl.testing`: how each test of `support/faults_sample.py` ends."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from occl.testing import intercept
+from occl.testing.faults import Faults
 from tests.support.interpreter import PACKAGE
 from tests.test_testing import Results, endings
-from torch_occl.testing import calls
-from torch_occl.testing.faults import Faults
 
 SAMPLE = Path(__file__).parent / "support" / "faults_sample.py"
 EXAMPLE = Path(__file__).parents[1] / "examples" / "test_elastic_faults.py"
@@ -147,7 +147,7 @@ def test_every_operation_of_pytorch_is_seen():
     import torch
 
     names = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("c10d::")}
-    known = {f"c10d::{operator}" for operators in calls.NAMES.values() for operator in operators}
+    known = {f"c10d::{operator}" for operators in intercept.NAMES.values() for operator in operators}
     assert names - known == {"c10d::check_for_nan"}
     assert known <= names
 

@@ -1,4 +1,4 @@
-"""`torch_occl.testing.gpu_suites`: tests for GPUs, which are skipped without it, run on ``dev``."""
+"""`occl.testing.gpu.suites`: tests for GPUs, which are skipped without it, run on ``dev``."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
+from occl.testing.gpu import suites
 from tests.support.interpreter import PACKAGE
 from tests.test_testing import Ending, endings
-from torch_occl.testing import gpu_suites
 
 SAMPLE = Path(__file__).parent / "support" / "gpu_suite_sample.py"
 CONFTEST = """
 from pathlib import Path
 
-from torch_occl.testing import gpu_suites
+from occl.testing.gpu import suites
 
-gpu_suites.install(Path(__file__).parent)
+suites.install(Path(__file__).parent)
 """
 BAD = {"test_bad_assertion", "test_bad_rank"}
 
@@ -76,4 +76,4 @@ def test_without_it_they_are_skipped(tmp_path):
 )
 def test_wrong_arguments_say_what_to_do(arguments, words):
     with pytest.raises(ValueError, match=words):
-        gpu_suites.install(**arguments)
+        suites.install(**arguments)

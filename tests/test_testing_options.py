@@ -1,4 +1,4 @@
-"""The pytest plugin `torch_occl.testing` with pytest's options, other plugins and ways of importing."""
+"""The pytest plugin `occl.testing` with pytest's options, other plugins and ways of importing."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_an_installed_plugin_imports_no_torch_and_makes_no_device(pytester, monk
         import sys
 
         def test_plain():
-            assert "torch_occl.testing.plugin" in sys.modules
+            assert "occl.testing.plugin" in sys.modules
             assert "torch" not in sys.modules and "torch_occl" not in sys.modules
         """
     )
@@ -56,7 +56,7 @@ def test_an_installed_plugin_imports_no_torch_and_makes_no_device(pytester, monk
         test_plain="",
         test_marked="""
         import sys, pytest, torch
-        from torch_occl.testing import assert_same_on_all_ranks
+        from occl.testing import assert_same_on_all_ranks
 
         @pytest.mark.ranks(2, device="dev")
         def test_marked(rank, device):
@@ -67,8 +67,8 @@ def test_an_installed_plugin_imports_no_torch_and_makes_no_device(pytester, monk
             assert "torch_occl" not in sys.modules and not torch.accelerator.is_available()
 
         def test_the_package_has_its_module_afterwards():
-            import torch_occl.testing
-            assert torch_occl.testing.assert_same_on_all_ranks is assert_same_on_all_ranks
+            import occl.testing
+            assert occl.testing.assert_same_on_all_ranks is assert_same_on_all_ranks
             assert torch.accelerator.is_available()
         """,
     )

@@ -3,7 +3,7 @@
     pytest tests/upstream -m "" -n 2 --junitxml=upstream.xml
     python tools/compatibility.py --upstream upstream.xml       # docs/pytorch.md: the numbers ran and passed
 
-    pytest --pyargs torch_occl.conformance --backend gloo --report gloo.json    # and so for each backend
+    pytest --pyargs occl.conformance --backend gloo --report gloo.json    # and so for each backend
     python tools/compatibility.py --conformance occl-cpu.json occl-dev.json gloo.json    # docs/conformance.md
 
 A row of docs/pytorch.md whose tests are not among the results keeps its numbers.
@@ -67,7 +67,7 @@ def between_marks(page: str, name: str, text: str) -> str:
 
 
 def tables_of(reports: list[Path]) -> str:
-    command = [sys.executable, "-m", "torch_occl.conformance", *map(str, reports)]
+    command = [sys.executable, "-m", "occl.conformance", *map(str, reports)]
     return subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout
 
 

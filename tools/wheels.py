@@ -36,7 +36,7 @@ FROM_TORCH = ("libc10.so", "libtorch.so", "libtorch_cpu.so", "libtorch_python.so
 def requirements() -> list[str]:
     """What builds a wheel: ``[build-system] requires``, with the oldest supported PyTorch."""
     (listed,) = re.findall(r"^requires = \[(.*)\]$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-    low, _ = runpy.run_path(str(ROOT / "torch_occl" / "_versions.py"))["SUPPORTED"]
+    low, _ = runpy.run_path(str(ROOT / "occl" / "versions.py"))["SUPPORTED"]
     torch = "torch=={}.{}.0".format(*low)
     return [torch if name.startswith("torch") else name for name in re.findall(r'"([^"]*)"', listed)]
 

@@ -1,4 +1,4 @@
-"""Collective communication for PyTorch on one host, over shared memory, and the device ``dev`` to run it on.
+"""Collective communication for PyTorch over shared memory, and the device ``dev`` to run it on.
 
 Importing this package registers
 
@@ -6,55 +6,57 @@ Importing this package registers
   or another package has that device type, and
 * the ``torch.distributed`` backend ``occl`` for ``dev`` and CPU tensors.
 
-Where the package is installed, ``import torch`` alone registers the backend for CPU tensors.
-
-``python -m torch_occl`` imports it too, and registers nothing: ``doctor`` must run where PyTorch or the
-extension cannot be loaded.
+Where the package is installed, ``import torch`` alone registers the backend for CPU tensors. What must not
+make the device is in the package ``occl``.
 """
 
 import sys
 
-from torch_occl import _command, _versions
+from occl import versions
 
-__all__ = []
-if not _command.starting():
+try:
     import torch.distributed
+except ImportError as error:
+    raise ImportError(
+        f"torch_occl needs PyTorch, which cannot be imported ({error}). "
+        "Run occl doctor, which works without it."
+    ) from error
 
-    _versions.check_running()
+versions.check_running()
 
-    from torch_occl import _C, _privateuse1  # noqa: F401  (_C may have been loaded before the package)
+from occl import _C  # noqa: E402
 
-    _name = _privateuse1.register()
+sys.modules[f"{__name__}._C"] = _C  # the name under which programs and pickles know it
 
-    if torch.distributed.is_available():  # some PyTorch is built without it, and has only the device then
-        from torch_occl import _backend
+from torch_occl.dev import _registration  # noqa: E402
 
-        _backend.register(_name)
+_name = _registration.register()
 
-        from torch_occl._C import ArgumentError, ProcessGroupOCCL, WorkOCCL
-        from torch_occl._groups import shrink_group
-        from torch_occl._in_place_of import replace, replace_as_environment_says, serves
-        from torch_occl._shared import (
-            empty_shared,
-            memory_stats,
-            share_as_environment_says,
-            share_cpu_memory,
-        )
-        from torch_occl._stats import OperationStats, stats
-        from torch_occl._tracing import trace
+if torch.distributed.is_available():  # some PyTorch is built without it, and has only the device then
+    from occl._C import ArgumentError, ProcessGroupOCCL, WorkOCCL
+    from occl.distributed import backend, flight_recorder  # noqa: F401
+    from occl.distributed.gloo import replace, replace_as_environment_says, serves
+    from occl.distributed.groups import shrink_group
+    from occl.distributed.stats import OperationStats, stats
+    from occl.distributed.tracing import trace
+    from occl.memory import empty_shared, memory_stats, share_as_environment_says, share_cpu_memory
 
-        share_as_environment_says()
-        replace_as_environment_says()
-        __all__ += ["ArgumentError", "ProcessGroupOCCL", "WorkOCCL", "empty_shared", "memory_stats"]
-        __all__ += [
-            "OperationStats",
-            "replace",
-            "serves",
-            "share_cpu_memory",
-            "shrink_group",
-            "stats",
-            "trace",
-        ]
-    if (_loaded := sys.modules.get("torch_occl.testing")) is not None:  # by pytest, without this package
-        testing = _loaded
-__version__ = _versions.VERSION
+    backend.register(_name)
+    share_as_environment_says()
+    replace_as_environment_says()
+
+__version__ = versions.VERSION
+__all__ = [
+    "ArgumentError",
+    "OperationStats",
+    "ProcessGroupOCCL",
+    "WorkOCCL",
+    "empty_shared",
+    "memory_stats",
+    "replace",
+    "serves",
+    "share_cpu_memory",
+    "shrink_group",
+    "stats",
+    "trace",
+]

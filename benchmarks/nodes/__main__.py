@@ -38,7 +38,7 @@ from benchmarks.nodes.times import (
     ring_time,
     time_of,
 )
-from torch_occl.bench.report import number, size_name
+from occl.bench.report import number, size_name
 
 MARK = "<!-- {}: written by benchmarks/nodes -->"
 SIZES = [4, 64 << 10, 1 << 20, 64 << 20, 1 << 30]

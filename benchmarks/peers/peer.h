@@ -1,6 +1,6 @@
 // What all programs in this folder share, so that every library is measured in the same way: the command
 // loop, the data, the start of a timed section, the clock and the check of every result. It is the
-// counterpart of torch_occl/bench/measure.py; the two must agree about data, sizes and what is timed.
+// counterpart of occl/bench/measure.py; the two must agree about data, sizes and what is timed.
 //
 //   harness (Python, one process per rank)            program (one process per rank)
 //                                          <--------  ready VERSION
@@ -58,7 +58,7 @@ enum class Op {
 enum class Type { f32, bf16, f16 };
 inline std::size_t size_of(Type type) { return type == Type::f32 ? 4 : 2; }
 
-/// The names are those of torch_occl/bench/operations.py, without the data type.
+/// The names are those of occl/bench/operations.py, without the data type.
 inline Op parse_op(const std::string& name) {
   static const char* const names[] = {"all_reduce",
                                       "broadcast",

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from torch_occl.bench import worker
+from occl.bench import worker
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "benchmarks" / "peers"

@@ -185,9 +185,8 @@ void bind_backend(py::module_& module) {
   const auto make =
       [](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, const pg::Options& options,
          const std::optional<c10::intrusive_ptr<ProcessGroupOCCL>>& parent, std::vector<int> ranks) {
-        // From now on a clean exit of this process is announced, so that peers do not report a death. (An
-        // import would run the package's __init__.)
-        py::module_::import("sys").attr("modules")["torch_occl._ending"].attr("watch")();
+        // From now on a clean exit of this process is announced, so that peers do not report a death.
+        py::module_::import("occl.distributed.exit").attr("watch")();
         const py::gil_scoped_release no_gil;
         return c10::make_intrusive<ProcessGroupOCCL>(
             store, rank, size, options,

@@ -1,5 +1,5 @@
 // The memory limits of control groups: this process's group and all around it, of version 1 and of version 2.
-// torch_occl/doctor/cgroups.py reads the same limits.
+// occl/tools/doctor/cgroups.py reads the same limits.
 #pragma once
 
 #include <cstddef>

@@ -19,7 +19,7 @@ using namespace occl::test;
 
 const ActivityRecord& record_of(Rank& r) { return std::as_const(*r.group).activity().record(); }
 
-/// What a reader takes at one moment, as torch_occl/top/records.py does.
+/// What a reader takes at one moment, as occl/tools/top/records.py does.
 struct Seen {
   std::uint64_t stage, number, signature, volume, posted, deadline, last, collectives;
   struct {

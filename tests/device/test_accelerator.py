@@ -6,9 +6,9 @@ import threading
 import pytest
 import torch
 
-import torch_occl
+from occl import _C, versions
 from tests.support.threads import thread_names
-from torch_occl import _C, _privateuse1
+from torch_occl.dev import _registration
 
 
 def test_is_the_accelerator():
@@ -18,7 +18,7 @@ def test_is_the_accelerator():
     assert torch._C._get_privateuse1_backend_name() == "dev"
     assert torch._C._get_accelerator().type == "dev"
     assert torch.get_device_module("dev") is torch.dev is torch.get_device_module()
-    assert _privateuse1.register() == "dev" and _privateuse1.registered()
+    assert _registration.register() == "dev" and _registration.registered()
 
 
 def test_device_index_functions():
@@ -266,8 +266,8 @@ def test_no_device_when_told_so(run_python):
     run_python(
         """
         import torch, torch_occl
-        from torch_occl import _privateuse1
-        assert _privateuse1.register() is None and not _privateuse1.registered()
+        from torch_occl.dev import _registration
+        assert _registration.register() is None and not _registration.registered()
         assert torch._C._get_privateuse1_backend_name() == "privateuseone"
         assert not hasattr(torch, "dev") and not torch.accelerator.is_available()
         import torch.distributed as dist
@@ -283,8 +283,8 @@ def test_privateuse1_of_another_package_is_left_alone(run_python):
         import torch
         torch.utils.rename_privateuse1_backend("npu")
         import torch_occl
-        from torch_occl import _privateuse1
-        assert _privateuse1.register() == "npu" and not _privateuse1.registered()
+        from torch_occl.dev import _registration
+        assert _registration.register() == "npu" and not _registration.registered()
         assert not hasattr(torch, "dev")
         import torch.distributed as dist
         assert dist.is_backend_available("occl") and dist.Backend.backend_capability["occl"] == ["npu", "cpu"]
@@ -352,4 +352,4 @@ def test_a_memory_fraction_that_is_none_is_refused_at_import(run_python):
 
 def test_version_is_checked():
     with pytest.raises(ImportError, match=r"torch>=2.13,<2.14"):
-        torch_occl._versions.check("2.12.0")
+        versions.check("2.12.0")

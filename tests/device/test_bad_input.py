@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from torch_occl import _C
+from occl import _C
 
 MISSING = 8
 

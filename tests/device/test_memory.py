@@ -276,7 +276,7 @@ def test_record_stream_delays_reuse():
 
 
 def torch_occl_C():
-    from torch_occl import _C
+    from occl import _C
 
     return _C
 

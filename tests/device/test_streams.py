@@ -6,8 +6,8 @@ import time
 import pytest
 import torch
 
+from occl import _C
 from tests.support.gates import open_when_the_caller_sleeps
-from torch_occl import _C
 
 
 @pytest.fixture
@@ -417,7 +417,7 @@ def test_process_ends_with_work_in_flight(run_python):
     out = run_python(
         """
         import time, torch, torch_occl
-        from torch_occl import _C
+        from occl import _C
         stream = torch.dev.Stream()
         x = torch.zeros(1 << 20, device="dev")
         with torch.dev.stream(stream):

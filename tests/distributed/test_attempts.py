@@ -13,10 +13,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed import _dist2
+from torch_occl._C import ProcessGroupOCCL
 
 from tests.support.thinning import first
 from tests.support.worker import EndInterpreter, listen, tell
-from torch_occl._C import ProcessGroupOCCL
 
 RANKS = 3
 SHORT, LONG = timedelta(milliseconds=400), timedelta(seconds=60)

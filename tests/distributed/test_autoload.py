@@ -76,7 +76,7 @@ model(torch.ones(2, 3, device="dev")).sum().backward()
 try:
     moves(cpu, 3)
 except RuntimeError as error:
-    os.write(1, f"{{error}}\n".encode())  # at once: the ranks share this pipe
+    os.write(1, f"{{error}}\\n".encode())  # at once: the ranks share this pipe
 dist.all_reduce(torch.ones(3), group=cpu)
 del model
 dist.destroy_process_group()
@@ -119,7 +119,7 @@ except Exception as error:
 
 
 def test_an_unsupported_torch_does_not_break_import_torch_and_is_explained_on_use(installed):
-    versions = installed / "torch_occl" / "_versions.py"
+    versions = installed / "occl" / "versions.py"
     text = versions.read_text()
     versions.write_text(text.replace("SUPPORTED = ((2, 13), (2, 14))", "SUPPORTED = ((99, 0), (99, 1))"))
     code = f"""
@@ -155,7 +155,7 @@ def test_whatever_is_wrong_with_the_package_import_torch_works(installed, broken
 
 
 def test_an_extension_that_cannot_be_loaded_does_not_break_import_torch(installed):
-    for library in (installed / "torch_occl").glob("_C*.so"):
+    for library in (installed / "occl").glob("_C*.so"):
         library.write_bytes(b"this is not a shared library")
     *said, error = python("import torch; print(torch.ones(3).sum().item())" + USE, installed)
     assert said[-1] == "3.0" and "_C" in error and ("too short" in error or "invalid ELF" in error), error

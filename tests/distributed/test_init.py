@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch_occl._C import ProcessGroupOCCL
 
 from tests.support.checks import assert_works, backend
 from tests.support.devices import DEVICES
 from tests.support.interpreter import run_python
 from tests.support.thinning import first
-from torch_occl._C import ProcessGroupOCCL
 
 
 def uses(rank, n, device, *, store, name, **expected):

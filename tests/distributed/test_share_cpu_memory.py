@@ -15,12 +15,12 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
 import torch_occl
+from occl import _C
 from tests.support.checks import assert_works, backend
 from tests.support.interpreter import install, run_python
 from tests.support.maps import Maps
 from tests.support.processes import in_forked_child
 from tests.support.thinning import first
-from torch_occl import _C
 
 MIB = 1 << 20
 

@@ -20,11 +20,11 @@ import torch
 import torch.distributed as dist
 
 import torch_occl
+from occl.cli import main
+from occl.tools.top import groups, layout, records, stuck, view
+from occl.tools.top.processes import NotShown, Processes, attach, named
 from tests.support.processes import in_forked_child
 from tests.support.worker import join, listen, tell
-from torch_occl._commands import main
-from torch_occl.top import groups, layout, records, stuck, view
-from torch_occl.top.processes import NotShown, Processes, attach, named
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 60.0

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 import torch_occl
+from occl.tools.report import analyse, merge
 from tests.support.worker import listen, tell
-from torch_occl.report import analyse, merge
 
 
 def job_in(directory: Path) -> merge.Job:

@@ -16,11 +16,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
 from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.iter import IterableWrapper
+from torch_occl._C import ProcessGroupOCCL
 
 from tests.support.checks import assert_works, backend
 from tests.support.devices import DEVICES
 from tests.support.worker import listen, tell
-from torch_occl._C import ProcessGroupOCCL
 
 RANKS = 4
 

@@ -12,13 +12,13 @@ PRELUDE = """
 import os, resource, sys
 from tests.faults import limits
 {lower}
-os.execv(sys.executable, [sys.executable, "-m", "torch_occl", "doctor", *sys.argv[1:]])
+os.execv(sys.executable, [sys.executable, "-m", "occl", "doctor", *sys.argv[1:]])
 """
 
 
 def doctor(*options: str, lower: str = "", status: int = 0, path: Path = PACKAGE, **environment: str) -> str:
     """What the command prints, after the statements ``lower`` have taken something from its process."""
-    command = ["-c", PRELUDE.format(lower=lower)] if lower else ["-m", "torch_occl", "doctor"]
+    command = ["-c", PRELUDE.format(lower=lower)] if lower else ["-m", "occl", "doctor"]
     return run_python(*command, *options, path=path, status=status, stderr=False, **CLEAN | environment)
 
 

@@ -1,7 +1,6 @@
 """The doctor where PyTorch or the extension cannot be loaded."""
 
 import shutil
-import sys
 import sysconfig
 from pathlib import Path
 
@@ -9,7 +8,6 @@ import pytest
 
 from tests.doctor.running import document
 from tests.support.interpreter import PACKAGE, run_python
-from torch_occl import _command
 
 FAKE_TORCH = """
 from types import SimpleNamespace as Anything
@@ -35,9 +33,10 @@ def with_torch(
     ``library`` is what the file of the extension contains; None for no file.
     """
     ignored = shutil.ignore_patterns("__pycache__", "*.so")
-    shutil.copytree(PACKAGE / "torch_occl", folder / "torch_occl", ignore=ignored)
+    for name in ("occl", "torch_occl"):
+        shutil.copytree(PACKAGE / name, folder / name, ignore=ignored)
     if library is not None:
-        (folder / "torch_occl" / f"_C{sysconfig.get_config_var('EXT_SUFFIX')}").write_text(library)
+        (folder / "occl" / f"_C{sysconfig.get_config_var('EXT_SUFFIX')}").write_text(library)
     (folder / "sitecustomize.py").write_text(HIDE)
     (folder / "torch" / "distributed").mkdir(parents=True)
     text = FAKE_TORCH.format(version=version, statement=statement)
@@ -78,24 +77,4 @@ def test_what_cannot_be_loaded_is_a_problem_with_its_remedy(tmp_path, torch_is, 
 
 def test_the_help_needs_neither_pytorch_nor_the_extension(tmp_path):
     path = with_torch(tmp_path, statement="raise ImportError")
-    assert "usage: python -m torch_occl" in run_python("-m", "torch_occl", path=path)
-
-
-@pytest.mark.parametrize(
-    ("argv", "orig_argv", "starting"),
-    [
-        (["-m", "doctor"], ["python", "-X", "dev", "-m", "torch_occl", "doctor"], True),
-        (["-m"], ["python", "-m", "torch_occl"], True),
-        (["-m"], ["python", "-Imtorch_occl"], True),
-        (["-m"], ["python", "-m", "torch_occl.__main__"], True),
-        (["-m", "torch_occl"], ["python", "-m", "pytest", "torch_occl"], False),
-        (["-m"], ["python", "-m", "torch_occl.bench"], False),
-        (["-c", "torch_occl"], ["python", "-c", "import torch_occl", "torch_occl"], False),
-        (["torch_occl"], ["python", "torch_occl"], False),
-        ([], [], False),
-    ],
-)
-def test_only_the_command_leaves_the_package_unregistered(monkeypatch, argv, orig_argv, starting):
-    monkeypatch.setattr(sys, "argv", argv)
-    monkeypatch.setattr(sys, "orig_argv", orig_argv)
-    assert _command.starting() is starting
+    assert "usage: occl" in run_python("-m", "occl", path=path)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from torch_occl.doctor import cgroups, machine
-from torch_occl.doctor.report import FINE, WARNING
+from occl.tools.doctor import cgroups, machine
+from occl.tools.doctor.report import FINE, WARNING
 
 
 def write(root: Path, files: dict[str, str]) -> Path:

@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from torch_occl.doctor import children
-from torch_occl.doctor.children import Ended
+from occl.tools.doctor import subprocesses
+from occl.tools.doctor.subprocesses import Ended
 
 
 def script(folder: Path, text: str) -> list[Ended]:
     (folder / "script.py").write_text(textwrap.dedent(text))
-    return children.run([["script.py", "argument"]], 60.0, folder)
+    return subprocesses.run([["script.py", "argument"]], 60.0, folder)
 
 
 def test_a_process_that_does_not_end_is_killed_at_the_deadline_and_what_it_said_is_kept(tmp_path):
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     (tmp_path / "script.py").write_text(f"open({str(fifo)!r})")  # waits for a writer
-    ended = children.run([["script.py"]], 0.0, tmp_path)[0]
+    ended = subprocesses.run([["script.py"]], 0.0, tmp_path)[0]
     assert ended.status is None and ended.reason() == "it did not end in time, and was killed"
     with pytest.raises(OSError, match=os.strerror(errno.ENXIO)):  # no process has it open
         os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
@@ -45,8 +45,8 @@ def test_objects_that_were_said_stay_said_when_the_process_fails(tmp_path):
     ],
 )
 def test_the_last_exception_is_the_reason(text, exception):
-    assert children.exception_in(text) == exception
+    assert subprocesses.exception_in(text) == exception
 
 
 def test_a_long_reason_is_cut():
-    assert children.exception_in(f"ValueError: {'x' * 1000}").endswith("x ...")
+    assert subprocesses.exception_in(f"ValueError: {'x' * 1000}").endswith("x ...")

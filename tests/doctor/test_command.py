@@ -7,11 +7,11 @@ import re
 import pytest
 import torch
 
+from occl.cli import main
+from occl.tools.doctor.report import FINE
 from tests.doctor.running import doctor, document
 from tests.support.devices import DEVICES
 from tests.support.interpreter import PACKAGE
-from torch_occl._commands import main
-from torch_occl.doctor.report import FINE
 
 SECTIONS = ["machine", "system", "environment", "nodes", "software", "choices of occl"]
 FEW_DESCRIPTORS = "resource.setrlimit(resource.RLIMIT_NOFILE, (12, 12))"
@@ -100,7 +100,7 @@ def test_without_the_device_only_cpu_tensors_are_tried():
 
 def test_without_a_command_it_prints_its_help(capsys):
     assert main([]) == 0
-    assert "usage: python -m torch_occl" in capsys.readouterr().out
+    assert "usage: occl" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("wrong", [["--nonsense"], ["doctor", "--nonsense"], ["nonsense"]])

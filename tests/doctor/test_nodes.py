@@ -3,8 +3,8 @@
 import os
 from pathlib import Path
 
-from torch_occl.doctor import nodes
-from torch_occl.doctor.report import FINE, HINT
+from occl.tools.doctor import nodes
+from occl.tools.doctor.report import FINE, HINT
 
 
 def test_the_identity_of_this_process_is_what_the_kernel_says(healthy):

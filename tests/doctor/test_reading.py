@@ -2,32 +2,32 @@
 
 import pytest
 
-from torch_occl.doctor import reading, report
-from torch_occl.doctor.report import PROBLEM, WARNING, Line, Section
+from occl.tools.doctor import kernel_files, report
+from occl.tools.doctor.report import PROBLEM, WARNING, Line, Section
 
 
 @pytest.mark.parametrize(("text", "cores"), [("0-3,8", {0, 1, 2, 3, 8}), ("5", {5}), ("", set())])
 def test_lists_of_cores(text, cores):
-    assert reading.parse_cores(text) == cores and reading.write_cores(cores) == text
+    assert kernel_files.parse_cores(text) == cores and kernel_files.write_cores(cores) == text
 
 
 @pytest.mark.parametrize(
     ("text", "size"), [("32K", 32 << 10), ("16384 kB", 16 << 20), ("2M", 2 << 20), ("7", 7), ("big", None)]
 )
 def test_sizes_are_read(text, size):
-    assert reading.parse_size(text) == size
+    assert kernel_files.parse_size(text) == size
 
 
 @pytest.mark.parametrize(
     ("size", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (1 << 30, "1 GiB")]
 )
 def test_sizes_are_written(size, text):
-    assert reading.write_size(size) == text
+    assert kernel_files.write_size(size) == text
 
 
 def test_a_field_is_found_by_its_whole_name_and_a_missing_file_is_empty(tmp_path):
-    assert reading.field("Seccomp_filters:\t3\nSeccomp:\t2\n", "Seccomp") == "2"
-    assert reading.field("a: 1", "b") == "" and reading.read(tmp_path / "none") == ""
+    assert kernel_files.field("Seccomp_filters:\t3\nSeccomp:\t2\n", "Seccomp") == "2"
+    assert kernel_files.field("a: 1", "b") == "" and kernel_files.read(tmp_path / "none") == ""
 
 
 def test_only_problems_change_the_verdict():

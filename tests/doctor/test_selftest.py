@@ -6,9 +6,9 @@ import signal
 
 import pytest
 
-from torch_occl.doctor import children, selftest, software
-from torch_occl.doctor.children import Ended
-from torch_occl.doctor.report import FINE, HINT, PROBLEM
+from occl.tools.doctor import selftest, software, subprocesses
+from occl.tools.doctor.report import FINE, HINT, PROBLEM
+from occl.tools.doctor.subprocesses import Ended
 
 KILLED = Ended(-signal.SIGKILL, {}, "")
 SAID = {
@@ -88,7 +88,7 @@ def test_ranks_that_cannot_be_started_are_a_problem(monkeypatch):
     def run(*_):
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
-    monkeypatch.setattr(children, "run", run)
+    monkeypatch.setattr(subprocesses, "run", run)
     (line,) = selftest.section().lines
     assert line.level == PROBLEM and "ulimit -u" in line.remedy
 

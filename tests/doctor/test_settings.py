@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from torch_occl import _interfaces
-from torch_occl.doctor import settings
-from torch_occl.doctor.report import FINE, HINT, WARNING
+from occl import interfaces
+from occl.tools.doctor import settings
+from occl.tools.doctor.report import FINE, HINT, WARNING
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,7 +38,7 @@ def test_every_interface_that_gloo_is_to_use_must_exist(wish, level):
 
 
 def test_loopback_has_its_address():
-    assert "127.0.0.1" in _interfaces.interfaces()["lo"]
+    assert "127.0.0.1" in interfaces.interfaces()["lo"]
 
 
 @pytest.mark.parametrize(

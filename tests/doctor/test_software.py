@@ -2,8 +2,8 @@
 
 import pytest
 
-from torch_occl.doctor import software
-from torch_occl.doctor.report import FINE, WARNING
+from occl.tools.doctor import software
+from occl.tools.doctor.report import FINE, WARNING
 
 
 def place(name: str, module: str = "") -> dict:

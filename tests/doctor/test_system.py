@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from torch_occl.doctor import machine, system
-from torch_occl.doctor.report import FINE, HINT, PROBLEM, WARNING
+from occl.tools.doctor import machine, system
+from occl.tools.doctor.report import FINE, HINT, PROBLEM, WARNING
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import resource
 import struct
 from pathlib import Path
 
-from torch_occl.doctor import cgroups
+from occl.tools.doctor import cgroups
 
 CALLS = {
     "x86_64": {"pidfd_open": 434, "memfd_create": 319, "fcntl": 72, "clone": 56, "clone3": 435},

@@ -15,11 +15,11 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from occl.testing.launch import Zygote
 from tests.hosts.namespaces import INTERFACE, Host, Network
 from tests.support.devices import DEVICES
 from tests.support.harness import Pool, Team
 from tests.support.thinning import first
-from torch_occl.testing.processes import Zygote
 
 
 def devices_of(backend: str) -> list[str]:

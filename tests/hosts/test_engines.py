@@ -23,7 +23,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.utils.cpp_extension import include_paths
+from torch_occl._C import _set_prepare_inter_node
 
+from occl.distributed import inter_node
 from tests.faults import limits
 from tests.hosts.launch import counts, placement
 from tests.support import cpp_build
@@ -31,8 +33,7 @@ from tests.support.checks import assert_works
 from tests.support.devices import DEVICES
 from tests.support.harness import Pool
 from tests.support.worker import listen, tell
-from torch_occl import ProcessGroupOCCL, _inter_node
-from torch_occl._C import _set_prepare_inter_node
+from torch_occl import ProcessGroupOCCL
 
 BLOCK = 1 << 20
 """Bytes of each rank's block."""
@@ -77,7 +78,7 @@ def meet(rank: int, n: int, device: str, *, places: list[int], library: Path, st
     spec.loader.exec_module(module)
     os.environ["OCCL_NODE"] = f"node {places[rank]}"
     everyone = dist.FileStore(store, n)
-    connect = _inter_node.prepare(one_network=True)[1]
+    connect = inter_node.prepare(one_network=True)[1]
     gloo = connect(dist.PrefixStore("gloo", everyone), rank, n, TIMEOUT)
     recorder = module.Recorder(gloo)
 

@@ -15,10 +15,10 @@ import torch
 import torch.distributed as dist
 
 import torch_occl
+from occl.testing.outcomes import Outcome
 from tests.hosts.launch import BACKENDS, HostTeam
 from tests.support.thinning import first
 from tests.support.worker import listen, tell
-from torch_occl.testing.outcomes import Outcome
 
 TIMEOUT = 3.0
 """Seconds of the groups."""

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from occl import _C
 from tests.support.checks import assert_works
 from tests.support.worker import listen, tell
-from torch_occl import _C
 
 TIMEOUT = 5.0
 """Seconds of the groups."""
@@ -238,7 +238,7 @@ RESUMES = """
 import ctypes, os, sys
 from datetime import timedelta
 import torch.distributed as dist
-from torch_occl import _C
+from occl import _C
 
 rank, store, pipe = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 libc = ctypes.CDLL(None)

@@ -10,9 +10,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from occl import _C
 from tests.support.references import REDUCIBLE, assert_same_bits, contribution, ops_for, reduced
 from tests.support.threads import number_restored
-from torch_occl import _C, replicas
+from torch_occl import replicas
 
 FORMS = [replicas.all_reduce, replicas.all_reduce_p2p]
 NAMES = {"sum": "SUM", "mean": "AVG"}

@@ -8,8 +8,8 @@ import time
 import pytest
 import torch
 
+from occl import _C
 from tests.support.threads import thread_names
-from torch_occl import _C
 from torch_occl.replicas import DeviceManager, ReplicaError
 
 

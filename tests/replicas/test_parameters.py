@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+from occl import _C
 from tests.support.references import assert_same_bits, contribution, reduced
-from torch_occl import _C, replicas
+from torch_occl import replicas
 
 DEVICES = ["dev:0", "dev:1", "dev:2"]
 

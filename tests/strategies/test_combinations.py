@@ -16,8 +16,8 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
+from occl.testing import assert_same_on_all_ranks
 from tests.test_example_gpt import CLOSE, SIZE, STEPS, WholeModel, make_mesh, train
-from torch_occl.testing import assert_same_on_all_ranks
 
 from data import Text  # isort: skip  (in the folder that the line above has added)
 from model import GPT  # isort: skip

@@ -1,6 +1,6 @@
 """A backend that is broken on purpose: Gloo, with a defect in each of some operations.
 
-The tests of `torch_occl.conformance` run the suite on it: each defect must get its verdict.
+The tests of `occl.conformance` run the suite on it: each defect must get its verdict.
 """
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ def of_python(path: Path) -> Iterator[Text]:
 @lru_cache
 def all_texts() -> list[Text]:
     cpp = sorted((ROOT / "csrc").rglob("*.cpp")) + sorted((ROOT / "csrc").rglob("*.h"))
-    python = sorted((ROOT / "torch_occl").rglob("*.py")) + sorted(ROOT.glob("*torch_occl*.py"))
+    python = sorted((ROOT / "torch_occl").rglob("*.py")) + sorted((ROOT / "occl").rglob("*.py"))
     return [text for path in cpp for text in of_cpp(path)] + [
         text for path in python for text in of_python(path)
     ]

@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.support import cpp_build
 
 OBJECTS = cpp_build.ROOT / "build" / f"objects-{sys.implementation.cache_tag}"
-LIBRARY = Path("torch_occl", f"_C{sysconfig.get_config_var('EXT_SUFFIX')}")
+LIBRARY = Path("occl", f"_C{sysconfig.get_config_var('EXT_SUFFIX')}")
 
 
 def is_built() -> bool:

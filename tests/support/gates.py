@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from torch_occl import _C
+from occl import _C
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@
     def test_sum(pool):
         pool.run(everyone_knows_the_sum, world_size=3, device="cpu")
 
-The ranks are those of ``torch_occl.testing``, forked from a warm process. Where its mark ``ranks`` has new
+The ranks are those of ``occl.testing``, forked from a warm process. Where its mark ``ranks`` has new
 processes for each test, ``pool`` keeps a `Team` for each world size, with its default group, between tests. A
 test that kills ranks, or wants no group, takes a team of its own: ``with fresh(3) as team``.
 
@@ -20,10 +20,10 @@ import os
 from collections.abc import Callable
 from unittest import mock
 
+from occl.testing.launch import Zygote
+from occl.testing.outcomes import RanksFailed
+from occl.testing.team import Team as PlainTeam
 from tests.support import worker
-from torch_occl.testing.outcomes import RanksFailed
-from torch_occl.testing.processes import Zygote
-from torch_occl.testing.team import Team as PlainTeam
 
 __all__ = ["LIMIT", "Pool", "RanksFailed", "Team"]
 

@@ -47,10 +47,9 @@ def install(folder: Path) -> Path:
     import tomllib  # Python 3.11
 
     ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(PACKAGE / "torch_occl", folder / "torch_occl", ignore=ignored)
+    for name in ("occl", "torch_occl"):
+        shutil.copytree(PACKAGE / name, folder / name, ignore=ignored)
     groups = tomllib.loads(PYPROJECT.read_text())["project"]["entry-points"]
-    for target in (target for points in groups.values() for target in points.values()):
-        shutil.copy(PACKAGE / f"{target.split(':')[0]}.py", folder)
     info = folder / "torch_occl-0.0.dist-info"
     info.mkdir()
     info.joinpath("METADATA").write_text("Metadata-Version: 2.1\nName: torch_occl\nVersion: 0.0\n")

@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from torch_occl.testing import RanksFailed, WrongUse, assert_same_on_all_ranks
+from occl.testing import RanksFailed, WrongUse, assert_same_on_all_ranks
 
 STATE: list[int] = []
 IMPORTER = os.getpid()

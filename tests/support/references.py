@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from torch_occl.conformance.tensors import (
+from occl.conformance.tensors import (
     COMPLEX,
     FLOATS,
     MOVABLE,

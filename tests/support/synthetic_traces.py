@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch_occl.report import read
+from occl.tools.report import read
 
 KINDS = ["barrier", "broadcast", "all_reduce", "reduce", "all_gather"]
 TEXT_AT, RECORDS_AT = 4096, 256 << 10

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from torch_occl.testing.rank import EndInterpreter, listen, tell
+from occl.testing.child import EndInterpreter, listen, tell
 
 __all__ = ["EndInterpreter", "join", "listen", "tell"]
 

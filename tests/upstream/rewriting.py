@@ -2,12 +2,12 @@
 
 The tests are gated by decorators that know gloo and nccl by name (and read ``BACKEND`` while the class body
 is executed), and the half of them that is for accelerators spells that "cuda". So the source of the module is
-parsed and rewritten by `torch_occl.testing.gpu_rewriting` before it is compiled, and the lines in `REWORDED`
+parsed and rewritten by `occl.testing.gpu.rewriting` before it is compiled, and the lines in `REWORDED`
 change, each for the reason given there.
 
 No assertion is lost (`test_adapter.py` compares them). Line numbers stay, so tracebacks show PyTorch's
 file. What the rewritten code calls is in
-`torch_occl.testing.gpu_names` and in `stand_ins.py`.
+`occl.testing.gpu.names` and in `stand_ins.py`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import functools
 import importlib.util
 from pathlib import Path
 
-from torch_occl.testing import gpu_rewriting
-from torch_occl.testing.gpu_rewriting import Rewriter
+from occl.testing.gpu import rewriting
+from occl.testing.gpu.rewriting import Rewriter
 
 MODULE = "torch.testing._internal.distributed.distributed_test"
 
-OPENED = gpu_rewriting.OPENED | {
+OPENED = rewriting.OPENED | {
     "skip_but_pass_in_sandcastle",
     "skip_but_pass_in_sandcastle_if",
     "skipIfNoTorchVision",

@@ -1,4 +1,4 @@
-"""What PyTorch's tests need beside `torch_occl.testing.gpu_names`: above all their barrier of processes."""
+"""What PyTorch's tests need beside `occl.testing.gpu.names`: above all their barrier of processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import ModuleType, SimpleNamespace
 import torch
 import torch.distributed as dist
 
-from torch_occl.testing import gpu_names
+from occl.testing.gpu import names as gpu_names
 
 
 def names(device: str, world_size: int) -> dict[str, object]:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from occl.testing.gpu import rewriting as gpu_rewriting
 from tests.support.devices import DEVICES
-from torch_occl.testing import gpu_rewriting
 
 from . import exceptions, rewriting, stand_ins, survey
 

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torch_occl import _C, _privateuse1
-from torch_occl.dev import inductor, interchange, memory, random, streams  # noqa: F401
+from occl import _C
+from torch_occl.dev import _registration, inductor, interchange, memory, random, streams  # noqa: F401
 from torch_occl.dev._index import Device, current_index, device_index
 from torch_occl.dev.interchange import *  # noqa: F403
 from torch_occl.dev.memory import *  # noqa: F403
@@ -60,7 +60,7 @@ __all__ = [
 
 def is_available() -> bool:
     """Whether ``dev`` is this process's PrivateUse1 device."""
-    return _privateuse1.registered()
+    return _registration.registered()
 
 
 def device_count() -> int:

@@ -6,7 +6,7 @@ from typing import Union
 
 import torch
 
-from torch_occl import _C
+from occl import _C
 
 Device = Union[torch.device, str, int, None]  # noqa: UP007
 """``torch.device("dev:1")``, ``"dev:1"``, ``1``; None is the current device."""

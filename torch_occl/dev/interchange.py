@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from torch_occl import _C, dev
+from occl import _C
+from torch_occl import dev
 from torch_occl.dev import inductor, streams
 from torch_occl.dev._index import Device, device_index
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torch_occl import _C
+from occl import _C
 from torch_occl.dev._index import Device, device_index, unused_index
 
 __all__ = [

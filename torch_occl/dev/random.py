@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import torch
 
-from torch_occl import _C
+from occl import _C
 from torch_occl.dev._index import Device, device_index, unused_index
 
 __all__ = [

@@ -27,7 +27,7 @@ if not importlib.util.find_spec("torchft"):
     )
 from torchft.process_group import ProcessGroupWrapper
 
-from torch_occl import _privateuse1
+from torch_occl.dev import _registration
 
 __all__ = ["ProcessGroupOCCL"]
 
@@ -49,7 +49,7 @@ class ProcessGroupOCCL(ProcessGroupWrapper):  # type: ignore[misc]
         backend = torch_occl.ProcessGroupOCCL(store, rank, world_size, options)
         group = dist.ProcessGroup(store, rank, world_size)
         group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
-        for device in ["cpu", *(["dev"] if _privateuse1.registered() else [])]:
+        for device in ["cpu", *(["dev"] if _registration.registered() else [])]:
             group._register_backend(torch.device(device), dist.ProcessGroup.BackendType.CUSTOM, backend)
         return group
 

@@ -10,7 +10,9 @@ from typing import Any, Literal, Union, overload
 
 import torch
 
-from torch_occl import _C, _privateuse1, dev
+from occl import _C
+from torch_occl import dev
+from torch_occl.dev import _registration
 from torch_occl.dev._index import Device
 from torch_occl.replicas._batch import check_chunks
 from torch_occl.replicas._checks import (
@@ -189,7 +191,7 @@ def in_host_memory(tensor: torch.Tensor) -> bool:
 
     The type ``dev`` is not enough: it may be another package's device.
     """
-    return tensor.is_cpu or (tensor.device.type == "dev" and _privateuse1.registered())
+    return tensor.is_cpu or (tensor.device.type == "dev" and _registration.registered())
 
 
 def reachable(tensor: torch.Tensor) -> bool:

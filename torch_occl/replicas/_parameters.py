@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar, overload
 import torch
 from torch import nn
 
-from torch_occl import _C
+from occl import _C
 from torch_occl.replicas._checks import (
     check_alike,
     check_apart,

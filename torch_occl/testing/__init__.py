@@ -1,12 +1,5 @@
-"""Tests of distributed code with pytest: the mark ``ranks`` runs a test in several processes.
+"""The same as `occl.testing`."""
 
-pytest has the plugin where torch_occl is installed (docs/testing.md). It tests code for any backend and any
-device, and under pytest importing this package makes no device.
-"""
-
-from torch_occl.testing.comparison import assert_same_on_all_ranks
-from torch_occl.testing.faults import Fault, Faults
-from torch_occl.testing.outcomes import Outcome, RanksFailed, WrongUse
-from torch_occl.testing.run import RunRanks
+from occl.testing import Fault, Faults, Outcome, RanksFailed, RunRanks, WrongUse, assert_same_on_all_ranks
 
 __all__ = ["Fault", "Faults", "Outcome", "RanksFailed", "RunRanks", "WrongUse", "assert_same_on_all_ranks"]

@@ -12,7 +12,7 @@
 // and tries again unless both show the same even number. The writer may have been stopped or killed in
 // between, so a reader gives up after some attempts and says that it did.
 //
-// torch_occl/top/layout.py reads this: change both, and shm::kProtocolVersion.
+// occl/tools/top/layout.py reads this: change both, and shm::kProtocolVersion.
 #pragma once
 
 #include <array>

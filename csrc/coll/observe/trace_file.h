@@ -1,4 +1,4 @@
-// The file in which a process records what it does in each operation. torch_occl/report/read.py reads it.
+// The file in which a process records what it does in each operation. occl/tools/report/read.py reads it.
 //
 //     0         4 KiB                     256 KiB                                256 KiB + 64 * capacity
 //     Header    text: a line of JSON      records: record i in place

@@ -1,4 +1,4 @@
-"""First tests of a backend; whether it conforms, torch_occl.conformance tells."""
+"""First tests of a backend; whether it conforms, occl.conformance tells."""
 
 import my_backend  # noqa: F401  (registers it, in pytest's process and in the ranks)
 import pytest

@@ -9,9 +9,10 @@ import pytest
 import torch.distributed as dist
 
 import torch_occl
+from occl.distributed import gloo
+from occl.distributed import gloo as in_place_of
 from tests.distributed.in_place_of.running import ABSENT, assert_gloo, assert_occl, begin, run
 from tests.support.worker import listen, tell
-from torch_occl import _in_place_of
 
 
 def some_ask(rank, n, device, *, store, asking, says):
@@ -66,15 +67,15 @@ def lacks(rank, n, device, *, store, what):
         os.environ["OCCL_NODE"] = f"node {rank}"
         says = "rank 1 shares no memory with rank 0, because the host,"
     elif what == "version":
-        _in_place_of._versions.VERSION = f"0.{rank}"
+        gloo.versions.VERSION = f"0.{rank}"
         says = "rank 1 has another version of torch_occl than rank 0"
     elif what == "size":
-        _in_place_of.MAX_RANKS = 1
+        gloo.MAX_RANKS = 1
         says = "rank 0 cannot use occl: a group of occl has at most 1 ranks, not 2"
     elif what == "extension":
         says += "no library"
         if rank == 1:
-            _in_place_of._torch_occl_autoload._without_device = cannot_load
+            gloo.importlib.import_module = cannot_load
     elif what == "name":
         says += "another package has registered a backend named 'occl'"
         if rank == 1:
@@ -134,7 +135,7 @@ def leftover(rank, n, device, *, store):
     vote = {"cannot": "", "place": "here", "version": "1", "kept": []}
     if rank == 2:
         listen()
-    choice = _in_place_of._agree(
+    choice = in_place_of._agree(
         store, dist.PrefixStore("cpu/", store), vote, rank, n, "0", timedelta(seconds=50)
     )
     if rank < 2:
@@ -159,8 +160,8 @@ def test_a_choice_that_was_made_without_this_rank_holds():
     vote = {"cannot": "", "place": "", "version": "", "kept": []}
     gloo.set("0/1", "an address")
     arguments = store, gloo, vote
-    first = _in_place_of._agree(*arguments, 0, 2, "g", timedelta(seconds=9))
-    second = _in_place_of._agree(*arguments, 1, 2, "g", timedelta(seconds=9))
+    first = in_place_of._agree(*arguments, 0, 2, "g", timedelta(seconds=9))
+    second = in_place_of._agree(*arguments, 1, 2, "g", timedelta(seconds=9))
     assert first == second == {"occl": False, "why": f"rank 1 {ABSENT}", "kept": []}
 
 
@@ -171,7 +172,7 @@ def votes_again(rank, n, device, *, store):
 
     def agree(seconds):
         gloo = dist.PrefixStore("cpu/", store)
-        return _in_place_of._agree(store, gloo, vote, rank, n, "0", timedelta(seconds=seconds))
+        return in_place_of._agree(store, gloo, vote, rank, n, "0", timedelta(seconds=seconds))
 
     for missing in range(n):
         if rank != missing:

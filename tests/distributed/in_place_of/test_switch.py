@@ -12,10 +12,10 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 import torch_occl
+from occl.distributed import gloo
 from tests.distributed.in_place_of.running import ABSENT, assert_occl, begin, run
 from tests.support.devices import DEVICES
 from tests.support.interpreter import install, run_python
-from torch_occl import _in_place_of
 
 
 def on_and_off(rank, n, device, *, store):
@@ -56,7 +56,7 @@ def test_a_name_that_cannot_be_replaced_is_refused(name, error):
         error, match=re.escape("'gloo' only, not of 'nccl'") if name == "nccl" else "replace: "
     ):
         torch_occl.replace(name)
-    assert distributed_c10d._new_process_group_helper is before and not _in_place_of._on
+    assert distributed_c10d._new_process_group_helper is before and not gloo._on
 
 
 def test_without_a_group_there_is_nothing_to_say_about():

@@ -10,10 +10,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 import torch_occl
+from occl.distributed import gloo
 from tests.distributed.in_place_of.running import assert_gloo, assert_occl, begin, run
 from tests.support.checks import assert_works, backend
 from tests.support.devices import DEVICES
-from torch_occl import ProcessGroupOCCL, _in_place_of
+from torch_occl import ProcessGroupOCCL
 
 GLOO, CUSTOM = dist.ProcessGroup.BackendType.GLOO, dist.ProcessGroup.BackendType.CUSTOM
 
@@ -107,7 +108,7 @@ def chooses_twice(rank, n, device, *, store):
     for place in (f"place {rank}", "one place"):
         vote = {"cannot": "", "place": place, "version": "1", "kept": []}
         limit = timedelta(seconds=50)
-        choices.append(_in_place_of._agree(store, dist.PrefixStore("cpu/", store), vote, rank, n, "0", limit))
+        choices.append(gloo._agree(store, dist.PrefixStore("cpu/", store), vote, rank, n, "0", limit))
         if len(choices) == 1:  # as the group itself would
             store.set(f"met/{rank}", "")
             store.wait([f"met/{other}" for other in range(n)])

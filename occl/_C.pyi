@@ -1,0 +1,200 @@
+"""The extension module (``csrc/bind``). What users need is in ``torch_occl`` and ``torch.dev``."""
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, overload
+
+import torch
+import torch._C._distributed_c10d as c10d
+
+# ---- the backend ---------------------------------------------------------------------------------------
+
+class ArgumentError(ValueError, RuntimeError):
+    """Wrong arguments: what NCCL raises as ValueError and Gloo as RuntimeError."""
+
+class ProcessGroupOCCL(c10d.Backend):
+    """The backend ``occl`` of one group; ``torch.distributed`` makes it."""
+
+    class Options(c10d.Backend.Options):
+        """Options of one group, which copies them when it is made."""
+
+        def __init__(
+            self,
+            timeout: timedelta = ...,
+            *,
+            tuning: Mapping[str, int] = ...,
+            staging_bytes: int = 0,
+            inter_node: c10d.Backend | None = None,
+        ) -> None: ...
+        @property
+        def tuning(self) -> Mapping[str, int]:
+            """Thresholds by name, as in ``OCCL_TUNING``, which they override. Those of rank 0 hold."""
+        @tuning.setter
+        def tuning(self, numbers: Mapping[str, int]) -> None: ...
+        @property
+        def staging_bytes(self) -> int:
+            """Shared memory through which a rank stages tensors that peers cannot map; 0: the default."""
+        @staging_bytes.setter
+        def staging_bytes(self, number: int) -> None: ...
+        @property
+        def inter_node(self) -> c10d.Backend | None:
+            """A backend of the same ranks that carries messages between nodes; None: Gloo."""
+        @inter_node.setter
+        def inter_node(self, backend: c10d.Backend | None) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        store: c10d.Store,
+        rank: int,
+        size: int,
+        options: ProcessGroupOCCL.Options,
+        parent: ProcessGroupOCCL | None = None,
+        ranks: Sequence[int] = (),
+    ) -> None:
+        """Makes the group, which all its ranks must call.
+
+        With `parent`, `ranks` of that group make this one and meet through it.
+
+        Args:
+            store: where the ranks meet; unused with `parent`.
+            rank: this rank, from 0 to `size` - 1.
+            size: the number of ranks, at most 256.
+            options: see `Options`.
+            parent: the group whose ranks make this one.
+            ranks: which ranks of `parent`, in the order of the new group.
+
+        Raises:
+            DistBackendError: a rank did not come, died, or cannot share memory and has no engine.
+            ArgumentError: rank, size or ranks do not fit.
+        """
+    @overload
+    def __init__(self, store: c10d.Store, rank: int, size: int, timeout: timedelta = ...) -> None:
+        """The same with default options and this timeout."""
+    @property
+    def options(self) -> ProcessGroupOCCL.Options:
+        """A copy of the options this group was made with."""
+
+    def perform_nocolor_split(self, device: object) -> None:
+        """Does nothing: ranks outside of a new group have no part in making it."""
+
+    def merge(self, store: c10d.Store, rank: int, size: int) -> c10d.Backend:
+        """A new group of the `size` ranks that meet at `store`, whatever groups they come from.
+
+        Raises:
+            DistBackendError: a rank did not come, or died.
+        """
+
+    def _describe(self) -> str:
+        """What was chosen for this group, in a line for logs."""
+
+    def memory_stats(self) -> dict[str, int]:
+        """Bytes of shared memory by what they are for: `group.control_bytes`, `process.staging_bytes`, ..."""
+
+    def _start_time_estimate(self) -> None: ...
+    def _end_time_estimate(self) -> float: ...
+    def _register_on_completion_hook(self, hook: object, /) -> None: ...
+    def _wait_for_pending_works(self) -> None: ...
+
+class WorkOCCL(c10d.Work):
+    """An operation of the backend: to wait for, or to ask how it ended.
+
+    `wait()` raises DistBackendError if the operation failed: a mismatch, a timeout, or a rank that has gone.
+    On `dev` it makes the current stream wait, and not the host.
+    """
+
+def _share_cpu_memory(min_bytes: int | None) -> int | None: ...
+def _cpu_memory_stats() -> dict[str, int]: ...
+def _empty_shared(size: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """A CPU tensor in a region that peers map."""
+
+def _replicas_reduce(
+    outputs: Sequence[Sequence[torch.Tensor]],
+    inputs: Sequence[Sequence[torch.Tensor]],
+    mean: bool,
+    factors: Sequence[float],
+) -> None:
+    """For each i: combines inputs[i] in their order and stores the result into every tensor of outputs[i]."""
+
+def _set_build(build: str) -> None:
+    """Says which versions this process runs; ranks with different ones form no group."""
+
+def _set_prepare_inter_node(
+    prepare: Callable[[bool], tuple[str, Callable[[c10d.Store, int, int, timedelta], c10d.Backend]]],
+) -> None:
+    """Says what prepares the backend between nodes (`occl.distributed.inter_node.prepare`)."""
+
+def _init_device_groups() -> None:
+    """Once ``dev`` is made: its quantized and sparse tensors reach their backend."""
+
+def _start_trace(directory: str, max_bytes: int = ...) -> str:
+    """Records what this process does; the path of the file."""
+
+def _stop_trace() -> None: ...
+def _control_region() -> memoryview | None:
+    """What this process publishes to its peers, as it is now; None if it has had no group."""
+
+def _records() -> bool:
+    """Whether this process has a flight recorder."""
+
+def _dump_flight_recorder(collectives: bool, stacks: bool, only_active: bool) -> bytes: ...
+def _write_flight_recorder() -> bool: ...
+def _announce_end() -> None:
+    """Tells peers that this process ends in good order, and does not die."""
+
+def _isa() -> str:
+    """The instruction set that the reduction kernels use here."""
+
+# ---- the device ----------------------------------------------------------------------------------------
+
+def _init_device(groups: Callable[[], None]) -> None:
+    """Registers everything of `dev` that is C++; once in a process."""
+
+def _device_taken() -> bool:
+    """Whether another library has registered its hooks for PrivateUse1."""
+
+def _device_count() -> int: ...
+def _device_get() -> int:
+    """The current device of this thread. A use, as `_device_set` and `_device_exchange` are."""
+
+def _device_resolve(index: int, /) -> int:
+    """`index`, or the current device for -1. Raises RuntimeError if there is no such device. No use of it."""
+
+def _device_set(index: int, /) -> None: ...
+def _device_exchange(index: int, /) -> int:
+    """Makes a device current and returns the one that was."""
+
+def _device_used() -> bool:
+    """Whether this process has used a device: children that it forks may not."""
+
+def _device_mark_used() -> None:
+    """What every use of a device does first. Raises RuntimeError in a child that a user has forked."""
+
+def _device_in_bad_fork() -> bool: ...
+def _device_generator(index: int, /) -> torch.Generator:
+    """The default generator of a device."""
+
+def _device_of_pointer(address: int, /) -> torch.device:
+    """The device in whose memory an address lies. Raises RuntimeError for any other address."""
+
+def _device_enqueue(stream: torch.Stream, task: Callable[[], object], /) -> None:
+    """For tests: a Python function as a task of a stream."""
+
+def _device_drain(seconds: float, /) -> bool:
+    """Waits at most that long for all streams; whether they have come to rest."""
+
+def _device_share_memory(tensor: torch.Tensor, to: torch.device, /) -> torch.Tensor:
+    """A tensor on `to` over the memory of a dense one: from dev to the CPU, or the reverse."""
+
+def _device_move_storage(dev: torch.Tensor, cpu: torch.Tensor, /) -> None:
+    """Makes the storage of a dev tensor use the memory of a CPU tensor, after copying what it holds."""
+
+def _device_run_compiled(code: Callable[[list[Any]], Any], inputs: list[Any], index: int, /) -> list[Any]:
+    """Calls code for the CPU on dev tensors. Empties `inputs`."""
+
+def _device_memory_limit() -> int:
+    """The most bytes that all devices of this process may reserve."""
+
+def _device_set_memory_fraction(fraction: float, /) -> None: ...
+def _device_memory_snapshot(index: int, /) -> list[list[dict[str, Any]]]:
+    """The runs of reserved memory, each a list of its blocks."""

@@ -1,0 +1,76 @@
+"""What each rank of the benchmark does. Its own module, because new processes cannot import __main__."""
+
+import argparse
+import contextlib
+import gc
+import pickle
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from occl.bench.contenders import CONTENDERS, make_groups
+from occl.bench.gate import Gate
+from occl.bench.measure import Contestant, External, measure
+from occl.bench.operations import OPERATIONS
+from occl.bench.report import Result, Table, summarize, with_roofline
+
+Start = Callable[[list[str], Path, int, int], AbstractContextManager[dict[str, External]]]
+"""(names, folder, rank, number of ranks) to this rank's ends of the programs, which run in the context."""
+
+
+def no_programs(*_: object) -> AbstractContextManager[dict[str, External]]:
+    return contextlib.nullcontext({})
+
+
+def work(
+    rank: int, options: argparse.Namespace, folder: str, counters: Any, start: Start = no_programs
+) -> None:
+    """What each rank does. The first prints the table, and leaves the results in ``folder``."""
+    # When a rank fails, the others get SIGTERM. As an exception, it lets this rank end its programs, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    torch.set_num_threads(1)
+    gc.disable()  # a collection in a timed section would be noise
+    # The default group, with which the ranks agree about times. It is not timed itself.
+    store = dist.FileStore(str(Path(folder, "store")), options.ranks)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=options.ranks)
+    groups = make_groups(name for name in options.contenders if name in CONTENDERS)
+    programs = [name for name in options.contenders if name not in CONTENDERS]
+    with start(programs, Path(folder), rank, options.ranks) as connections:
+        results = measure_all(rank, options, groups | connections, Gate(counters, rank))
+        if rank == 0:
+            versions = {name: connection.version for name, connection in connections.items()}
+            Path(folder, "results").write_bytes(pickle.dumps((results, versions)))
+    dist.destroy_process_group()
+
+
+def measure_all(
+    rank: int, options: argparse.Namespace, contestants: dict[str, Contestant], gate: Gate
+) -> list[Result]:
+    """Every operation at every size, as far as the time goes."""
+    cells = [
+        (operation, size)
+        for operation in OPERATIONS
+        if operation.name in options.ops
+        for size in (sorted(options.sizes) if operation.has_data else [4])
+    ]
+    table = Table(list(contestants))
+    measured: list[Result] = []
+    if rank == 0:
+        print(table.header(), flush=True)
+    end = time.monotonic() + options.seconds
+    for index, (operation, size) in enumerate(cells):
+        # Time that small sizes leave goes to larger ones. All ranks must use the same value.
+        left = torch.tensor([(end - time.monotonic()) / (len(cells) - index)])
+        dist.broadcast(left, 0)
+        line = with_roofline([summarize(s) for s in measure(operation, size, contestants, gate, left.item())])
+        measured.extend(line)
+        if rank == 0 and line:  # else no contender has this operation
+            print(table.line(line), flush=True)
+    return measured

@@ -1,0 +1,71 @@
+"""The command ``occl``. It runs where PyTorch or the extension cannot be loaded."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import os
+import sys
+from io import TextIOWrapper
+
+COMMANDS = {
+    "doctor": (
+        "says what this machine offers, what occl makes of it, and whether it works",
+        "Says what this machine, container and environment offer, what occl makes of it, and whether two "
+        "ranks work here. The exit status is 1 if something does not work.",
+    ),
+    "top": (
+        "shows what the ranks of running groups do, and who waits for whom",
+        "Shows the groups of this user's processes on this host: what each rank does, how long it waits and "
+        "for whom. It only reads what the processes publish, and does not slow them. Ctrl-C ends it. The "
+        "exit status is 2 if a process cannot be shown.",
+    ),
+    "report": (
+        "shows what the ranks of a job did, from the traces that they wrote",
+        "Merges the traces that the processes of a job wrote in a directory (OCCL_TRACE, torch_occl.trace) "
+        "into one HTML page, and into a trace for ui.perfetto.dev. Prints a summary. The exit status is 2 if "
+        "there is nothing to show.",
+    ),
+}
+"""What each does, in a line and at length. ``occl.tools.NAME.command`` is imported when it is asked for."""
+
+
+def parser(asked: str | None = None) -> argparse.ArgumentParser:
+    """The parser of all commands, with the arguments of the one that is asked for."""
+    made = argparse.ArgumentParser(
+        prog="occl",
+        description="Commands of torch_occl.",
+        epilog="python -m occl.bench measures collectives.",
+    )
+    commands = made.add_subparsers(dest="command", metavar="COMMAND")
+    for name, (short, long) in COMMANDS.items():
+        added = commands.add_parser(name, help=short, description=long)
+        if name == asked:
+            module = importlib.import_module(f"occl.tools.{name}.command")
+            module.arguments(added)
+            added.set_defaults(run=module.run)
+    return made
+
+
+def main(arguments: list[str] | None = None) -> int:
+    arguments = sys.argv[1:] if arguments is None else arguments
+    asked = next((argument for argument in arguments if not argument.startswith("-")), None)
+    made = parser(asked)
+    if asked is not None and asked not in COMMANDS:
+        close = difflib.get_close_matches(asked, COMMANDS, 1)
+        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(COMMANDS)}"
+        made.error(f"there is no command {asked!r}; {hint}")
+    options = made.parse_args(arguments)
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names and errors may have any letters
+    if options.command is None:
+        made.print_help()
+        return 0
+    try:
+        status: int = options.run(options)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the end
+        return 1
+    return status

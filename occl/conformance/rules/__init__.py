@@ -1,0 +1,13 @@
+"""All rules. Importing this enters them into `occl.conformance.catalog.RULES`."""
+
+from occl.conformance.rules import (
+    collectives,
+    failures,
+    groups,
+    messages,
+    offers,
+    works,
+    wrong_arguments,
+)
+
+__all__ = ["collectives", "failures", "groups", "messages", "offers", "works", "wrong_arguments"]

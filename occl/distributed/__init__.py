@@ -1,0 +1,1 @@
+"""What needs torch.distributed: the backend ``occl``, and what programs ask of its groups."""

@@ -1,0 +1,160 @@
+"""Makes backends, and registers the name ``occl`` with torch.distributed for all devices."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+import occl.distributed.exit  # noqa: F401  (the extension calls it)
+from occl import registration, versions
+from occl._C import ProcessGroupOCCL, _records, _set_build, _set_prepare_inter_node
+from occl.distributed import alone, flight_recorder, gloo, inter_node
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+
+_set_build(f"torch_occl {versions.VERSION} for PyTorch {'.'.join(torch.__version__.split('.')[:2])}")
+_set_prepare_inter_node(inter_node.prepare)
+alone.watch()
+
+
+_log = logging.getLogger("torch_occl")  # which TORCH_LOGS=torch_occl switches on
+
+
+def _made(backend: ProcessGroupOCCL) -> ProcessGroupOCCL:
+    """Tells PyTorch's logs and its flight recorder of a new group."""
+    if _log.isEnabledFor(logging.INFO):
+        _log.info("%s", backend._describe())
+    if _records():
+        flight_recorder.answer_for_pytorch()
+    return backend
+
+
+def _world() -> ProcessGroupOCCL | None:
+    """The backend ``occl`` of the default group, in whose ranks ``global_ranks_in_group`` counts; or None."""
+    if not dist.is_initialized():
+        return None
+    world = dist.group.WORLD
+    assert world is not None
+    backends = [world._get_backend(device) for device in world._device_types]
+    return next((backend for backend in backends if isinstance(backend, ProcessGroupOCCL)), None)
+
+
+def create(opts: Any, options: ProcessGroupOCCL.Options | None = None) -> ProcessGroupOCCL:
+    """The factory that ``init_process_group`` and ``new_group`` call (PyTorch's extended backend API).
+
+    Args:
+        opts: store, group_rank, group_size, timeout, group_id, global_ranks_in_group.
+        options: what the user passed as ``pg_options``, which is copied; None for the defaults. Those of
+            another backend are ignored for a group in the place of Gloo, which ignores them.
+
+    Raises:
+        TypeError: ``pg_options`` is not ``ProcessGroupOCCL.Options``.
+        torch.distributed.DistBackendError: a rank did not make the group in time, exited, or shares no memory
+            with this one.
+    """
+    if options is not None and gloo.ignores_options():
+        options = options if isinstance(options, ProcessGroupOCCL.Options) else None
+    if options is None:
+        options = ProcessGroupOCCL.Options()
+    elif not isinstance(options, ProcessGroupOCCL.Options):
+        raise TypeError(
+            f"pg_options must be torch_occl.ProcessGroupOCCL.Options, got {type(options).__name__}"
+        )
+    else:
+        options = copy.copy(options)
+        if options._timeout not in (opts.timeout, ProcessGroupOCCL.Options()._timeout):
+            warnings.warn(
+                f"pg_options._timeout is {options._timeout}, but timeout= (or its default) overrides it: "
+                f"operations of group {opts.group_id} time out after {opts.timeout}",
+                stacklevel=3,
+            )
+    options._timeout = opts.timeout
+    options.group_name = opts.group_id
+    options.global_ranks_in_group = opts.global_ranks_in_group
+    alone.watch()  # a launcher in this process, such as Ray's, may have set WORLD_SIZE by now
+    members = opts.global_ranks_in_group
+    parent = _world() if members else None
+    return _made(ProcessGroupOCCL(opts.store, opts.group_rank, opts.group_size, options, parent, members))
+
+
+def create_experimental(
+    store: dist.Store, rank: int, size: int, timeout: timedelta, device: torch.device, **options: Any
+) -> dist.ProcessGroup:
+    """The factory that ``torch.distributed._dist2.new_group`` calls.
+
+    Args:
+        device: the device type that the group serves, beside the CPU.
+        options: arguments of ``ProcessGroupOCCL.Options``.
+
+    Raises:
+        KeyError: there is no such option.
+        torch.distributed.DistBackendError: a rank did not make the group in time, or shares no memory with
+            this one.
+    """
+    made = ProcessGroupOCCL.Options(timeout)
+    for name, value in options.items():
+        if not hasattr(made, name):
+            raise KeyError(f"ProcessGroupOCCL.Options has no {name!r}")
+        setattr(made, name, value)
+    backend = _made(ProcessGroupOCCL(store, rank, size, made))
+    group = dist.ProcessGroup(store, rank, size)
+    group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
+    for served in {device.type, "cpu"}:
+        group._register_backend(torch.device(served), dist.ProcessGroup.BackendType.CUSTOM, backend)
+    return group
+
+
+def register(device: str | None) -> None:
+    """Registers ``occl`` for CPU tensors and for the PrivateUse1 device of this name, if there is one.
+
+    Warns, and registers nothing, if another package has taken the name ``occl``.
+    """
+    if "occl" in dist.Backend.backend_list and not registration.registered():
+        warnings.warn(
+            "another package has already registered a torch.distributed backend named 'occl' "
+            "(PyTorch's test package torch_openreg does); torch_occl leaves it in place and does not "
+            "register its own",
+            stacklevel=3,
+        )
+        return
+    registration.register(create, ["cpu"] if device is None else [device, "cpu"])
+    if device is not None:
+        _let_gloo_stand_beside(device)
+        _serve_in_existing_groups(device)
+    with contextlib.suppress(ImportError):  # PyTorch may remove this interface
+        from torch.distributed import _dist2
+
+        _dist2.register_backend("occl", create_experimental)  # type: ignore[arg-type]
+
+
+def _serve_in_existing_groups(device: str) -> None:
+    """Makes groups named occl serve the device, if they are older than it and serve CPU tensors only.
+
+    A group that was asked for as ``cpu:occl`` stays as it is, and so does one in the place of Gloo.
+    """
+    world = distributed_c10d._world
+    for group, (name, _) in list(world.pg_map.items()):
+        if name == "occl" and torch.device(device) not in group._device_types:
+            backend = group._get_backend(torch.device("cpu"))
+            group._register_backend(torch.device(device), dist.ProcessGroup.BackendType.CUSTOM, backend)
+            world.pg_backend_config[group] = repr(dist.BackendConfig(dist.Backend(name)))
+
+
+def _let_gloo_stand_beside(device: str) -> None:
+    """Makes ``new_group(backend="gloo")`` work if the default group was bound with ``device_id=``.
+
+    PyTorch asks every new group for its backend of the bound device, and Gloo lists only the CPU and CUDA.
+    Gloo still refuses tensors on this device.
+    """
+    served = dist.Backend.backend_capability[dist.Backend.GLOO]
+    if device not in served:
+        dist.Backend.backend_capability[dist.Backend.GLOO] = [*served, device]

@@ -1,0 +1,68 @@
+"""PyTorch's flight recorder for groups of ``occl``: the last operations of this process.
+
+The variables that PyTorch reads switch it on (``docs/profiling.md``), and it writes a file by itself when an
+operation fails. The functions here are for programs that want a dump at another moment:
+
+    signal.signal(signal.SIGUSR2, lambda *_: torch_occl.flight_recorder.write())
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from typing import Any, cast
+
+from torch._C import _distributed_c10d
+
+from occl import _C
+
+__all__ = ["dump", "write"]
+
+
+def dump(*, collectives: bool = True, stacks: bool = True, only_active: bool = False) -> bytes:
+    """What ``torch._C._distributed_c10d._dump_fr_trace`` returns for other backends: a pickled dictionary.
+
+    Args:
+        collectives: with the entries of operations, messages too.
+        stacks: with the Python stack of each call, if it was recorded.
+        only_active: without operations that have completed.
+    """
+    return _C._dump_flight_recorder(collectives, stacks, only_active)
+
+
+def write() -> bool:
+    """Writes the file that an error would write. False if nothing is recorded."""
+    return _C._write_flight_recorder()
+
+
+def _both(collectives: bool, stacks: bool, only_active: bool) -> dict[str, Any]:
+    """What PyTorch's own recorder has (of Gloo's groups, say) and what ours has, in the order of time."""
+    theirs: dict[str, Any] = pickle.loads(_theirs(collectives, stacks, only_active))
+    ours = pickle.loads(dump(collectives=collectives, stacks=stacks, only_active=only_active))
+    for group, status in ours["pg_status"].items():
+        theirs["pg_status"][f"occl {group}"] = status
+    theirs["pg_config"] |= ours["pg_config"]
+    if collectives:
+        entries = [*theirs.get("entries", []), *ours.get("entries", [])]
+        theirs["entries"] = sorted(entries, key=lambda entry: cast("int", entry["time_created_ns"]))
+    return theirs
+
+
+_c10d: Any = _distributed_c10d  # whose stub lacks these functions
+_theirs = _c10d._dump_fr_trace
+
+
+def _dump_fr_trace(
+    includeCollectives: bool = True, includeStackTraces: bool = True, onlyActive: bool = False
+) -> bytes:
+    return pickle.dumps(_both(includeCollectives, includeStackTraces, onlyActive))
+
+
+def _dump_fr_trace_json(includeCollectives: bool = True, onlyActive: bool = False) -> bytes:
+    return json.dumps(_both(includeCollectives, False, onlyActive)).encode()
+
+
+def answer_for_pytorch() -> None:
+    """PyTorch's own functions include our entries from now on. Idempotent."""
+    _c10d._dump_fr_trace = _dump_fr_trace
+    _c10d._dump_fr_trace_json = _dump_fr_trace_json

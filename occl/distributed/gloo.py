@@ -1,0 +1,406 @@
+"""Groups of occl for programs that ask for Gloo.
+
+PyTorch makes Gloo in one function, by a comparison with its name, so no registration can take its place.
+`replace` puts a function around that one. Before a group with Gloo is made, its ranks agree through the
+group's store, and then all of them get occl or all get Gloo:
+
+    each rank that asks    stores its vote, with a random number for this attempt to make the group
+    a rank that does not   stores no vote but the address that Gloo's ranks exchange, which tells the others
+    each rank that asks    stores which votes it has seen, and goes on when all ranks that voted have seen
+                           the same ones: then none of these is left from an earlier attempt
+    a rank that is late    finds that the others have agreed without it, which means Gloo
+
+`occl.registration` imports this module together with PyTorch, so nothing here loads the extension before a
+group is made.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import inspect
+import json
+import os
+import secrets
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from occl import registration, versions
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+VARIABLE = "OCCL_IN_PLACE_OF"
+MAX_RANKS = 256
+KEYS = "occl in the place of gloo"
+"""Begins all keys in the store."""
+
+FIRST_NAP, LONGEST_NAP = 1e-4, 0.05
+"""Seconds between two looks into the store. `Store.wait` cannot wait for one of two keys."""
+
+_on = False
+_making = threading.local()
+_originals: dict[str, Callable[..., Any]] = {}
+_signatures: dict[str, inspect.Signature] = {}
+
+
+class replace:
+    """Makes groups with the backend "gloo" groups of occl, without a change to the program.
+
+    It holds from the call on, for all threads and for every group that is made from then on with
+    ``init_process_group``, ``new_group`` or what calls them, also for a part such as that of
+    ``"cpu:gloo,cuda:nccl"``. ``get_backend`` still says what the program asked for. Groups that exist stay
+    what they are. `serves` says what a group got.
+
+    A group is Gloo's, with one warning that says why, if a rank has not called this, cannot use occl, or
+    shares no memory with the others. All ranks of a group come to the same choice. What makes Gloo itself
+    (``torch.distributed.rpc``, ``TORCH_DISTRIBUTED_DEBUG=DETAIL``, ``ProcessGroupGloo(...)``) gets Gloo.
+
+    In a ``with`` statement, what held before holds again at the end; these may be nested.
+    ``replace(None)`` switches it off. The environment variable ``OCCL_IN_PLACE_OF=gloo`` switches it on when
+    PyTorch is imported.
+
+    Args:
+        name: "gloo", the only backend that can be replaced; None for none.
+
+    Raises:
+        TypeError, ValueError: ``name`` is neither.
+    """
+
+    def __init__(self, name: str | None) -> None:
+        global _on
+        if not isinstance(name, str | None):
+            raise TypeError(f"replace: the name of a backend must be a string or None, not {name!r}")
+        if name is not None and name.lower() != "gloo":
+            raise ValueError(f"replace: occl takes the place of 'gloo' only, not of {name!r}")
+        _install()
+        self._before, _on = _on, name is not None
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        global _on
+        _on = self._before
+
+
+def replace_as_environment_says() -> None:
+    """Switches it on if ``OCCL_IN_PLACE_OF`` is gloo."""
+    value = os.environ.get(VARIABLE, "")
+    if value.lower() not in ("", "gloo"):
+        raise ValueError(
+            f"{VARIABLE}={value!r}: it must be gloo, the only backend that occl replaces, or empty"
+        )
+    if value:
+        replace("gloo")
+
+
+def serves(group: dist.ProcessGroup | None = None, device: torch.device | str = "cpu") -> bool:
+    """Whether occl moves this group's tensors on this device, whatever name ``get_backend`` says.
+
+    Args:
+        group: the default group if not given.
+        device: a device type that the group serves.
+
+    Raises:
+        ValueError: there is no default group, and none was given.
+    """
+    group = group or dist.group.WORLD
+    if group is None:
+        raise ValueError("serves: there is no default group; call init_process_group first")
+    return _is_occl(group, torch.device(device))
+
+
+def ignores_options() -> bool:
+    """Whether this thread makes a group in the place of Gloo, which accepts any ``pg_options``."""
+    return getattr(_making, "for_gloo", False)
+
+
+# ---- The functions of PyTorch that are replaced, and all that is: docs/pytorch.md lists them ---------------
+
+
+def _install() -> None:
+    """Puts ours around PyTorch's functions. They stay there, and pass every call on while it is off."""
+    for name, ours in {
+        "_new_process_group_helper": _make_group,  # makes Gloo by its name
+        "_set_pg_timeout": _set_timeout,  # looks for ProcessGroupGloo by its type
+    }.items():
+        if name not in _originals:
+            original = _originals[name] = getattr(distributed_c10d, name)
+            _signatures[name] = inspect.signature(original)
+            setattr(distributed_c10d, name, functools.wraps(original)(ours))
+
+
+def _make_group(*args: Any, **kwargs: Any) -> Any:
+    """For ``_new_process_group_helper``: replaces "gloo" in its argument ``backend`` if all ranks can."""
+    original = _originals["_new_process_group_helper"]
+    if not _on:
+        return original(*args, **kwargs)
+    call = _signatures["_new_process_group_helper"].bind(*args, **kwargs)
+    call.apply_defaults()
+    given = call.arguments
+    asked = _backends_asked_for(given)
+    choice = _choose(given, asked) if "gloo" in asked.values() else None
+    if choice is None or not choice["occl"]:
+        return original(*args, **kwargs)
+    taken = [
+        device for device, backend in asked.items() if backend == "gloo" and device not in choice["kept"]
+    ]
+    name, given["backend"] = given["backend"], _config(asked | dict.fromkeys(taken, "occl"))
+    with _without_options(asked):
+        group, store = original(*call.args, **call.kwargs)
+    # What PyTorch says about the group is what the program asked for.
+    distributed_c10d._world.pg_map[group] = (name, store)
+    distributed_c10d._world.pg_backend_config[group] = _config(asked)
+    if not choice["kept"]:
+        gloo = dist.ProcessGroup.BackendType.GLOO
+        for device in map(torch.device, taken):
+            group._register_backend(device, gloo, group._get_backend(device))
+        if set(asked.values()) == {"gloo"}:
+            group._set_default_backend(gloo)
+    return group, store
+
+
+def _set_timeout(timeout: timedelta, group: dist.ProcessGroup | None = None) -> None:
+    """For ``_set_pg_timeout``, which would only warn about a group of occl."""
+    served = group or dist.group.WORLD
+    if (
+        isinstance(served, dist.ProcessGroup)
+        and "gloo" in str(distributed_c10d._world.pg_backend_config.get(served))
+        and torch.device("cpu") in served._device_types
+        and _is_occl(served, torch.device("cpu"))
+    ):
+        served.set_timeout(timeout)
+    else:
+        _originals["_set_pg_timeout"](timeout, group)
+
+
+# ---- What a call asks for ----------------------------------------------------------------------------------
+
+
+def _is_occl(group: dist.ProcessGroup, device: torch.device) -> bool:
+    backend = group._get_backend(device)
+    backend = getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL
+    return backend.name() == "occl"
+
+
+def _config(backends: Mapping[str, str]) -> str:
+    return ",".join(f"{device}:{backend}" for device, backend in backends.items())
+
+
+def _backends_asked_for(given: Mapping[str, Any]) -> dict[str, str]:
+    """The backend by device type; empty if this call makes no backend, or fails."""
+    name = str(given["backend"]).lower()
+    ranks, tag, world = given["global_ranks_in_group"], given["pg_tag"], distributed_c10d._world
+    if (
+        ("gloo" not in name and name != dist.Backend.UNDEFINED)
+        or distributed_c10d._use_torchcomms_enabled()
+        or not isinstance(given["timeout"], timedelta)
+        or given["group_name"] in world.pg_names.values()
+        or (ranks and dist.get_rank() not in ranks)
+        or (tag and distributed_c10d._find_pg_by_ranks_and_tag(tag, ranks))
+    ):
+        return {}
+    return dict(dist.BackendConfig(dist.Backend(name)).get_device_backend_map())
+
+
+@contextmanager
+def _without_options(asked: Mapping[str, str]) -> Iterator[None]:
+    """Gloo ignores ``pg_options``, which are for another backend of the group, so occl does too."""
+    _making.for_gloo = "occl" not in asked.values()
+    try:
+        yield
+    finally:
+        _making.for_gloo = False
+
+
+# ---- How the ranks agree -----------------------------------------------------------------------------------
+
+
+def _choose(given: Mapping[str, Any], asked: Mapping[str, str]) -> dict[str, Any]:
+    """What all ranks of the new group make: occl or not, why not, and the devices that stay Gloo's."""
+    rank, size, name = given["group_rank"], given["group_size"], given["group_name"]
+    devices = [device for device, backend in asked.items() if backend == "gloo"]
+    vote = {
+        "cannot": _why_not(size),
+        "place": _place(),
+        "version": versions.VERSION,
+        "kept": [device for device in devices if device == "cuda" and torch.cuda.is_available()],
+    }
+    if size == 1:
+        choice = _outcome([vote])
+    else:
+        store = dist.PrefixStore(f"{name}/", given["store"])
+        gloo = dist.PrefixStore(f"{devices[0]}/", store)
+        choice = _agree(store, gloo, vote, rank, size, name, given["timeout"])
+    if not choice["occl"]:
+        warnings.warn(f"group {name} uses Gloo, and not occl in its place: {choice['why']}", stacklevel=4)
+    return choice
+
+
+def _agree(
+    store: dist.Store,
+    gloo: dist.Store,
+    vote: Mapping[str, Any],
+    rank: int,
+    size: int,
+    name: str,
+    timeout: timedelta,
+) -> dict[str, Any]:
+    """What the ranks choose together.
+
+    Args:
+        gloo: the store in which the group's Gloo would store addresses.
+        name: of the group.
+
+    Raises:
+        DistBackendError: a rank neither voted nor made Gloo in time.
+    """
+    poll = _Poll(store, gloo, vote, rank, size)
+    deadline, nap = time.monotonic() + timeout.total_seconds(), FIRST_NAP
+    while (votes := poll.look()) is None:
+        if time.monotonic() > deadline:
+            raise dist.DistBackendError(
+                f"occl: Timed out after {round(timeout.total_seconds() * 1000)} ms on rank {rank} of group "
+                f"{name} waiting for rank {poll.awaited} of {size} to make the group, in which occl is to "
+                "take Gloo's place"
+            )
+        time.sleep(nap)
+        nap = min(nap * 1.5, LONGEST_NAP)
+    return _outcome(votes)
+
+
+class _Poll:
+    """One attempt of this rank to agree with the others."""
+
+    def __init__(
+        self, store: dist.Store, gloo: dist.Store, vote: Mapping[str, Any], rank: int, size: int
+    ) -> None:
+        self.store, self.gloo, self.rank, self.size = store, gloo, rank, size
+        self.awaited = 0
+        self._come = 0  # ranks below this one have voted or made Gloo
+        self._looks = 0
+        self._left: set[str] = set()  # attempts of ranks that have made Gloo since
+        self._own = {
+            "attempt": secrets.token_hex(8),
+            "vote": vote,
+            "seen": "",
+            "absent": [],
+            "after_gloo": self._made_gloo(rank),  # the address that will be there then says nothing
+        }
+        self._store_own()
+
+    def look(self) -> list[dict[str, Any] | None] | None:
+        """The votes by rank, None for a rank that did not vote; or None if the ranks do not agree yet."""
+        while self._come < self.size:  # in turn, so that few keys are asked for while a rank is late
+            self.awaited = self._come
+            if not self.store.check([self._key(self._come)]) and not self._made_gloo(self._come):
+                return None
+            self._come += 1
+        entries = self._entries()
+        for entry in entries.values():
+            if self._decided_without_this(entry, entries):
+                return [None if it in entry["absent"] else entries[it]["vote"] for it in range(self.size)]
+        voted = {rank: entry for rank, entry in entries.items() if entry["attempt"] not in self._left}
+        seen = " ".join(f"{rank}:{entry['attempt']}" for rank, entry in voted.items())
+        seen = hashlib.sha256(seen.encode()).hexdigest()
+        if seen != self._own["seen"]:
+            self._own["seen"] = seen
+            self._own["absent"] = [rank for rank in range(self.size) if rank not in voted]
+            self._store_own()
+        late = [rank for rank, entry in voted.items() if rank != self.rank and entry["seen"] != seen]
+        if not late:
+            return [voted[rank]["vote"] if rank in voted else None for rank in range(self.size)]
+        self._looks += 1
+        self.awaited = late[self._looks % len(late)]  # one in each look, so that few keys are asked for
+        if not voted[self.awaited]["after_gloo"] and self._made_gloo(self.awaited):
+            # Read once more: it may have agreed with this rank, and then made Gloo.
+            entry = json.loads(self.store.get(self._key(self.awaited)))
+            if entry["seen"] != seen:
+                self._left.add(entry["attempt"])
+        return None
+
+    def _entries(self) -> dict[int, dict[str, Any]]:
+        voters = list(range(self.size))
+        if not self.store.check([self._key(rank) for rank in voters]):
+            voters = [rank for rank in voters if self.store.check([self._key(rank)])]
+        values = self.store.multi_get([self._key(rank) for rank in voters])
+        return {rank: json.loads(value) for rank, value in zip(voters, values, strict=True)}
+
+    def _key(self, rank: int) -> str:
+        return f"{KEYS}/{rank}"
+
+    def _store_own(self) -> None:
+        self.store.set(self._key(self.rank), json.dumps(self._own))
+
+    def _made_gloo(self, rank: int) -> bool:
+        return self.gloo.check([f"0/{rank}"])
+
+    def _decided_without_this(
+        self, entry: Mapping[str, Any], entries: Mapping[int, Mapping[str, Any]]
+    ) -> bool:
+        agreed = [rank for rank in range(self.size) if rank not in entry["absent"]]
+        return self.rank in entry["absent"] and all(
+            rank in entries and entries[rank]["seen"] == entry["seen"] for rank in agreed
+        )
+
+
+def _outcome(votes: list[dict[str, Any] | None]) -> dict[str, Any]:
+    """The choice that follows from the votes, by rank; None for a rank that did not vote."""
+    given = [(rank, vote) for rank, vote in enumerate(votes) if vote]
+    _, first = given[0]
+    absent = [rank for rank, vote in enumerate(votes) if not vote]
+    elsewhere = [rank for rank, vote in given if vote["place"] != first["place"]]
+    other_version = [rank for rank, vote in given if vote["version"] != first["version"]]
+    reasons = [f"rank {rank} cannot use occl: {vote['cannot']}" for rank, vote in given if vote["cannot"]]
+    if absent:
+        reasons.append(
+            f'{_named(absent)} did not ask for it, by {VARIABLE}=gloo or torch_occl.replace("gloo")'
+        )
+    if elsewhere:
+        reasons.append(
+            f"{_named(elsewhere)} shares no memory with rank {given[0][0]}, because the host, the user, "
+            "OCCL_NODE, or the network or PID namespace differs"
+        )
+    if other_version:
+        reasons.append(f"{_named(other_version)} has another version of torch_occl than rank {given[0][0]}")
+    kept = sorted({device for _, vote in given for device in vote["kept"]})
+    return {"occl": not reasons, "why": "; ".join(reasons), "kept": kept}
+
+
+def _named(ranks: list[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"each of ranks {', '.join(map(str, ranks))}"
+
+
+def _why_not(size: int) -> str:
+    """Why this process cannot make a group of occl; "" if it can."""
+    if size > MAX_RANKS:
+        return f"a group of occl has at most {MAX_RANKS} ranks, not {size}"
+    if not registration.registered():
+        return "another package has registered a backend named 'occl'"
+    try:
+        versions.check_running()
+        importlib.import_module("occl.distributed.backend")
+    except (ImportError, OSError) as error:
+        return str(error)
+    return ""
+
+
+def _place() -> str:
+    """Equal for processes that can share memory: occl's ranks find each other by abstract sockets."""
+    parts = [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.environ.get("OCCL_NODE", "")]
+    parts += [str(os.stat(f"/proc/self/ns/{kind}").st_ino) for kind in ("net", "pid")]
+    return json.dumps([*parts, os.geteuid()])

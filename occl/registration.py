@@ -1,0 +1,85 @@
+"""The entry point that ``import torch`` calls if torch_occl is installed (group ``torch.backends``).
+
+It registers the name ``occl`` for CPU tensors and nothing else: the device, and all that it changes, comes
+with ``import torch_occl``. An exception of an entry point would end
+``import torch``, so each becomes a warning,
+and the library is loaded when the first group is made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from occl import versions
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Backend as C10dBackend
+
+
+def autoload() -> None:
+    """Registers the backend's name and does what variables ask for, or with ``OCCL_DEVICE=1`` imports
+    torch_occl."""
+    import torch.distributed as dist
+
+    if os.environ.get("OCCL_DEVICE") == "1":
+        with or_warn("torch_occl could not be loaded, and is not available:"):
+            import torch_occl  # noqa: F401
+    elif dist.is_available():
+        with or_warn("torch_occl could not be registered, and is not available:"):
+            if "occl" not in dist.Backend.backend_list:
+                register(create, ["cpu"])
+        with or_warn("torch_occl does not share CPU tensors:"):
+            if (os.environ.get("OCCL_SHARE_CPU") or "0") != "0":
+                versions.check_running()
+                from occl.memory import share_as_environment_says
+
+                share_as_environment_says()
+        with or_warn("torch_occl does not take the place of Gloo:"):
+            if os.environ.get("OCCL_IN_PLACE_OF"):
+                versions.check_running()
+                from occl.distributed import alone, gloo
+
+                gloo.replace_as_environment_says()
+                alone.watch()
+
+
+@contextlib.contextmanager
+def or_warn(failure: str) -> Iterator[None]:
+    """Makes a warning of any exception."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001  (everything: see above)
+        warnings.warn(f"{failure} {error}", RuntimeWarning, stacklevel=4)  # 4: of `import torch`
+
+
+def create(opts: Any, options: Any = None) -> C10dBackend:
+    """The factory that makes the first group of a process that has not imported torch_occl."""
+    versions.check_running()
+    from occl.distributed import backend
+
+    return backend.create(opts, options)
+
+
+def register(factory: Callable[..., C10dBackend], devices: list[str]) -> None:
+    """Registers ``occl`` for these device types, and replaces an earlier registration of this package."""
+    import torch.distributed as dist
+
+    dist.Backend.register_backend("occl", factory, extended_api=True, devices=devices)
+    # `_new_process_group_helper` makes CUSTOM the default backend of a group such as "cpu:gloo,dev:occl" if
+    # the first registered name, in upper case, is among its backends, in lower case. They never match; the
+    # group then has no default backend, and PyTorch warns "No backend of type 0 found" when it ends. So occl
+    # is entered in lower case as well.
+    plugins = dist.Backend._plugins
+    dist.Backend._plugins = {"occl": plugins["OCCL"]} | {k: v for k, v in plugins.items() if k != "occl"}
+
+
+def registered() -> bool:
+    """Whether the backend named ``occl`` is torch_occl's."""
+    import torch.distributed as dist
+
+    plugin = dist.Backend._plugins.get("OCCL")
+    return plugin is not None and plugin.creator_fn.__module__ in (__name__, "occl.distributed.backend")

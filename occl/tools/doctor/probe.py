@@ -1,0 +1,59 @@
+"""Run in a process of its own: says what PyTorch and torch_occl are, a JSON object on each line.
+
+What has been said stays said if a later line raises an exception, crashes or hangs: the command then knows
+how far it came.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from typing import Any
+
+
+def say(**facts: Any) -> None:
+    print(json.dumps(facts), flush=True)
+
+
+def owner() -> dict[str, Any]:
+    """The PrivateUse1 device of this process."""
+    import torch
+
+    name = torch._C._get_privateuse1_backend_name()
+    module = getattr(torch, name, None)
+    return {"name": name, "module": getattr(module, "__name__", ""), "file": getattr(module, "__file__", "")}
+
+
+def main() -> None:
+    torch = importlib.import_module("torch")
+    say(torch=torch.__version__, torch_file=torch.__file__)
+    dist = torch.distributed
+    say(
+        capability=torch.backends.cpu.get_cpu_capability(),
+        debug=torch.version.debug,
+        cxx11_abi=torch.compiled_with_cxx11_abi(),
+        threads=torch.get_num_threads(),
+        distributed=dist.is_available(),
+        gloo=dist.is_available() and dist.is_gloo_available(),
+        autoload=dist.is_available() and "occl" in dist.Backend.backend_list,
+        before=owner(),
+    )
+    package = importlib.import_module("torch_occl")
+    extension = importlib.import_module("occl._C")
+    device = importlib.import_module("torch_occl.dev._registration").registered()
+    say(
+        package=package.__version__,
+        package_file=package.__file__,
+        extension=extension.__file__,
+        device=device,
+        taken=extension._device_taken(),
+        after=owner(),
+    )
+    say(devices=extension._device_count() if device else 0)
+    say(isa=extension._isa())
+    say(memory=extension._device_memory_limit())
+    say(done=True)
+
+
+if __name__ == "__main__":
+    main()
