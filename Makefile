@@ -127,6 +127,7 @@ setup:
 	@$(VENV_PYTHON) -m pip install --quiet '$(TORCH)' || { echo \
 	    "make: no '$(TORCH)' for $$($(PYTHON) --version) on $$(uname -sm): choose an interpreter that it" \
 	    "supports with 'make distclean' and PYTHON=python3.N." >&2; exit 1; }
+	@rm -rf *.egg-info  # an older one, in the directory where Python runs, would say where an older package lies
 	@echo 'Building the extension (a few minutes the first time)'
 	@$(VENV_PYTHON) -m pip install --quiet --no-build-isolation --editable '.[test,demo,bench]'
 	@pwd -P > .venv/home

@@ -7,8 +7,12 @@ import sys
 import sysconfig
 from pathlib import Path
 
-import torch.distributed
 from setuptools import setup
+
+# Importing torch would load the installed package, which may be an older one that this build replaces.
+os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+
+import torch.distributed
 from torch.utils.cpp_extension import BuildExtension, CppExtension
 
 VERSIONS = runpy.run_path(str(Path("occl", "versions.py")))

@@ -67,8 +67,8 @@ def test_an_installed_plugin_imports_no_torch_and_makes_no_device(pytester, monk
             assert "torch_occl" not in sys.modules and not torch.accelerator.is_available()
 
         def test_the_package_has_its_module_afterwards():
-            import occl.testing
-            assert occl.testing.assert_same_on_all_ranks is assert_same_on_all_ranks
+            import torch_occl.testing
+            assert torch_occl.testing.assert_same_on_all_ranks is assert_same_on_all_ranks
             assert torch.accelerator.is_available()
         """,
     )
