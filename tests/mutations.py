@@ -27,7 +27,7 @@ from tests.support import cpp_build, extension
 class Mutation:
     name: str
     file: str
-    """Below ``csrc``, or ``torch_occl/...``."""
+    """Below ``csrc``, or ``occl/...`` or ``torch_occl/...``."""
     old: str
     """Text that occurs there exactly once."""
     new: str
@@ -36,7 +36,7 @@ class Mutation:
 
     @property
     def path(self) -> Path:
-        return Path(self.file) if self.file.startswith("torch_occl/") else Path("csrc", self.file)
+        return Path(self.file) if self.file.startswith(("occl/", "torch_occl/")) else Path("csrc", self.file)
 
 
 SLEEP = ("explore/test_interleavings:bell",)

@@ -11,11 +11,17 @@ import pytest
 import torch
 
 from tests import everything
+from tests.test_layers import ROOMS
 from tools import compatibility
 
 ROOT = Path(__file__).parents[1]
 BACKEND = Path(torch.__file__).parent / "include/torch/csrc/distributed/c10d/Backend.hpp"
-HEADERS = ("capabilities.h", "group_backend.h", "process_group.h")
+HEADERS = ("compat/capabilities.h", "backend/group_lifecycle.h", "backend/process_group.h")
+PACKAGES = ("occl", "torch_occl")
+
+
+def python_files() -> list[Path]:
+    return [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
 
 
 def test_every_virtual_method_of_a_backend_is_in_the_table_with_what_we_do():
@@ -42,20 +48,27 @@ def test_every_threshold_is_in_the_table_with_its_default():
 
 
 def test_every_environment_variable_that_is_read_is_in_the_table():
-    sources = [*(ROOT / "csrc").rglob("*.[ch]*"), *(ROOT / "torch_occl").rglob("*.py")]
+    sources = [*(ROOT / "csrc").rglob("*.[ch]*"), *python_files()]
     read = {name for path in sources for name in re.findall(r"\"(OCCL_[A-Z_]*[A-Z])\"", path.read_text())}
     table = set(re.findall(r"^\| `(OCCL_\w+)` \|", (ROOT / "docs/environment.md").read_text(), re.M))
     assert table == read
 
 
-def test_every_folder_of_the_package_is_in_the_table_of_folders():
-    (row,) = re.findall(r"^\| `torch_occl` \| (.*) \|$", (ROOT / "docs/architecture.md").read_text(), re.M)
-    folders = {path.parent.name for path in (ROOT / "torch_occl").glob("*/__init__.py")}
-    assert len(folders) >= 8 and folders <= set(re.findall(r"`(\w+)`", row))
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_folder_of_a_package_is_in_the_table_of_layers(package):
+    (row,) = re.findall(rf"^\| `{package}` \| (.*) \|$", (ROOT / "docs/architecture.md").read_text(), re.M)
+    folders = {path.parent.name for path in (ROOT / package).glob("*/__init__.py")}
+    thin = {path.name for path in (ROOT / "occl").iterdir()} if package == "torch_occl" else set()
+    assert len(folders) >= 3 and folders - thin <= set(re.findall(r"`(\w+)`", row))
+
+
+def test_every_room_is_in_the_table_of_rooms():
+    rooms = re.findall(r"^\| `(coll|pg|device)/(\w+)` \|", (ROOT / "docs/architecture.md").read_text(), re.M)
+    assert rooms == [(layer, room) for layer in ROOMS for room in ROOMS[layer]]
 
 
 def test_every_file_that_a_docstring_names_exists():
-    sources = [*(ROOT / "torch_occl").rglob("*.py")]
+    sources = python_files()
     named = {name for path in sources for name in re.findall(r"`(\w+\.py)`", path.read_text())}
     assert len(named) >= 4 and named - {path.name for path in sources} == {"conftest.py"}  # the user's
 

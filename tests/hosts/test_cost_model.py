@@ -133,8 +133,8 @@ def test_a_limited_link_costs_its_bytes_where_it_is_the_slowest():
 class CountingStore(dist.Store):
     """Passes every call on, and counts them by name.
 
-    A rank that waits looks at announcements now and then (csrc/pg/rendezvous/attempt.h). So each counts once for rank 0,
-    which must read all, and not at all for others.
+    A rank that waits looks at announcements now and then (csrc/pg/rendezvous/attempt.h). So each counts once
+    for rank 0, which must read all, and not at all for others.
     """
 
     def __init__(self, store: dist.Store, rank: int) -> None:

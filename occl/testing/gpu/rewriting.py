@@ -7,7 +7,7 @@ In the syntax tree of a module, before it is compiled,
 * ``dist.monitored_barrier``, which serves Gloo only, becomes the method of the group that it would call;
 * ``torch.cuda``, ``x.cuda(...)``, ``"cuda:1"``, ``x.is_cuda`` and ``TEST_CUDA`` become the device's.
 
-No assertion is changed. Line numbers stay, so tracebacks show the file as it is. `gpu_names.py` has what the
+No assertion is changed. Line numbers stay, so tracebacks show the file as it is. `names.py` has what the
 rewritten code calls.
 """
 

@@ -1,4 +1,4 @@
-"""Reads the file that one process wrote. csrc/coll/observe/trace_file.h and .cpp say what lies where in it."""
+"""Reads the file that one process wrote, whose layout is that of csrc/coll/observe/trace_file.h and .cpp."""
 
 from __future__ import annotations
 

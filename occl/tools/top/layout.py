@@ -1,4 +1,4 @@
-"""Where things lie in a control region: csrc/shm/wire.h, csrc/coll/observe/record.h and csrc/coll/mesh/layout.h in Python.
+"""The layout of a control region: shm/wire.h, coll/observe/record.h and coll/mesh/layout.h of csrc in Python.
 
 Every number here was written by another process. What is out of range raises `Unreadable`, and no number is
 used as a size before it is compared with a limit.
