@@ -1,6 +1,6 @@
 """The life of a rank: a process that runs the functions it is told, one after the other.
 
-It is forked from a warm process (``zygote.py``), or started on its own (``processes.Spawned``).
+It is forked from a warm process (``forkserver.py``), or started on its own (``launch.Spawned``).
 """
 
 from __future__ import annotations
