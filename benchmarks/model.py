@@ -1,6 +1,6 @@
 """Fits a cost model to the benchmark's results, and says what it predicts for 64 ranks on 2 sockets.
 
-    python -m benchmarks.model RESULTS.json                       # of python -m occl.bench --json
+    python -m benchmarks.model RESULTS.json                       # of occl bench --json
     python -m benchmarks.model RESULTS.json --update docs/performance.md
 
 With ``--update`` it writes its tables between the marks in that file, and its two pictures beside it. The
@@ -332,7 +332,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("results", type=Path, help="of python -m occl.bench --json")
+    parser.add_argument("results", type=Path, help="of occl bench --json")
     parser.add_argument("--update", type=Path, metavar="FILE.md", help="write the tables into this file")
     for name, value in vars(Machine()).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)

@@ -1,4 +1,4 @@
-"""`python -m torch_occl top` and `torch_occl.stats` on real jobs: late, stuck, stopped and dead ranks."""
+"""`occl top` and `torch_occl.stats` on real jobs: late, stuck, stopped and dead ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `python -m torch_occl doctor` on this machine, and where something is wrong."""
+"""The command `occl doctor` on this machine, and where something is wrong."""
 
 import errno
 import os
