@@ -68,3 +68,5 @@ __all__ = [
     "stats",
     "trace",
 ]
+if not torch.distributed.is_available():
+    __all__.clear()  # so that `from torch_occl import *` works there, too
