@@ -57,7 +57,7 @@ def parser(asked: str | None = None) -> argparse.ArgumentParser:
     """The parser of all commands, with the arguments of the one that is asked for.
 
     Raises:
-        ImportError: that one needs what cannot be imported.
+        ImportError, OSError: that one needs what cannot be imported.
     """
     made = argparse.ArgumentParser(prog="occl", description="Commands of torch_occl.")
     commands = made.add_subparsers(dest="command", metavar="COMMAND")
@@ -75,8 +75,9 @@ def main(arguments: list[str] | None = None) -> int:
     asked = next((argument for argument in arguments if not argument.startswith("-")), None)
     try:
         made = parser(asked)
-    except ImportError as error:
-        print(f"occl {asked} cannot run: {error}. Run occl doctor, which needs no PyTorch.", file=sys.stderr)
+    except (ImportError, OSError) as error:
+        advice = "" if "occl doctor" in str(error) else ". Run occl doctor, which needs no PyTorch."
+        print(f"occl {asked} cannot run: {error}{advice}", file=sys.stderr)
         return 1
     if asked is not None and asked not in COMMANDS:
         close = difflib.get_close_matches(asked, COMMANDS, 1)

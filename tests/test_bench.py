@@ -176,6 +176,11 @@ def test_wrong_arguments_are_refused(arguments, text, capsys):
     assert text in capsys.readouterr().err
 
 
+def test_a_new_process_has_every_contender():
+    code = "from occl.bench.contenders import CONTENDERS, check_available; check_available(CONTENDERS)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=TIMEOUT)
+
+
 def test_a_contender_that_is_not_there_is_named(monkeypatch):
     monkeypatch.setattr(contenders.dist, "is_backend_available", lambda backend: backend != "occl")
     contenders.check_available(["gloo", "floor"])
