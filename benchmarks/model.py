@@ -1,6 +1,6 @@
 """Fits a cost model to the benchmark's results, and says what it predicts for 64 ranks on 2 sockets.
 
-    python -m benchmarks.model RESULTS.json                       # of python -m occl.bench --json
+    python -m benchmarks.model RESULTS.json                       # of occl bench --json
     python -m benchmarks.model RESULTS.json --update docs/performance.md
 
 With ``--update`` it writes its tables between the marks in that file, and its two pictures beside it. The
@@ -20,7 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.peers import programs as peers
-from occl.bench.report import number, size_name
+from occl.bench.report import number
+from occl.tools import text
 
 KINDS = {
     "all_reduce": "all_reduce",
@@ -223,7 +224,7 @@ def fit_table(model: Model, points: list[Point], moved: dict, ranks: int, source
 
 def bytes_table(two: dict, one_level: dict, many: dict, on: Machine, size: int) -> str:
     lines = [
-        f"| {size_name(size)} each | memory | path | 2 ranks: moved | {on.ranks} ranks: moved | "
+        f"| {text.size(size)} each | memory | path | 2 ranks: moved | {on.ranks} ranks: moved | "
         "near read + written | far read + written | all ranks, far: one level | two levels | times fewer |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
@@ -243,7 +244,7 @@ def bytes_table(two: dict, one_level: dict, many: dict, on: Machine, size: int) 
 
 def prediction_table(model: Model, one_level: dict, many: dict, on: Machine) -> str:
     lines = [
-        "| | memory | " + " | ".join(size_name(size) for size in SHOWN_SIZES) + " |",
+        "| | memory | " + " | ".join(text.size(size) for size in SHOWN_SIZES) + " |",
         "|---|---|" + "---|" * len(SHOWN_SIZES),
     ]
     for kind in KINDS.values():
@@ -279,7 +280,7 @@ def draw(stem: Path, model: Model, points: list[Point], ranks: int, on: Machine)
     from matplotlib import pyplot
     from matplotlib.ticker import LogLocator
 
-    from occl.bench.plot import STYLES, time_name
+    from occl.bench.plot import STYLES
 
     sizes = sorted({point.size for point in points})
     wide = [4 << i for i in range(27)]
@@ -308,10 +309,10 @@ def draw(stem: Path, model: Model, points: list[Point], ranks: int, on: Machine)
                 panel.plot(*zip(*line, strict=True), color=color, lw=1.2, label=f"{memory}, model")
             panel.set(xscale="log", yscale="log", title=kind)
             panel.xaxis.set_major_locator(LogLocator(base=64))
-            panel.xaxis.set_major_formatter(lambda size, _: size_name(int(size)))
+            panel.xaxis.set_major_formatter(lambda size, _: text.size(size))
             panel.xaxis.set_minor_locator(LogLocator(base=8))
             panel.xaxis.set_minor_formatter(lambda *_: "")
-            panel.yaxis.set_major_formatter(lambda us, _: time_name(us))
+            panel.yaxis.set_major_formatter(lambda us, _: text.duration(1e3 * us))
             panel.grid(color="#dddddd", lw=0.6)
             panel.spines[["top", "right"]].set_visible(False)
         for index, panel in enumerate(axes.flat):
@@ -331,7 +332,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("results", type=Path, help="of python -m occl.bench --json")
+    parser.add_argument("results", type=Path, help="of occl bench --json")
     parser.add_argument("--update", type=Path, metavar="FILE.md", help="write the tables into this file")
     for name, value in vars(Machine()).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)

@@ -15,8 +15,8 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.ticker import FuncFormatter
 
-from occl.bench.plot import STYLES, time_name
-from occl.bench.report import size_name
+from occl.bench.plot import STYLES
+from occl.tools import text
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results"
@@ -46,8 +46,8 @@ def draw_times(axes: Any) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks([4, 2**10, 2**16, 2**20, 2**26])
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: size_name(int(size))))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda us, _: time_name(us)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: text.size(size)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda us, _: text.duration(1e3 * us)))
     axes.set_title("all_reduce of 2 ranks: time, lower is better", fontsize=9)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8, frameon=False)

@@ -1,5 +1,6 @@
 """The benchmark measures every operation with every contender and would notice a wrong result."""
 
+import argparse
 import dataclasses
 import json
 import math
@@ -11,8 +12,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from occl.bench import contenders, noise, report
-from occl.bench.command import NAMES, parse_arguments, parse_size
+from occl.bench import command, contenders, noise, report
+from occl.bench.command import NAMES, parse_size
 from occl.bench.contenders import CONTENDERS
 from occl.bench.gate import Gate, make_counters
 from occl.bench.measure import Arena, Data, Samples, WrongResult, measure
@@ -24,7 +25,7 @@ TIMEOUT = 300
 
 def run(*arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, "-m", "occl.bench", *arguments],
+        [sys.executable, "-m", "occl", "bench", *arguments],
         env=os.environ | {"COLUMNS": "200"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -145,19 +146,39 @@ def test_sizes_are_bytes_with_powers_of_1024():
             parse_size(wrong)
 
 
+def parse(arguments):
+    made = argparse.ArgumentParser()
+    command.arguments(made)
+    options = made.parse_args(arguments)
+    command.complete(options)
+    return options
+
+
 def test_quick_takes_less_of_everything():
-    full, quick = parse_arguments([]), parse_arguments(["--quick"])
+    full, quick = parse([]), parse(["--quick"])
     assert (min(full.sizes), max(full.sizes)) == (4, 64 << 20)
     assert len(quick.sizes) < len(full.sizes)
     assert quick.seconds < full.seconds
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--ranks", "0"], ["--ops", "all"], ["--sizes", "2"], ["--contenders", "x"]]
+    ("arguments", "text"),
+    [
+        (["--ranks", "0"], "--ranks must be at least 1, and is 0"),
+        (["--ops", "all"], "argument --ops: invalid choice: 'all'"),
+        (["--sizes", "2"], "argument --sizes: invalid parse_size value: '2'"),
+        (["--contenders", "x"], "argument --contenders: invalid choice: 'x'"),
+    ],
 )
-def test_wrong_arguments_are_refused(arguments):
+def test_wrong_arguments_are_refused(arguments, text, capsys):
     with pytest.raises(SystemExit):
-        parse_arguments(arguments)
+        parse(arguments)
+    assert text in capsys.readouterr().err
+
+
+def test_a_new_process_has_every_contender():
+    code = "from occl.bench.contenders import CONTENDERS, check_available; check_available(CONTENDERS)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=TIMEOUT)
 
 
 def test_a_contender_that_is_not_there_is_named(monkeypatch):

@@ -1,5 +1,6 @@
 """Programs of other libraries in the benchmark take turns; one that computes nothing or dies is caught."""
 
+import argparse
 import importlib.util
 import json
 import os
@@ -171,14 +172,22 @@ def test_a_program_that_does_not_start_is_noticed_at_once(tmp_path, monkeypatch)
     peers.stop(processes)
 
 
+def parse(arguments):
+    made = argparse.ArgumentParser()
+    command.arguments(made, PROGRAMS)
+    options = made.parse_args(arguments)
+    command.complete(options, PROGRAMS)
+    return options
+
+
 def test_peers_that_are_not_installed_are_named_and_left_out(monkeypatch, tmp_path):
     monkeypatch.setattr(peers.shutil, "which", lambda tool, **_: None)
     monkeypatch.setattr(peers, "INTEL", tmp_path)
-    options = command.parse_arguments(["--peers"], PROGRAMS)
+    options = parse(["--peers"])
     missing = command.drop_missing(options, PROGRAMS)
     assert options.contenders == list(CONTENDERS)
     assert set(missing) == set(peers.PROGRAMS)
-    options = command.parse_arguments(["--contenders", "gloo", "openmpi"], PROGRAMS)
+    options = parse(["--contenders", "gloo", "openmpi"])
     with pytest.raises(RuntimeError, match="openmpi lacks "):
         command.drop_missing(options, PROGRAMS)
 
@@ -192,9 +201,10 @@ def test_what_a_peer_lacks_is_said(monkeypatch, tmp_path):
     assert "libccl.a" in peers.PROGRAMS["oneccl"].missing()
 
 
-def test_peers_and_contenders_exclude_each_other():
+def test_peers_and_contenders_exclude_each_other(capsys):
     with pytest.raises(SystemExit):
-        command.parse_arguments(["--peers", "--contenders", "gloo"], PROGRAMS)
+        parse(["--peers", "--contenders", "gloo"])
+    assert "give one of the two" in capsys.readouterr().err
 
 
 def test_a_cell_without_a_value_is_a_dash_and_the_best_peer_is_the_fastest():

@@ -1,4 +1,4 @@
-"""Does ``python -m torch_occl report`` show what the ranks did, from good and from damaged traces?"""
+"""Does ``occl report`` show what the ranks did, from good and from damaged traces?"""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ def test_skips_and_expected_failures_are_those_of_pytest(results, name, words):
         ("one_rank", r"^rank 1 raised AssertionError: assert 2 == 5 \(of 3 ranks\)"),
         ("one_rank", r"---- rank 1 raised AssertionError\ntest_sample.py:\d+: in test_bad_one_rank\n"),
         ("one_rank", r"    assert total == 5\nE   assert 2 == 5"),
-        ("alike", r"^ranks 0-1, 3 raised ValueError: we all say this \(of 4 ranks\)"),
+        ("alike", r"^ranks 0, 1 and 3 raised ValueError: we all say this \(of 4 ranks\)"),
         ("death", r"rank 0 \(pid \d+\) was killed by SIGKILL"),
         ("death", r"---- rank 1 raised RuntimeError\n(?s:.*)Connection (reset|closed)"),
         ("hang", r"^rank 1 did not finish in 1 s \(of 2 ranks\)"),

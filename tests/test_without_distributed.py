@@ -42,6 +42,9 @@ x = torch.ones(3, device="dev", requires_grad=True)
 (x * x).sum().backward()
 assert x.grad.tolist() == [2.0, 2.0, 2.0] and torch.dev.is_initialized()
 assert not hasattr(torch_occl, "ProcessGroupOCCL")
+before = set(globals())
+from torch_occl import *
+assert set(globals()) - before == {"before"}, set(globals()) - before
 print("the device works")
 """
 

@@ -16,15 +16,23 @@ from occl import versions
 
 try:
     import torch.distributed
-except ImportError as error:
+except (ImportError, OSError) as error:
     raise ImportError(
         f"torch_occl needs PyTorch, which cannot be imported ({error}). "
         "Run occl doctor, which works without it."
     ) from error
 
-versions.check_running()
+try:
+    versions.check_running()
+except ImportError as error:
+    raise ImportError(f"{error} Run occl doctor, which works without it.") from None
 
-from occl import _C  # noqa: E402
+try:
+    from occl import _C
+except (ImportError, OSError) as error:
+    raise ImportError(
+        f"The extension of torch_occl cannot be loaded ({error}). Run occl doctor, which works without it."
+    ) from error
 
 sys.modules[f"{__name__}._C"] = _C  # the name under which programs and pickles know it
 
@@ -60,3 +68,5 @@ __all__ = [
     "stats",
     "trace",
 ]
+if not torch.distributed.is_available():
+    __all__.clear()  # so that `from torch_occl import *` works there, too

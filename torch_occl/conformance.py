@@ -1,8 +1,8 @@
-"""``python -m torch_occl.conformance``: the same as ``python -m occl.conformance``."""
+"""``python -m torch_occl.conformance``: the command ``occl conformance``."""
 
 import sys
 
-from occl.conformance.__main__ import main
+from occl.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(["conformance", *sys.argv[1:]]))

@@ -38,7 +38,7 @@ from benchmarks.nodes.times import (
     ring_time,
     time_of,
 )
-from occl.bench.report import number, size_name
+from occl.tools import text
 
 MARK = "<!-- {}: written by benchmarks/nodes -->"
 SIZES = [4, 64 << 10, 1 << 20, 64 << 20, 1 << 30]
@@ -107,17 +107,6 @@ def errors(points: list[Point], contender: str, costs: Costs, cores: int, limite
 # ---- tables
 
 
-def table(header: list[str], rows: list[list[str]]) -> str:
-    return "\n".join(f"| {' | '.join(row)} |" for row in [header, ["---"] * len(header), *rows])
-
-
-def duration(us: float) -> str:
-    for unit, size in (("s", 1e6), ("ms", 1e3)):
-        if us >= size:
-            return f"{number(us / size)} {unit}"
-    return f"{number(us)} us"
-
-
 def spread(values: list[float]) -> str:
     deviation = math.exp(statistics.pstdev(map(math.log, values)))
     return f"{min(values):.2f} to {max(values):.2f}, a factor of {deviation:.2f}"
@@ -128,13 +117,13 @@ def fit_table(points: list[Point], costs: dict[str, Costs], source: str, about: 
     for name, cost in costs.items():
         rate = f"{1e-3 / cost.byte:.2f} GB/s"
         kept, checked = (spread(errors(points, name, cost, cores, limited)) for limited in (False, True))
-        call = "-" if name == "gloo" else duration(cost.call)
-        rows.append([name, call, duration(cost.in_a_row), rate, kept, checked])
+        call = "-" if name == "gloo" else text.duration(1e3 * cost.call)
+        rows.append([name, call, text.duration(1e3 * cost.in_a_row), rate, kept, checked])
     fitted = sum(p.rate == "none" and p.contender in costs for p in points) // len(costs)
     header = ["all_reduce", "a call", "a message in a row", "bytes, for each core"]
     header += ["model over measurement, without a limit (fitted)", "with 1 Gbit/s (not fitted)"]
     about_it = f"From `{source}` ({about['cpu']}, {cores} cores for all hosts), {fitted} medians each:\n\n"
-    return about_it + table(header, rows)
+    return about_it + "\n".join(text.markdown_table(header, rows))
 
 
 def prediction_table(cell: Callable[[int, int, Network], str]) -> str:
@@ -146,7 +135,8 @@ def prediction_table(cell: Callable[[int, int, Network], str]) -> str:
                 cells = [cell(nodes, size, Network(gbit, links)) for size in SIZES]
                 rows.setdefault((f"{nodes:,}", *cells), []).append(f"{links} x {gbit}")
     lines = [[nodes, ", ".join(networks), *cells] for (nodes, *cells), networks in rows.items()]
-    return table(["nodes", "links of a node, Gbit/s", *map(size_name, SIZES)], lines)
+    header = ["nodes", "links of a node, Gbit/s", *map(text.size, SIZES)]
+    return "\n".join(text.markdown_table(header, lines))
 
 
 def count_table() -> str:
@@ -165,7 +155,7 @@ def count_table() -> str:
                 str(doublings(nodes)),
                 "1",
                 f"{large.messages:,}",
-                size_name(max(large.rank_bytes // large.messages, 1)),
+                text.size(max(large.rank_bytes // large.messages, 1)),
                 f"{large.node_bytes / least:.2f}",
             ]
         )
@@ -179,7 +169,7 @@ def count_table() -> str:
         "tree",
     ]
     header += ["chain", "of 64 MiB", "bytes of each", "of its node, over 2 (M - 1) / M S"]
-    return table(header, rows)
+    return "\n".join(text.markdown_table(header, rows))
 
 
 def creation_table(runs: list[dict]) -> str:
@@ -196,7 +186,7 @@ def creation_table(runs: list[dict]) -> str:
         calls = store_calls(nodes, size)
         taken, of_gloo = "-", "-"
         if size in known:
-            taken, of_gloo = (duration(known[size]["first_ms"][name] * 1e3) for name in ("occl", "gloo"))
+            taken, of_gloo = (text.duration(1e6 * known[size]["first_ms"][name]) for name in ("occl", "gloo"))
         rows.append(
             [
                 f"{size:,}" if size <= MAX_RANKS else f"{size:,} (refused)",
@@ -206,12 +196,12 @@ def creation_table(runs: list[dict]) -> str:
                 f"{sum(store_calls(nodes, size, rank).gets for rank in range(size)):,}",
                 taken,
                 of_gloo,
-                duration(linear * size + square * size**2) if size <= MAX_RANKS else "-",
+                text.duration(1e3 * (linear * size + square * size**2)) if size <= MAX_RANKS else "-",
             ]
         )
     header = ["ranks", "nodes", "connections of a process", "keys written + read by a rank"]
     header += ["reads by all ranks", "measured", "Gloo", "a N + b N^2"]
-    return table(header, rows)
+    return "\n".join(text.markdown_table(header, rows))
 
 
 def main() -> None:
@@ -229,13 +219,13 @@ def main() -> None:
     def here(nodes: int, size: int, network: Network) -> str:
         us, bound = time_of(costs["occl-dev"], nodes, RANKS, size, network, RANKS)
         ring_us = ring_time(costs["gloo"], nodes, RANKS, size, network, RANKS)
-        return f"{duration(us)} ({bound}) / {duration(ring_us)}"
+        return f"{text.duration(1e3 * us)} ({bound}) / {text.duration(1e3 * ring_us)}"
 
     def as_nccl(nodes: int, size: int, network: Network) -> str:
         times = [time_of(AS_NCCL, nodes, RANKS, size, network, RANKS)[0]]
         times.append(ring_time(AS_NCCL, nodes, RANKS, size, network, RANKS))
         times += [model(nodes, RANKS, size, network) for model in (nccl_ring, nccl_tree)]
-        return " / ".join(map(duration, times))
+        return " / ".join(text.duration(1e3 * us) for us in times)
 
     tables = {
         "nodes fit": fit_table(points, costs, options.results.name, content["machine"], cores),
@@ -247,10 +237,10 @@ def main() -> None:
     for name, shown in tables.items():
         print(f"{name}\n\n{shown}\n")
     if options.update:
-        text = options.update.read_text()
+        page = options.update.read_text()
         for name, shown in tables.items():
-            text = replace_between_marks(text, name, shown, MARK)
-        options.update.write_text(text)
+            page = replace_between_marks(page, name, shown, MARK)
+        options.update.write_text(page)
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""Times the collectives of several backends side by side: ``python -m occl.bench --help``."""
+"""Times the collectives of several backends side by side: ``occl bench --help``."""

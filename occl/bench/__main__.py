@@ -1,6 +1,8 @@
-"""``python -m occl.bench``: see `occl.bench.command`."""
+"""``python -m occl.bench``: the command ``occl bench``."""
 
-from occl.bench.command import run
+import sys
+
+from occl.cli import main
 
 if __name__ == "__main__":
-    run()
+    sys.exit(main(["bench", *sys.argv[1:]]))

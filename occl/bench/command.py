@@ -1,8 +1,8 @@
 """Times collectives of occl, beside Gloo and beside a backend that does nothing, in one run.
 
-python -m occl.bench                        every operation, 4 B to 64 MiB, about four minutes
-python -m occl.bench --quick                fewer sizes, about a minute
-python -m occl.bench --ops all_reduce --sizes 4 1M --json all_reduce.json --plot all_reduce.png
+occl bench                        every operation, 4 B to 64 MiB, about four minutes
+occl bench --quick                fewer sizes, about a minute
+occl bench --ops all_reduce --sizes 4 1M --json all_reduce.json --plot all_reduce.png
 
 In a checkout, `make bench ARGS=--peers` measures MPI, oneCCL and the limit of the memory too.
 """
@@ -60,14 +60,8 @@ def parse_size(text: str) -> int:
     return size
 
 
-def parse_arguments(
-    arguments: list[str] | None = None, programs: Programs = NO_PROGRAMS
-) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m occl.bench",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def arguments(parser: argparse.ArgumentParser, programs: Programs = NO_PROGRAMS) -> None:
+    parser.description, parser.formatter_class = __doc__, argparse.RawDescriptionHelpFormatter
     parser.add_argument("--ranks", type=int, default=2, help="processes (default: 2)")
     parser.add_argument("--ops", nargs="+", choices=NAMES, default=NAMES, metavar="OP", help=", ".join(NAMES))
     parser.add_argument("--sizes", nargs="+", type=parse_size, metavar="SIZE", help="bytes: 4, 16K, 64M")
@@ -76,7 +70,7 @@ def parse_arguments(
         help=f"{', '.join(CONTENDERS)} (the default)"
         + (f"; {', '.join(programs.names)} (all of them: --peers)" if programs.names else ""),
     )  # fmt: skip
-    parser.set_defaults(peers=False)
+    parser.set_defaults(peers=False, error=parser.error)
     if programs.names:
         parser.add_argument(
             "--peers",
@@ -93,22 +87,36 @@ def parse_arguments(
         help="draw time over size, and with a roofline the share of it in "
         "FILE-roofline.png (needs matplotlib)",
     )
-    chosen = parser.parse_args(arguments)
+
+
+def complete(chosen: argparse.Namespace, programs: Programs = NO_PROGRAMS) -> None:
+    """Refuses what does not fit together, and chooses what the user has not chosen."""
     if chosen.ranks < 1:
-        parser.error(f"--ranks must be at least 1, and is {chosen.ranks}")
+        chosen.error(f"--ranks must be at least 1, and is {chosen.ranks}")
     if chosen.peers and chosen.contenders:
-        parser.error("--peers are all contenders, and --contenders chooses some: give one of the two")
+        chosen.error("--peers are all contenders, and --contenders chooses some: give one of the two")
+    del chosen.error  # every rank gets the options, and no parser
     chosen.contenders = chosen.contenders or [*CONTENDERS, *(programs.names if chosen.peers else [])]
     sizes, seconds = SIZES, PEERS_SECONDS if chosen.peers else SECONDS
     if chosen.quick:
         sizes, seconds = QUICK_PEERS_SIZES if chosen.peers else QUICK_SIZES, QUICK_SECONDS
     chosen.sizes = chosen.sizes or [parse_size(size) for size in sizes]
     chosen.seconds = chosen.seconds or seconds
-    return chosen
 
 
-def main(arguments: list[str] | None = None, programs: Programs = NO_PROGRAMS) -> None:
-    options = parse_arguments(arguments, programs)
+def run(options: argparse.Namespace, programs: Programs = NO_PROGRAMS) -> int:
+    """Returns the exit status; what fails is printed in one line."""
+    complete(options, programs)
+    try:
+        compare(options, programs)
+    except (RuntimeError, ImportError, mp.ProcessRaisedException, mp.ProcessExitedException) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def compare(options: argparse.Namespace, programs: Programs) -> None:
+    """Measures, prints the table, and writes the files that are asked for."""
     if options.plot:
         import matplotlib  # noqa: F401  (missing: better now than after minutes)
     check_available(name for name in options.contenders if name in CONTENDERS)
@@ -151,11 +159,3 @@ def drop_missing(options: argparse.Namespace, programs: Programs) -> dict[str, s
         raise RuntimeError("; ".join(f"{name} lacks {lacking}" for name, lacking in missing.items()))
     options.contenders = [name for name in options.contenders if name in CONTENDERS or name in runnable]
     return missing
-
-
-def run(programs: Programs = NO_PROGRAMS) -> None:
-    """The command: ends the process with one line if something fails."""
-    try:
-        main(programs=programs)
-    except (RuntimeError, ImportError, mp.ProcessRaisedException, mp.ProcessExitedException) as error:
-        sys.exit(f"error: {error}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from occl.memory import share_cpu_memory
+from torch_occl import share_cpu_memory  # which makes the device that is compared
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from occl.bench.report import ROOFLINES, Result, cells_of, size_name
+from occl.bench.report import ROOFLINES, Result, cells_of
+from occl.tools.text import duration, size
 
 STYLES: dict[str, dict[str, Any]] = {
     "occl-dev": {"color": "#0072b2", "marker": "o"},
@@ -25,14 +26,6 @@ LEFT_OUT = {"c++-dev", "c++-cpu", *ROOFLINES}
 """In the table and in the JSON file only: their lines lie on others."""
 BANDS_UP_TO = 5
 """Contenders up to which the quartiles are drawn as bands."""
-
-
-def time_name(us: float) -> str:
-    """For people: 10 us, 1 ms."""
-    for unit, name in ((1e-3, "ns"), (1, "us")):
-        if us < unit * 1000:
-            return f"{us / unit:g} {name}"
-    return f"{us / 1000:g} ms"
 
 
 def draw_all(file: Path, results: list[Result], title: str) -> None:
@@ -65,7 +58,7 @@ def draw(file: Path, results: list[Result], title: str) -> None:
                 panel.fill_between(sizes, lower, upper, color=STYLES[name]["color"], alpha=0.2, lw=0)
         panel.set(yscale="log")
         panel.set_ylim(bottom=least)
-        panel.yaxis.set_major_formatter(lambda us, _: time_name(us))
+        panel.yaxis.set_major_formatter(lambda us, _: duration(1e3 * us))
 
     panels(file, results, f"{title}. Time of a call", names, fill)
 
@@ -118,7 +111,7 @@ def panels(
         fill(panel, operation, index == 0)
         panel.set(xscale="log", title=operation)
         panel.xaxis.set_major_locator(LogLocator(base=16))
-        panel.xaxis.set_major_formatter(FuncFormatter(lambda size, _: size_name(int(size))))
+        panel.xaxis.set_major_formatter(FuncFormatter(lambda bytes_, _: size(bytes_)))
         panel.xaxis.set_minor_locator(LogLocator(base=4))
         panel.xaxis.set_minor_formatter(FuncFormatter(lambda *_: ""))
         panel.grid(color="#dddddd", lw=0.6)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from occl.bench.measure import Samples
+from occl.tools import text
 
 NOISY = 1.5
 """Upper quartile over lower quartile above which a value is marked as noisy."""
@@ -78,15 +79,6 @@ def with_roofline(results: list[Result]) -> list[Result]:
     return results + fastest(results, ROOFLINES, "roofline")
 
 
-def size_name(size: int) -> str:
-    """A size as text: 4 B, 64 KiB, 1 MiB."""
-    for unit in ("B", "KiB"):
-        if size < 1024 or size % 1024:
-            return f"{size} {unit}"
-        size //= 1024
-    return f"{size} MiB"
-
-
 def number(value: float) -> str:
     """Three digits that matter."""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
@@ -125,7 +117,7 @@ class Table:
         operation, size = results[0].operation, results[0].bytes
         shown = "" if operation == self._operation else operation
         self._operation = operation
-        cells = [shown.ljust(22), (size_name(size) if size else "").rjust(8)]
+        cells = [shown.ljust(22), (text.size(size) if size else "").rjust(8)]
         for name, width in zip(self._contenders, self._columns, strict=True):
             cells.append(self._cell(by_name.get(name)).rjust(width))
         for (first, second), width in zip(self._ratios, self._widths, strict=True):

@@ -1,38 +1,8 @@
-"""``python -m occl.conformance``: tables in Markdown of reports, or the words of declarations."""
+"""``python -m occl.conformance``: the command ``occl conformance``."""
 
-from __future__ import annotations
-
-import argparse
-import json
 import sys
-from pathlib import Path
 
-from occl.conformance import rules  # noqa: F401  (enters the rules)
-from occl.conformance.capabilities import vocabulary
-from occl.conformance.report import markdown, provenance
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m occl.conformance", description=__doc__)
-    parser.add_argument("reports", nargs="*", type=Path, metavar="REPORT", help="written by pytest --report")
-    parser.add_argument("--words", action="store_true", help="list the words that capabilities can name")
-    given = parser.parse_args()
-    if given.words:
-        print("\n".join(sorted(vocabulary())))
-        return 0
-    if not given.reports:
-        parser.error("name the reports, or ask for --words")
-    try:
-        reports = [json.loads(path.read_text()) for path in given.reports]
-    except (OSError, json.JSONDecodeError) as error:
-        print(f"A report cannot be read: {error}", file=sys.stderr)
-        return 1
-    print(markdown(reports))
-    print()
-    for report in reports:
-        print(f"- {provenance(report)}")
-    return 0
-
+from occl.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(["conformance", *sys.argv[1:]]))

@@ -13,6 +13,7 @@ from occl import versions
 from occl.conformance.capabilities import VERDICTS
 from occl.conformance.catalog import Case
 from occl.conformance.runner import Asked, Ended
+from occl.tools import text
 
 Entry = dict[str, Any]
 """A case in a report: name, operation, rule, statement, source, values, expected, verdict, text, seconds,
@@ -61,13 +62,11 @@ def table(entries: Iterable[Entry]) -> list[str]:
     for each in entries:
         row = counts.setdefault(each["operation"], dict.fromkeys(VERDICTS, 0))
         row[each["verdict"]] += 1
-    width = max(map(len, counts), default=0)
-    lines = [" " * width + "".join(f"{verdict:>9}" for verdict in VERDICTS)]
-    for operation, row in counts.items():
-        numbers = "".join(f"{row[verdict] or '-':>9}" for verdict in VERDICTS)
-        lines.append(f"{operation:<{width}}{numbers}")
-    total = [sum(row[verdict] for row in counts.values()) for verdict in VERDICTS]
-    return [*lines, f"{'all':<{width}}" + "".join(f"{number:>9}" for number in total)]
+    lines = [
+        [operation, *(str(row[verdict] or "-") for verdict in VERDICTS)] for operation, row in counts.items()
+    ]
+    total = (sum(row[verdict] for row in counts.values()) for verdict in VERDICTS)
+    return [*text.table(["", *VERDICTS], [*lines, ["all", *map(str, total)]])]
 
 
 def markdown(reports: Sequence[dict[str, Any]]) -> str:
@@ -79,26 +78,30 @@ def markdown(reports: Sequence[dict[str, Any]]) -> str:
         for each in report["cases"]:
             cells = found.setdefault(each["operation"], [{} for _ in reports])
             cells[at][each["verdict"]] = cells[at].get(each["verdict"], 0) + 1
-    lines = [f"| operation or feature | {' | '.join(titles)} |", "|---" * (len(titles) + 1) + "|"]
-    lines += [f"| `{name}` | {' | '.join(map(_cell, cells))} |" for name, cells in found.items()]
-    lines += ["", "| backend | not as it should be | verdict | known reason |", "|---|---|---|---|"]
-    for title, report in zip(titles, reports, strict=True):
-        lines += [f"| {title} | {row}" for row in _failed(report["cases"])]
-    lines += ["", "| rule | of | what it says | PyTorch's source |", "|---|---|---|---|"]
+    rows = [[f"`{name}`", *map(_cell, cells)] for name, cells in found.items()]
+    lines = [*text.markdown_table(["operation or feature", *titles], rows), ""]
+    rows = [
+        [title, *row]
+        for title, report in zip(titles, reports, strict=True)
+        for row in _failed(report["cases"])
+    ]
+    lines += text.markdown_table(["backend", "not as it should be", "verdict", "known reason"], rows)
     rules: dict[tuple[str, str], tuple[Entry, dict[str, None]]] = {}
     for each in (each for report in reports for each in report["cases"]):
         rules.setdefault((each["rule"], each["statement"]), (each, {}))[1][each["operation"]] = None
+    rows = []
     for (rule, statement), (first, operations) in rules.items():
         names = ", ".join(f"`{name}`" for name in operations)
         source = f"`{first['source']}`" + " and others" * (len(operations) > 1)
-        lines.append(f"| `{rule}` | {names} | {statement} | {source} |")
+        rows.append([f"`{rule}`", names, statement, source])
+    lines += ["", *text.markdown_table(["rule", "of", "what it says", "PyTorch's source"], rows)]
     return "\n".join(lines)
 
 
 SHOWN = 6
 
 
-def _failed(cases: Sequence[Entry]) -> list[str]:
+def _failed(cases: Sequence[Entry]) -> list[list[str]]:
     """A row for each rule and verdict that is not the expected one and is known, and one for all others."""
     rows: dict[tuple[str, str, str, str], list[str]] = {}
     others: dict[str, int] = {}
@@ -111,8 +114,8 @@ def _failed(cases: Sequence[Entry]) -> list[str]:
     lines = []
     for (operation, rule, verdict, known), values in rows.items():
         shown = ", ".join(values[:SHOWN]) + f" and {len(values) - SHOWN} more" * (len(values) > SHOWN)
-        lines.append(f"`{operation}:{rule}` {shown}".strip() + f" | {verdict} | {known} |")
-    return [*lines, f"everything else | {_cell(others)} | not declared |"] if others else lines
+        lines.append([f"`{operation}:{rule}` {shown}".strip(), verdict, known])
+    return [*lines, ["everything else", _cell(others), "not declared"]] if others else lines
 
 
 def _cell(counts: dict[str, int]) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from occl.conformance import rank_api
 from occl.conformance.capabilities import Capabilities
 from occl.conformance.catalog import Case
-from occl.testing.launch import Source, Spawned, Zygote
+from occl.testing.launch import ForkServer, Source, Spawned
 from occl.testing.outcomes import Outcome, RanksFailed, WrongUse
 from occl.testing.team import Team
 
@@ -48,18 +48,18 @@ class Ranks:
 
     def __init__(self, asked: Asked) -> None:
         self.asked = asked
-        self.zygote = Zygote(("pytest", "torch.distributed"))
+        self.forkserver = ForkServer(("pytest", "torch.distributed"))
         self.team: Team | None = None
         try:
             prepare = (rank_api.prepare.__module__, rank_api.prepare.__name__)
-            self.zygote.ask("warm_up", *prepare, asked.backend, asked.device, asked.imports)
+            self.forkserver.ask("warm_up", *prepare, asked.backend, asked.device, asked.imports)
         except BaseException:
-            self.zygote.close()
+            self.forkserver.close()
             raise
 
     def close(self) -> None:
         self._drop()
-        self.zygote.close()
+        self.forkserver.close()
 
     def _drop(self) -> None:
         if self.team is not None:
@@ -73,7 +73,7 @@ class Ranks:
             RanksFailed: they cannot make the group.
             WrongUse: the system refuses them.
         """
-        source: Source = Spawned() if self.asked.capabilities.start == "spawn" else self.zygote
+        source: Source = Spawned() if self.asked.capabilities.start == "spawn" else self.forkserver
         self.team = Team(source, self.asked.size)
         self.team.run(
             rank_api.enter,
@@ -81,7 +81,7 @@ class Ranks:
             backend=self.asked.backend,
             device=self.asked.device,
             imports=self.asked.imports,
-            store=self.zygote.new_file(),
+            store=self.forkserver.new_file(),
             timeout=timeout,
         )
         return self.team

@@ -37,6 +37,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from occl import registration, versions
+from occl.tools.text import ranks
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -381,8 +382,8 @@ def _outcome(votes: list[dict[str, Any] | None]) -> dict[str, Any]:
     return {"occl": not reasons, "why": "; ".join(reasons), "kept": kept}
 
 
-def _named(ranks: list[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"each of ranks {', '.join(map(str, ranks))}"
+def _named(numbers: list[int]) -> str:
+    return f"{'each of ' * (len(numbers) > 1)}{ranks(numbers)}"
 
 
 def _why_not(size: int) -> str:

@@ -15,7 +15,7 @@ def trace(path: str | os.PathLike[str], *, max_bytes: int = 64 << 20) -> Iterato
     """Records what this process does in each operation that is called inside the ``with`` block.
 
     Each process writes a file of its own into the directory ``path``, which it makes where needed; the value
-    of the ``with`` is the path of that file. ``python -m torch_occl report path`` shows the files of all
+    of the ``with`` is the path of that file. ``occl report path`` shows the files of all
     ranks together. Call it on all ranks: the others can only guess what a rank did that did not record.
 
     Args:

@@ -57,7 +57,7 @@ def _fork() -> int:
         raise ForkRefused(too_many_processes(error)) from error
 
 
-class Zygote:
+class Server:
     """Answers requests until its socket closes, then ends its children and itself."""
 
     def __init__(self, control: socket.socket) -> None:
@@ -144,7 +144,7 @@ def _serve(fd: int) -> NoReturn:
     """A clone's life. It must never return into the code of the process that it was forked from."""
     status = 1
     try:
-        Zygote(socket.socket(fileno=fd)).serve()
+        Server(socket.socket(fileno=fd)).serve()
         status = 0
     except Exception:  # noqa: BLE001 no other process is left to show it
         traceback.print_exc()
@@ -156,4 +156,4 @@ def main(fd: int, preload: list[str]) -> None:
     """A warm process that has imported these modules, and answers to this socket."""
     for name in preload:
         importlib.import_module(name)
-    Zygote(socket.socket(fileno=fd)).serve()
+    Server(socket.socket(fileno=fd)).serve()

@@ -34,7 +34,11 @@ def environment() -> dict[str, str]:
 
 
 def _start(code: str, fds: Sequence[int]) -> subprocess.Popen[bytes]:
-    """A fresh interpreter that finds modules where this one does, and has occl.testing.forkserver."""
+    """A fresh interpreter that finds modules where this one does, and occl.testing.
+
+    It is given a program, not ``-m``, because that would look for the package before ``sys.path`` is set, and
+    be the ``__main__`` and ``sys.argv`` that a rank's code sees.
+    """
     path = [*sys.path, str(PACKAGE)]
     begin = f"import sys; sys.path[:] = {path!r}; "
     return subprocess.Popen(
@@ -100,7 +104,7 @@ class Warm:
         self.socket.close()
 
 
-class Zygote(Warm):
+class ForkServer(Warm):
     """Starts the first warm process, which has imported the modules ``preload``, and talks to it."""
 
     def __init__(self, preload: Sequence[str]) -> None:
@@ -115,7 +119,7 @@ class Zygote(Warm):
         self.files = 0
 
     def new_file(self) -> str:
-        """The name of a file that does not exist yet; all of them go with the zygote."""
+        """The name of a file that does not exist yet; all of them go with the process."""
         self.files += 1
         return f"{self.directory.name}/{self.files}"
 
@@ -134,7 +138,7 @@ class Zygote(Warm):
 class Clone(Warm):
     """A warm process that was forked from the first one."""
 
-    def __init__(self, ours: socket.socket, parent: Zygote, pid: int) -> None:
+    def __init__(self, ours: socket.socket, parent: ForkServer, pid: int) -> None:
         super().__init__(ours)
         self.parent, self.pid = parent, pid
 

@@ -14,13 +14,14 @@ from typing import Any, NoReturn
 
 import pytest
 
-from occl.testing import options, report
+from occl.testing import options
 from occl.testing.faults import Fault, Faults
 from occl.testing.options import DEFAULT_LIMIT, Options
 from occl.testing.outcomes import WrongUse
 from occl.testing.run_ranks import RunRanks
 from occl.testing.serialize import OfEachRank
 from occl.testing.session import PRELOAD, Ended, Session, Showing
+from occl.tools.text import ranks
 
 MARK = (
     "ranks(n, *, device='cpu', backend=None, group=True, limit=60, timeout=None, start='fork'): runs the "
@@ -292,9 +293,9 @@ def _skip_if_all_do(ended: Ended) -> None:
         if reasons and len(reasons) == len(ended.outcomes):
             call(next(iter(reasons.values())))
         elif reasons and not any(o.failed for o in ended.outcomes if o.rank not in reasons):
-            others = report.ranks(o.rank for o in ended.outcomes if o.rank not in reasons)
+            others = ranks(o.rank for o in ended.outcomes if o.rank not in reasons)
             ended.report = (
-                f"{report.ranks(reasons)} {verb} the test and {others} did not: let all ranks decide alike\n"
+                f"{ranks(reasons)} {verb} the test and {others} did not: let all ranks decide alike\n"
                 + ended.report
             )
 

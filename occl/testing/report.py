@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from occl.testing.outcomes import Outcome
+from occl.tools.text import ranks
 
 LONGEST = 160
 """Letters of an exception in the first line, which names every rank that has failed."""
 
 HERE = str(Path(__file__).parent)
-
-
-def ranks(numbers: Iterable[int]) -> str:
-    """``"rank 1"`` or ``"ranks 0, 2-5"``."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and runs[-1][-1] == number - 1:
-            runs[-1][1:] = [number]
-        else:
-            runs.append([number])
-    text = ", ".join("-".join(map(str, run)) for run in runs)
-    several = len(runs) > 1 or len(runs[0]) > 1
-    return f"rank{'s' * several} {text}"
 
 
 def without_harness(stacks: str) -> str:

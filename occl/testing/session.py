@@ -13,7 +13,7 @@ from occl.testing import coverage, modules, serialize, worker
 from occl.testing.debugger import TERMINAL
 from occl.testing.fault_report import Course
 from occl.testing.faults import Fault
-from occl.testing.launch import Clone, Source, Spawned, Zygote, environment
+from occl.testing.launch import Clone, ForkServer, Source, Spawned, environment
 from occl.testing.options import Options
 from occl.testing.outcomes import Outcome, RanksFailed, WrongUse
 from occl.testing.team import Team
@@ -68,14 +68,14 @@ class Session:
     def __init__(self, preload: Sequence[str], showing: Showing) -> None:
         self.preload = tuple(preload)
         self.showing = showing
-        self._first: Zygote | None = None
+        self._first: ForkServer | None = None
         self._clones: dict[object, Clone] = {}
 
     @property
-    def first(self) -> Zygote:
+    def first(self) -> ForkServer:
         """The first warm process, which is started when a test needs it."""
         if self._first is None:
-            self._first = Zygote(("torch.distributed", *self.preload))
+            self._first = ForkServer(("torch.distributed", *self.preload))
         return self._first
 
     def run(

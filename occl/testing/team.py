@@ -19,6 +19,7 @@ from typing import Any
 from occl.testing import report
 from occl.testing.launch import Member, Source
 from occl.testing.outcomes import Outcome, RanksFailed, WrongUse
+from occl.tools import text
 
 PATIENCE = 5.0
 """Seconds that the other ranks get to notice, once a rank has failed."""
@@ -132,7 +133,7 @@ class Team:
         """Until these ranks' bodies have ended, one way or another."""
         while late := [rank for rank in ranks if self.running[rank] is None]:
             if not self._receive(self.deadline):
-                self.fail("the test waits for " + report.ranks(late))
+                self.fail("the test waits for " + text.ranks(late))
 
     def finish(self) -> list[Outcome]:
         """Waits until every rank's body has ended somehow, or has stopped as it announced.

@@ -1,4 +1,4 @@
-"""Runs the command `python -m torch_occl doctor`."""
+"""Runs the command `occl doctor`."""
 
 import json
 from pathlib import Path

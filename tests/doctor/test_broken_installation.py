@@ -50,7 +50,7 @@ def with_torch(
     [
         ({"version": "2.12.1"}, "torch_occl", "and this is torch 2.12.1", "Install a supported PyTorch"),
         ({"version": "2.14.0"}, "torch_occl", "and this is torch 2.14.0", "Install a supported PyTorch"),
-        ({}, "torch_occl", "'_C'", "Build the extension"),
+        ({}, "torch_occl", "'occl._C'", "Build the extension"),
         ({"library": "no library"}, "torch_occl", ".so: file too short", "Build torch_occl again"),
         (
             {"statement": "raise ModuleNotFoundError(\"No module named 'torch'\")"},
@@ -78,3 +78,21 @@ def test_what_cannot_be_loaded_is_a_problem_with_its_remedy(tmp_path, torch_is, 
 def test_the_help_needs_neither_pytorch_nor_the_extension(tmp_path):
     path = with_torch(tmp_path, statement="raise ImportError")
     assert "usage: occl" in run_python("-m", "occl", path=path)
+
+
+@pytest.mark.parametrize(
+    ("torch_is", "text"),
+    [
+        ({"statement": "raise ModuleNotFoundError('none')"}, "torch_occl needs PyTorch, which cannot be "),
+        ({"statement": "raise OSError('libgomp.so.1')"}, "cannot be imported (libgomp.so.1). "),
+        ({"version": "2.14.0"}, "torch_occl supports torch>=2.13,<2.14, and this is torch 2.14.0. "),
+        ({}, "The extension of torch_occl cannot be loaded (cannot import name '_C' from "),
+        ({"library": "no library"}, "The extension of torch_occl cannot be loaded ("),
+    ],
+)
+def test_the_command_of_the_package_that_cannot_be_imported_names_the_one_that_works(
+    tmp_path, torch_is, text
+):
+    said = run_python("-m", "torch_occl", "doctor", status=1, path=with_torch(tmp_path, **torch_is))
+    last = said.splitlines()[-1]
+    assert text in last and last.endswith(" Run occl doctor, which works without it.")

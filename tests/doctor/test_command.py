@@ -1,4 +1,4 @@
-"""The command `python -m torch_occl doctor` on this machine, and where something is wrong."""
+"""The command `occl doctor` on this machine, and where something is wrong."""
 
 import errno
 import os
@@ -7,7 +7,6 @@ import re
 import pytest
 import torch
 
-from occl.cli import main
 from occl.tools.doctor.report import FINE
 from tests.doctor.running import doctor, document
 from tests.support.devices import DEVICES
@@ -96,16 +95,3 @@ def test_without_the_device_only_cpu_tensors_are_tried():
     assert found["software"]["PrivateUse1"]["text"] == "no package (OCCL_DEVICE=0)"
     assert found["self-test"]["result on cpu"]["value"] is True
     assert found["self-test"]["result on dev"]["text"].startswith("not tried")
-
-
-def test_without_a_command_it_prints_its_help(capsys):
-    assert main([]) == 0
-    assert "usage: occl" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("wrong", [["--nonsense"], ["doctor", "--nonsense"], ["nonsense"]])
-def test_wrong_options_get_the_usual_error(wrong, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(wrong)
-    assert ended.value.code == 2
-    assert "error:" in capsys.readouterr().err

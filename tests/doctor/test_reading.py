@@ -18,13 +18,6 @@ def test_sizes_are_read(text, size):
     assert kernel_files.parse_size(text) == size
 
 
-@pytest.mark.parametrize(
-    ("size", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (1 << 30, "1 GiB")]
-)
-def test_sizes_are_written(size, text):
-    assert kernel_files.write_size(size) == text
-
-
 def test_a_field_is_found_by_its_whole_name_and_a_missing_file_is_empty(tmp_path):
     assert kernel_files.field("Seccomp_filters:\t3\nSeccomp:\t2\n", "Seccomp") == "2"
     assert kernel_files.field("a: 1", "b") == "" and kernel_files.read(tmp_path / "none") == ""

@@ -15,7 +15,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from occl.testing.launch import Zygote
+from occl.testing.launch import ForkServer
 from tests.hosts.namespaces import INTERFACE, Host, Network
 from tests.support.devices import DEVICES
 from tests.support.harness import Pool, Team
@@ -65,7 +65,7 @@ def meet(
 class HostTeam(Team):
     """Processes that are the ranks of a shape, each in its host."""
 
-    def __init__(self, zygote: Zygote, network: Network, shape: str) -> None:
+    def __init__(self, zygote: ForkServer, network: Network, shape: str) -> None:
         places = placement(shape)
         super().__init__(zygote, len(places))
         self.network = network

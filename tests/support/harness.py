@@ -20,7 +20,7 @@ import os
 from collections.abc import Callable
 from unittest import mock
 
-from occl.testing.launch import Zygote
+from occl.testing.launch import ForkServer
 from occl.testing.outcomes import RanksFailed
 from occl.testing.team import Team as PlainTeam
 from tests.support import worker
@@ -45,7 +45,7 @@ SETTINGS["PYTHONWARNINGS"] = "ignore::FutureWarning"  # PyTorch renames its func
 class Team(PlainTeam):
     """Processes that are ranks 0 to size - 1. Used with ``with``, or closed by the pool."""
 
-    def __init__(self, zygote: Zygote, size: int) -> None:
+    def __init__(self, zygote: ForkServer, size: int) -> None:
         self.zygote = zygote
         super().__init__(zygote, size)
 
@@ -68,7 +68,7 @@ class Pool:
 
     def __init__(self) -> None:
         with mock.patch.dict(os.environ, SETTINGS):
-            self.zygote = Zygote(PRELOAD)
+            self.zygote = ForkServer(PRELOAD)
         self.teams: dict[int, Team] = {}
 
     def __enter__(self) -> Pool:

@@ -8,6 +8,7 @@
 | ``memory`` | statistics, limits and snapshots of the allocator |
 | ``random`` | seeds and states of the generators |
 | ``interchange`` | the same memory as CPU tensors, through DLPack, in other processes |
+| ``dynamo`` | the entries of ``dev`` in torch.compile's tables |
 | ``inductor`` | what torch.compile's default compiler does with graphs on ``dev`` |
 
 PyTorch knows this package as ``torch.dev`` once ``import torch_occl`` has registered the device.
@@ -24,7 +25,7 @@ from typing import Any, NamedTuple
 import torch
 
 from occl import _C
-from torch_occl.dev import _registration, inductor, interchange, memory, random, streams  # noqa: F401
+from torch_occl.dev import _registration, interchange, memory, random, streams
 from torch_occl.dev._index import Device, current_index, device_index
 from torch_occl.dev.interchange import *  # noqa: F403
 from torch_occl.dev.memory import *  # noqa: F403

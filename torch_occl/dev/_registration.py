@@ -41,6 +41,7 @@ def register() -> str | None:
     _C._init_device(_C._init_device_groups if torch.distributed.is_available() else lambda: None)
     torch.utils.rename_privateuse1_backend(NAME)
     from torch_occl import dev
+    from torch_occl.dev import dynamo
 
     torch._register_device_module(NAME, dev)
     # PyTorch's function enters the package into sys.modules as "torch.dev" (torch/__init__.py: `sys.modules[
@@ -50,6 +51,7 @@ def register() -> str | None:
         sys.modules[name.replace("torch_occl", "torch", 1)] = sys.modules[name]
     torch.utils.generate_methods_for_privateuse1_backend(for_tensor=True, for_module=True, for_storage=True)
     dev.interchange.install()
+    dynamo.install()
     _registered = True
     return NAME
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from occl import _C
-from torch_occl import dev
+from torch_occl.dev.interchange import as_cpu
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ def _to_cpu(value: Any) -> Any:
         return value
     mode = torch._guards.detect_fake_mode(value)
     if mode is None:
-        return dev.as_cpu(value)
+        return as_cpu(value)
     with mode:
         return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="cpu")
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from occl import _C
+from occl.tools.text import size
 from torch_occl.dev._index import Device, device_index, unused_index
 
 __all__ = [
@@ -138,13 +139,6 @@ def memory_summary(device: Device = None, abbreviated: bool = False) -> str:
     """
     index = device_index(device)
     stats = memory_stats(index)
-
-    def size(n: float) -> str:
-        for unit in ("B", "KiB", "MiB", "GiB"):
-            if abs(n) < 10240 or unit == "GiB":
-                return f"{n:.0f} {unit}"
-            n /= 1024
-        raise AssertionError
 
     rows: list[tuple[str, str, Callable[[int], str]]] = [
         ("Allocated memory", "allocated_bytes", size),

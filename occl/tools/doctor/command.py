@@ -1,4 +1,4 @@
-"""``python -m torch_occl doctor``."""
+"""``occl doctor``."""
 
 from __future__ import annotations
 

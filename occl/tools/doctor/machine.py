@@ -16,9 +16,9 @@ from occl.tools.doctor.kernel_files import (
     parse_size,
     read,
     write_cores,
-    write_size,
 )
 from occl.tools.doctor.report import HINT, PROBLEM, WARNING, Line, Section
+from occl.tools.text import size
 
 CPUS = Path("/sys/devices/system/cpu")
 NODES = Path("/sys/devices/system/node")
@@ -45,8 +45,8 @@ def caches(core: int) -> list[str]:
     """Level, kind and size of each cache of a core, and which cores share the last one."""
     found, sharers = [], ""
     for name, written, sharers in caches_of(core):  # noqa: B007  (those of the last one)
-        size = parse_size(written)
-        found.append(f"{name} {write_size(size) if size else 'of unknown size'}")
+        largest = parse_size(written)
+        found.append(f"{name} {size(largest) if largest else 'of unknown size'}")
     if found and sharers:
         found[-1] += f" shared by cores {sharers}"
     return found
@@ -119,7 +119,7 @@ def memory_limit_line(limit: int | None, total: int) -> Line:
     """
     if limit is None or limit >= total:
         return Line("memory limit", "none", "none")
-    return Line("memory limit", write_size(limit), limit)
+    return Line("memory limit", size(limit), limit)
 
 
 def shared_huge_pages(top: str, largest: str) -> bool:
@@ -162,7 +162,7 @@ def section() -> Section:
             kernel_line(platform.release()),
             cores_line(cores, os.cpu_count() or len(cores)),
             *topology_lines(cores),
-            Line("memory", f"{write_size(total)}, of which {write_size(free)} are available", total),
+            Line("memory", f"{size(total)}, of which {size(free)} are available", total),
             Line("control groups", " and ".join(groups.versions) or "none", list(groups.versions)),
             quota_line(groups, len(cores)),
             memory_limit_line(groups.memory, total or 1 << 62),

@@ -10,6 +10,8 @@ import importlib
 import json
 from typing import Any
 
+from occl import versions
+
 
 def say(**facts: Any) -> None:
     print(json.dumps(facts), flush=True)
@@ -38,8 +40,9 @@ def main() -> None:
         autoload=dist.is_available() and "occl" in dist.Backend.backend_list,
         before=owner(),
     )
-    package = importlib.import_module("torch_occl")
+    versions.check(torch.__version__)  # before torch_occl, whose error sends to the doctor
     extension = importlib.import_module("occl._C")
+    package = importlib.import_module("torch_occl")
     device = importlib.import_module("torch_occl.dev._registration").registered()
     say(
         package=package.__version__,

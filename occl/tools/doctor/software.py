@@ -12,11 +12,11 @@ from typing import Any
 
 from occl import versions
 from occl.tools.doctor import subprocesses
-from occl.tools.doctor.kernel_files import write_size
 from occl.tools.doctor.report import HINT, PROBLEM, WARNING, Line, Section
 from occl.tools.doctor.settings import VARIABLES
 from occl.tools.doctor.subprocesses import Ended
 from occl.tools.doctor.system import remedy
+from occl.tools.text import size
 from occl.versions import REQUIREMENT
 
 SECONDS = 120.0
@@ -149,7 +149,7 @@ def choice_lines(said: dict[str, Any], capability: str, cores: int) -> list[Line
             )
             lines[-1] = Line("instruction set", said["isa"], said["isa"], HINT, hint)
     if "memory" in said:
-        lines.append(Line("memory", f"at most {write_size(said['memory'])} a process", said["memory"]))
+        lines.append(Line("memory", f"at most {size(said['memory'])} a process", said["memory"]))
     number = min(cores, MOST_RANKS)
     text = (
         f"groups of up to {number} ranks spin for a moment, then sleep; larger ones yield instead of "

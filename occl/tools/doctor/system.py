@@ -16,8 +16,9 @@ import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from occl.tools.doctor.kernel_files import field, read, write_size
+from occl.tools.doctor.kernel_files import field, read
 from occl.tools.doctor.report import PROBLEM, WARNING, Line, Section
+from occl.tools.text import size
 
 NOEXEC_SEAL, FUTURE_WRITE = 0x8, 0x10  # MFD_NOEXEC_SEAL of Linux 6.3, F_SEAL_FUTURE_WRITE of 5.1
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL | FUTURE_WRITE
@@ -161,7 +162,7 @@ def limit_line(letter: str, name: str, soft: int, least: int | None, purpose: st
         least: below this, a warning; None for a limit that does not matter.
     """
     in_bytes = letter in "vlf"
-    text = "unlimited" if soft < 0 else write_size(soft) if in_bytes else str(soft)
+    text = "unlimited" if soft < 0 else size(soft) if in_bytes else str(soft)
     title = f"{name} (-{letter})"
     if least is None or soft < 0 or soft >= least:
         return Line(title, text + ("" if least is not None else f"; {purpose}"), soft)

@@ -1,4 +1,4 @@
-"""``python -m torch_occl report``: what the ranks of a job did, from the traces that they wrote.
+"""``occl report``: what the ranks of a job did, from the traces that they wrote.
 
     read      one file -> Recording: a process, its groups, its operations
     align     the clocks of all recordings -> one time

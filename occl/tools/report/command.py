@@ -1,4 +1,4 @@
-"""The command ``python -m torch_occl report``."""
+"""The command ``occl report``."""
 
 from __future__ import annotations
 

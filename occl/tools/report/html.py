@@ -15,9 +15,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from occl.tools.report import analyse, units
+from occl.tools.report import analyse
 from occl.tools.report.analyse import Analysis, Share
 from occl.tools.report.merge import Job, Operation
+from occl.tools.text import duration
 
 MOST = 300_000
 """Operations of single ranks that a page shows one by one."""
@@ -170,10 +171,10 @@ def _meta(job: Job, found: Analysis, shown: list[Operation]) -> dict[str, Any]:
         "by_size": list(map(_share, found.by_size)),
         "slowest": [
             {
-                "title": units.title(slow.first),
+                "title": slow.first.title,
                 "group": slow.first.group,
                 "number": slow.first.number,
-                "group_name": units.where(job, slow.first),
+                "group_name": job.where(slow.first),
                 "bytes": slow.first.bytes,
                 "took": _us(slow.duration),
                 "moving": _us(slow.moving),
@@ -207,7 +208,7 @@ def findings(job: Job, found: Analysis) -> list[str]:
     slowest = max(found.ranks, key=lambda rank: rank.caused)
     if waited and slowest.caused:
         texts.append(
-            f"The ranks waited {units.duration(waited)} for each other, added up. "
+            f"The ranks waited {duration(waited)} for each other, added up. "
             f"{slowest.caused / waited:.0%} of that was for {job.rows[slowest.row].label}."
         )
     flight, blocked = (sum(getattr(rank, name) for rank in found.ranks) for name in ("in_flight", "blocked"))
@@ -221,7 +222,7 @@ def findings(job: Job, found: Analysis) -> list[str]:
     if broken:
         first = min(broken, key=lambda operation: operation.stop)
         texts.append(
-            f"{len(broken)} operations failed or never ended; the first was {units.describe(job, first)}, on "
+            f"{len(broken)} operations failed or never ended; the first was {job.describe(first)}, on "
             f"{job.rows[first.row].label}."
         )
     return texts

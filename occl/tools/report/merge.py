@@ -22,6 +22,7 @@ from occl.tools.report.read import (
     Unreadable,
     read,
 )
+from occl.tools.text import ranks, size
 
 
 @dataclass
@@ -79,6 +80,10 @@ class Operation:
     waited: float | None
 
     @property
+    def title(self) -> str:
+        return f"{self.kind} #{self.number}"
+
+    @property
     def is_message(self) -> bool:
         return self.kind in ("send", "recv")
 
@@ -114,6 +119,16 @@ class Job:
     @cached_property
     def duration(self) -> float:
         return max((operation.stop for operation in self.operations), default=0.0)
+
+    def where(self, operation: Operation) -> str:
+        return self.groups[operation.group].label if operation.group >= 0 else "a group that is not known"
+
+    def describe(self, operation: Operation) -> str:
+        """ "all_reduce #12 of group 0 (4 ranks), 4 KiB of float32, SUM" """
+        text = f"{operation.title} of {self.where(operation)}"
+        if operation.bytes:
+            text += f", {size(operation.bytes)} of {operation.dtype}"
+        return text + (f", {operation.reduction}" if operation.reduction else "")
 
     def meetings(self) -> dict[tuple[int, int], list[Operation]]:
         """The collectives: by group and number, what each rank did."""
@@ -266,13 +281,8 @@ def _missing(job: Job) -> list[str]:
     for group in job.groups:  # the largest come first
         if texts and group.size < job.groups[0].size:
             break
-        missing = [str(rank) for rank in range(group.size) if rank not in group.rows]
-        if missing:
-            more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
-            texts.append(
-                f"rank{'s' * (len(missing) > 1)} {', '.join(missing[:8])}{more} of {group.label} left no "
-                "trace that can be read"
-            )
+        if missing := set(range(group.size)) - set(group.rows):
+            texts.append(f"{ranks(missing, most=8)} of {group.label} left no trace that can be read")
     return texts
 
 

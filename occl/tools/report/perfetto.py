@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from occl.tools.report import analyse, units
+from occl.tools.report import analyse
 from occl.tools.report.merge import Job, Operation
 
 ARROWS_FROM = 1000.0
@@ -51,7 +51,7 @@ def events(job: Job) -> Iterator[Event]:
         track, is_new = tracks.track(operation)
         if is_new:
             what = "messages of " if operation.is_message else ""
-            name = what + units.where(job, operation)
+            name = what + job.where(operation)
             yield {
                 "ph": "M",
                 "name": "thread_name",
@@ -99,7 +99,7 @@ def _slices(
 ) -> Iterator[Event]:
     args: dict[str, Any] = {
         "number": operation.number,
-        "group": units.where(job, operation),
+        "group": job.where(operation),
         "bytes": operation.bytes,
         "dtype": operation.dtype,
     }
@@ -114,7 +114,7 @@ def _slices(
     elif operation.failed:
         args["state"] = "failed"
     category = "message" if operation.is_message else "collective"
-    name = units.title(operation)
+    name = operation.title
     yield _slice(operation, track, name, operation.submitted, operation.stop, cat=category, args=args)
     if operation.arrived is None:
         return

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
-from occl.tools.report import units
 from occl.tools.report.analyse import Analysis
 from occl.tools.report.merge import Job
+from occl.tools.text import duration, table
 
 MOST = 8
 """Lines of each table."""
@@ -16,7 +16,7 @@ def summary(job: Job, found: Analysis) -> Iterator[str]:
     ranks = len(job.rows)
     yield (
         f"{ranks} process{'es' * (ranks != 1)}, {len(job.operations)} operations in "
-        f"{units.duration(job.duration)}: {job.command}"
+        f"{duration(job.duration)}: {job.command}"
     )
     yield ""
     yield from table(
@@ -25,11 +25,11 @@ def summary(job: Job, found: Analysis) -> Iterator[str]:
             [
                 job.rows[rank.row].label,
                 str(rank.operations),
-                units.duration(rank.in_flight),
-                units.duration(rank.blocked),
+                duration(rank.in_flight),
+                duration(rank.blocked),
                 f"{rank.overlap:.0%}",
-                units.duration(rank.waiting),
-                units.duration(rank.caused),
+                duration(rank.waiting),
+                duration(rank.caused),
             ]
             for rank in sorted(found.ranks, key=lambda rank: -rank.caused)[:MOST]
         ),
@@ -42,7 +42,7 @@ def summary(job: Job, found: Analysis) -> Iterator[str]:
         yield from table(
             ["waited longest", "for", "together"],
             (
-                [job.rows[a].label, job.rows[b].label, units.duration(t)]
+                [job.rows[a].label, job.rows[b].label, duration(t)]
                 for t, a, b in sorted(pairs, reverse=True)[:MOST]
             ),
         )
@@ -52,10 +52,10 @@ def summary(job: Job, found: Analysis) -> Iterator[str]:
             ["slowest operations", "took", "moving", "ranks waited", "last"],
             (
                 [
-                    units.describe(job, slow.first),
-                    units.duration(slow.duration),
-                    units.duration(slow.moving),
-                    units.duration(slow.waiting),
+                    job.describe(slow.first),
+                    duration(slow.duration),
+                    duration(slow.moving),
+                    duration(slow.waiting),
                     "" if slow.last is None else job.rows[slow.last].label,
                 ]
                 for slow in found.slowest[:MOST]
@@ -64,15 +64,3 @@ def summary(job: Job, found: Analysis) -> Iterator[str]:
     for text in [*job.clocks, *job.problems]:
         yield ""
         yield f"Note: {text}."
-
-
-def table(head: list[str], lines: Iterable[list[str]]) -> Iterator[str]:
-    """The first column to the left, the others to the right."""
-    rows = [head, *lines]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
-    for row in rows:
-        cells = [
-            cell.rjust(width) if i else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        yield "  ".join(cells).rstrip()

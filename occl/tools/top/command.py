@@ -1,4 +1,4 @@
-"""``python -m torch_occl top``."""
+"""``occl top``."""
 
 from __future__ import annotations
 

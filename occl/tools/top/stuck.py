@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from occl.tools.text import ranks
 from occl.tools.top.groups import GONE, Group, Rank, Snapshot
 
 PATIENCE = 1.0
@@ -31,17 +32,6 @@ class Wait:
     times_out: float | None
     text: str
     stack: list[str] = field(default_factory=list)
-
-
-def enumerate_ranks(ranks: list[int]) -> str:
-    """ "rank 0", "ranks 0, 2 and 3", "ranks 0 to 62"; of many with gaps the first ones."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    if len(ranks) > 3 and ranks == list(range(ranks[0], ranks[-1] + 1)):
-        return f"ranks {ranks[0]} to {ranks[-1]}"
-    shown = [str(rank) for rank in ranks[:4]]
-    last = shown.pop() if len(ranks) <= 4 else f"{len(ranks) - 4} more"
-    return f"ranks {', '.join(shown if len(ranks) <= 4 else map(str, ranks[:4]))} and {last}"
 
 
 def waits(snapshot: Snapshot, group: Group, stacks: Stacks) -> list[Wait]:
@@ -89,7 +79,7 @@ def _wait(
     seconds = (snapshot.now - oldest) / 1e9
     deadlines = [call.deadline for r in waiting if (call := group.ranks[r].call) and call.deadline]
     left = (min(deadlines) - snapshot.now) / 1e9 if deadlines else None
-    subject = enumerate_ranks(waiting)
+    subject = ranks(waiting, most=8)
     text = f"{subject[0].upper()}{subject[1:]} of group {group.name} {'has' if len(waiting) == 1 else 'have'}"
     text += f" waited {seconds:.1f} s for "
     rank = group.ranks.get(missing) if missing is not None else None
@@ -134,7 +124,7 @@ def _does(snapshot: Snapshot, group: Group, rank: Rank) -> str:
         missing = other.waits_for(number)
         place = "" if other is group else f" of group {other.name}"
         texts.append(
-            f"waits for {enumerate_ranks(missing) if missing else 'other ranks'} in "
+            f"waits for {ranks(missing, most=8) if missing else 'other ranks'} in "
             f"{_operation(other.ranks[number])}{place}"
         )
     return "; it ".join(texts)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from occl.tools.text import narrow_duration, narrow_size, ranks
 from occl.tools.top.groups import Group, Row
-from occl.tools.top.stuck import Wait, enumerate_ranks
+from occl.tools.top.stuck import Wait
 
 SORTS: dict[str, Callable[[Row], tuple[float, int]]] = {
     "rank": lambda row: (row.rank, 0),
@@ -57,35 +58,12 @@ def dtype(name: str) -> str:
     return SHORT[letters] + name[len(letters) :] if letters in SHORT else name
 
 
-def size(count: float) -> str:
-    """At most four letters: "0", "512", "4K", "1.5M"."""
-    value = float(count)
-    for unit in ("", "K", "M", "G", "T", "P"):
-        if value < 999.5 or unit == "P":
-            text = f"{value:.1f}" if unit and value < 9.95 else f"{value:.0f}"
-            return text.removesuffix(".0") + unit
-        value /= 1024
-    return "?"
-
-
-def duration(seconds: float) -> str:
-    """At most five letters, with a sign: "+12us", "-3ms"."""
-    value = abs(seconds)
-    sign = "-" if seconds < 0 else "+"
-    if value < 0.5e-6:
-        return "0"
-    for scale, unit in ((1e-6, "us"), (1e-3, "ms"), (1.0, "s")):
-        if value < 999.5 * scale or (unit == "s" and value < 9999.5):
-            return f"{sign}{value / scale:.0f}{unit}"
-    return f"{sign}{value / 3600:.0f}h"
-
-
 def stage(row: Row) -> str:
     if row.stage == "waiting":
-        ranks = [str(rank) for rank in row.waits_for]
-        if not ranks:
+        others = [str(rank) for rank in row.waits_for]
+        if not others:
             return "waits"
-        return f"waits {','.join(ranks)}" if len(ranks) <= 2 else f"waits {ranks[0]} +{len(ranks) - 1}"
+        return f"waits {','.join(others)}" if len(others) <= 2 else f"waits {others[0]} +{len(others) - 1}"
     if row.stage == "elsewhere":
         return f"in group {row.busy_in[0]}"
     return "on hold" if row.stage == "held" else row.stage
@@ -100,12 +78,12 @@ def columns(width: int) -> list[Column]:
         Column("operation", 14, lambda row: row.call.kind if row.call else "-", left=True),
         Column("#", 7, lambda row: str(row.call.number) if row.call else ""),
         Column("type", 4, lambda row: dtype(row.call.dtype) if row.call else "", left=True),
-        Column("size", 4, lambda row: size(row.call.bytes) if row.call else ""),
+        Column("size", 4, lambda row: narrow_size(row.call.bytes) if row.call else ""),
         Column("stage", 10, stage, left=True),
-        Column("B/s", 4, lambda row: size(row.bytes_per_second)),
+        Column("B/s", 4, lambda row: narrow_size(row.bytes_per_second)),
         Column("wait", 4, lambda row: f"{row.waiting_share:.0%}"),
-        Column("late", 6, lambda row: duration(row.lateness)),
-        Column("mem", 4, lambda row: size(row.memory)),
+        Column("late", 6, lambda row: narrow_duration(1e9 * row.lateness)),
+        Column("mem", 4, lambda row: narrow_size(row.memory)),
     ]
     if wide:
         made[4] = Column("type", 13, lambda row: row.call.dtype if row.call else "", left=True)
@@ -120,7 +98,7 @@ def title(view: GroupView) -> str:
     if here < group.size:
         missing = [rank for rank in range(group.size) if rank not in group.ranks]
         text += ", over several nodes" if group.spans_nodes else ""
-        text += f", without {enumerate_ranks(missing)}"
+        text += f", without {ranks(missing, most=8)}"
     return text
 
 
