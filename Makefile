@@ -23,7 +23,7 @@ LOCK := $(if $(shell command -v flock),flock Makefile)
 
 help:
 	@echo 'make demo        train on handwritten digits with occl and with Gloo, and compare'
-	@echo 'make test        every test but the long matrices;  ARGS="-k packaging" is handed to pytest'
+	@echo 'make test        what a change can break, in minutes; ARGS="-k packaging" is handed to pytest'
 	@echo 'make test-all    every test, and the sanitizers'
 	@echo 'make test-ecosystem  Trainer, Lightning, DeepSpeed, Ray and others over occl, in .venv-ecosystem;'
 	@echo '                 ARGS=--write-table writes what passed into docs/integrations.md'

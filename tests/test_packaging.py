@@ -121,9 +121,8 @@ def test_ci_runs_what_make_offers_and_nothing_else():
     script = (ROOT / ".ci" / "run").read_text().replace("\\\n", "")
     commands = re.findall(r"^\s*make.*$", script, re.M)
     assert [command.split()[1] for command in commands] == ["test", "docs", "test", "sanitize"]
-    assert commands[0] == "make test" and 'ARGS="-m full ' in commands[2] and "pytest" not in script
-    for path in re.findall(r"tests/\S+", commands[2].rstrip('"')):
-        assert list(ROOT.glob(path)), path
+    assert commands[0] == "make test" and commands[2] == """make test ARGS="-m 'full and not matrix'\""""
+    assert "pytest" not in script
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
 
 
