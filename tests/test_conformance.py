@@ -351,8 +351,16 @@ def test_occl_conforms(tmp_path, device):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("world_size", [2, 3, 4])
-@pytest.mark.parametrize("device", ["cpu", "dev"])
+@pytest.mark.parametrize(
+    ("device", "world_size"),
+    [
+        pytest.param(
+            device, size, marks=[pytest.mark.matrix] * ((device, size) not in (("cpu", 3), ("dev", 4)))
+        )
+        for device in ("cpu", "dev")
+        for size in (2, 3, 4)
+    ],
+)
 def test_occl_conforms_in_everything(tmp_path, device, world_size):
     options = ["--backend=occl", f"--device={device}", f"--world-size={world_size}"]
     found = verdicts(tmp_path, *options, status=0)

@@ -110,5 +110,10 @@ def test_one_case_in_so_many_stays_of_what_is_left_to_ci(thinned, monkeypatch):
     thinned("-m", "full and not matrix").assert_outcomes(passed=14, deselected=12)
 
 
+def test_the_most_cases_of_a_function_can_be_given(thinned):
+    thinned("--most-cases=2").assert_outcomes(passed=3, deselected=23)
+    assert [thinning.spread(cases, 3) for cases in (1, 2, 9)] == [{0}, {0, 1}, {0, 4, 8}]
+
+
 def test_what_is_left_to_ci_exists():
     assert all(list(ROOT.glob(pattern)) for pattern in thinning.TO_CI)

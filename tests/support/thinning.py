@@ -65,6 +65,25 @@ def chosen(cases: Sequence[Mapping[str, Hashable]]) -> list[int]:
     return sorted(found)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--most-cases", type=int, metavar="N", help="of each test function, from first to last")
+
+
+def thinned(cases: list[pytest.Item], stay: set[int]) -> list[pytest.Item]:
+    """The cases at these places. The others get their marks."""
+    for at, case in enumerate(cases):
+        if at not in stay:
+            case.add_marker("full")
+            case.add_marker("matrix")
+    return [cases[at] for at in sorted(stay)]
+
+
+def spread(cases: int, most: int) -> set[int]:
+    """The places of up to `most` cases, from the first to the last."""
+    most = min(cases, most)
+    return {at * (cases - 1) // max(most - 1, 1) for at in range(most)}
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """A test that is asked for by its node id runs, whatever its marks."""
     if config.option.markexpr == BY_DEFAULT and config.args and all("::" in arg for arg in config.args):
@@ -84,12 +103,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for (path, *_), cases in functions.items():
         if len(cases) > FEW:
             said = [{name: repr(value) for name, value in case.callspec.params.items()} for case in cases]  # type: ignore[attr-defined]
-            stay = set(chosen(said))
-            for at, case in enumerate(cases):
-                if at not in stay:
-                    case.add_marker("full")
-                    case.add_marker("matrix")
-            cases = [cases[at] for at in sorted(stay)]
+            cases = thinned(cases, set(chosen(said)))
+        if most := config.getoption("most_cases", None):
+            cases = thinned(cases, spread(len(cases), most))
         file = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
         for pattern, every in TO_CI.items():
             if file.match(pattern):
