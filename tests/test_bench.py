@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 
@@ -155,9 +156,11 @@ def test_quick_takes_less_of_everything():
 @pytest.mark.parametrize(
     "arguments", [["--ranks", "0"], ["--ops", "all"], ["--sizes", "2"], ["--contenders", "x"]]
 )
-def test_wrong_arguments_are_refused(arguments):
-    with pytest.raises(SystemExit):
+def test_wrong_arguments_are_refused(arguments, capsys):
+    with pytest.raises(SystemExit) as ended:
         parse_arguments(arguments)
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and re.search(rf"error: (argument )?{arguments[0]}\b", said), said
 
 
 def test_a_contender_that_is_not_there_is_named(monkeypatch):
