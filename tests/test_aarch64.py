@@ -21,6 +21,7 @@ TOOLS = (QEMU, cpp_build.COMPILERS["aarch64"])
 MISSING = [tool for tool in TOOLS if not shutil.which(tool)]
 pytestmark = [
     pytest.mark.full,
+    pytest.mark.matrix,
     pytest.mark.skipif(
         bool(MISSING), reason=f"{MISSING} missing: apt install qemu-user g++-aarch64-linux-gnu"
     ),

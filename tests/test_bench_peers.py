@@ -78,6 +78,7 @@ def lazy(lazy_program, tmp_path, monkeypatch):
 @needs_compiler
 @needs_objects
 @pytest.mark.full
+@pytest.mark.matrix
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_the_core_and_the_roofline_are_measured_in_turns_with_the_others(ranks, tmp_path):
     file, picture = tmp_path / "results.json", tmp_path / "picture.png"
@@ -117,6 +118,7 @@ def test_the_core_and_the_roofline_are_measured_in_turns_with_the_others(ranks, 
 @needs_compiler
 @needs_objects
 @pytest.mark.full
+@pytest.mark.matrix
 def test_operations_that_no_contender_has_are_left_out(tmp_path):
     file = tmp_path / "results.json"
     command = ["-m", "benchmarks.peers", "--contenders", "core-cpu", "--ops", "all_gather", "barrier"]
@@ -293,6 +295,7 @@ def written(script: str, file: Path, *options: str) -> dict:
 
 
 @pytest.mark.full
+@pytest.mark.matrix
 def test_the_start_is_measured(tmp_path):
     results = written("startup.py", tmp_path / "startup.json", "--rounds", "2")
     assert results["import"]["torch_occl_s"] > 0
@@ -301,6 +304,7 @@ def test_the_start_is_measured(tmp_path):
 
 
 @pytest.mark.full
+@pytest.mark.matrix
 @pytest.mark.skipif(not importlib.util.find_spec("sklearn"), reason="the digits network needs scikit-learn")
 def test_whole_training_steps_are_measured(tmp_path):
     options = ["--seconds", "2", "--models", "digits_ddp", "gpt_fsdp"]

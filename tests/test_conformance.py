@@ -95,8 +95,14 @@ def test_quick_runs_leave_out_no_rule_and_no_value():
 
 
 def test_cases_of_streams_and_of_many_ranks_are_for_those_that_have_them():
-    assert not any(case.rule.accelerator for case in catalog.cases("cpu", 4))
-    assert not any(case.rule.ranks > 2 for case in catalog.cases("cpu", 2))
+    def of(device: str, ranks: int) -> set[tuple[bool, bool]]:
+        found = catalog.cases(device, ranks)
+        return {(bool(case.rule.accelerator), case.rule.ranks > 2) for case in found}
+
+    assert {accelerator for accelerator, _ in of("dev", 4)} == {True, False}
+    assert {accelerator for accelerator, _ in of("cpu", 4)} == {False}
+    assert {many for _, many in of("cpu", 4)} == {True, False}
+    assert {many for _, many in of("cpu", 2)} == {False}
 
 
 # ---- the values ----------------------------------------------------------------------------------------
@@ -351,8 +357,16 @@ def test_occl_conforms(tmp_path, device):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("world_size", [2, 3, 4])
-@pytest.mark.parametrize("device", ["cpu", "dev"])
+@pytest.mark.parametrize(
+    ("device", "world_size"),
+    [
+        pytest.param(
+            device, size, marks=[pytest.mark.matrix] * ((device, size) not in (("cpu", 3), ("dev", 4)))
+        )
+        for device in ("cpu", "dev")
+        for size in (2, 3, 4)
+    ],
+)
 def test_occl_conforms_in_everything(tmp_path, device, world_size):
     options = ["--backend=occl", f"--device={device}", f"--world-size={world_size}"]
     found = verdicts(tmp_path, *options, status=0)

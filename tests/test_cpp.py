@@ -1,4 +1,4 @@
-"""Runs the C++ tests of the core: plain, under the explorer; in full runs with the sanitizers.
+"""Runs the C++ tests of the core: plain; in full runs under the explorer and with the sanitizers too.
 
 A test is one program, ``tests/cpp/test_*.cpp``. Its last line is ``N passed, M failed``. A line
 ``// modes: plain asan`` in it names the modes it runs in, where not all make sense.
@@ -22,9 +22,8 @@ from tests.support import cpp_build
 TIMEOUT = 300
 """Seconds after which a program counts as hanging."""
 
-SANITIZED = ("asan", "tsan")
 CASES = [
-    pytest.param(source, mode, id=f"{source.stem}-{mode}", marks=[pytest.mark.full] * (mode in SANITIZED))
+    pytest.param(source, mode, id=f"{source.stem}-{mode}", marks=[pytest.mark.full] * (mode != "plain"))
     for source in cpp_build.test_sources()
     for mode in cpp_build.modes_of((cpp_build.ROOT / source).read_text())
 ]

@@ -1,4 +1,4 @@
-"""Thinned matrices still have every pair of values (`support/thinning.py`)."""
+"""Thinned matrices still have every pair of values, and what is asked for is not thinned."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from itertools import product
 
 import pytest
 
-from tests.support.thinning import FEW, chosen, pairs_of
+from tests.support import thinning
+from tests.support.cpp_build import ROOT
+from tests.support.thinning import chosen, pairs_of
 
 pytest_plugins = ["pytester"]
 
@@ -44,24 +46,74 @@ def test_the_choice_is_the_same_each_time():
     assert chosen(MATRIX) == chosen(MATRIX)
 
 
-def test_what_is_left_out_is_marked_full(pytester):
-    pytester.makeini("[pytest]\nmarkers = full")
+THINNED = ["-p", "tests.support.thinning", "-p", "tests.support.tables", "-q", "-m", "not full"]
+
+
+@pytest.fixture
+def thinned(pytester):
+    """Twelve cases of three parameters; pytest runs them with the plugins."""
+    pytester.makeini("[pytest]\nmarkers =\n    full\n    matrix")
     pytester.makepyfile(
-        f"""
+        test_it="""
         import pytest
 
         @pytest.mark.parametrize("a", range(2))
         @pytest.mark.parametrize("b", range(2))
-        @pytest.mark.parametrize("c", range({FEW // 4 + 1}))
+        @pytest.mark.parametrize("c", range(3))
         def test_long(a, b, c): pass
 
+        def test_short(): pass
+
+        @pytest.mark.full
+        def test_full(): pass
+
+        @pytest.mark.full
         @pytest.mark.parametrize("a", range(2))
         @pytest.mark.parametrize("b", range(2))
-        @pytest.mark.parametrize("c", range({FEW // 4}))
-        def test_short(a, b, c): pass
+        @pytest.mark.parametrize("c", range(3))
+        def test_matrix_for_ci(a, b, c): pass
         """
     )
-    thin = ["-p", "tests.support.thinning", "-q"]
-    pytester.runpytest(*thin, "-m", "not full", "-k", "short").assert_outcomes(passed=FEW)
-    pytester.runpytest(*thin, "-m", "not full", "-k", "long").assert_outcomes(passed=6, deselected=14)
-    pytester.runpytest(*thin, "-m", "full").assert_outcomes(passed=6, deselected=14)
+    return lambda *arguments: pytester.runpytest(*THINNED, *arguments)
+
+
+def test_the_summary_of_what_is_left_out_is_one_line_with_counts(thinned):
+    result = thinned()
+    result.assert_outcomes(passed=7, deselected=19)
+    lines = [line for line in result.outlines if "left out" in line]
+    assert lines == ["left out: 7 tests that CI runs, 12 of `make test-all`"]
+
+
+def test_nothing_is_thinned_where_a_word_asks_for_it(thinned):
+    thinned("-k", "long and 0-1-1").assert_outcomes(passed=1, deselected=25)
+    thinned("-k", "long").assert_outcomes(passed=12, deselected=14)
+
+
+def test_a_test_runs_that_its_id_asks_for(thinned):
+    """Whatever its marks, and however many cases it has."""
+    thinned("test_it.py::test_long").assert_outcomes(passed=12)
+    thinned("test_it.py::test_full", "test_it.py::test_short").assert_outcomes(passed=2)
+    thinned("test_it.py", "test_it.py::test_full").assert_outcomes(passed=13, deselected=13)
+
+
+def test_words_for_full_runs_choose_among_what_is_left_out(thinned):
+    thinned("-m", "full and not matrix", "-k", "long or test_full").assert_outcomes(passed=1, deselected=25)
+    thinned("-m", "full and not matrix").assert_outcomes(passed=7, deselected=19)
+
+
+def test_one_case_in_so_many_stays_of_what_is_left_to_ci(thinned, monkeypatch):
+    monkeypatch.setattr(thinning, "TO_CI", {"test_it.py": 4})
+    thinned().assert_outcomes(passed=3, deselected=23)  # 2 of the 6 that thinning leaves, and the short one
+    monkeypatch.setattr(thinning, "TO_CI", {"test_it.py": None})
+    thinned().assert_outcomes(passed=0, deselected=26)
+    thinned("-k", "long").assert_outcomes(passed=12, deselected=14)
+    thinned("-m", "full and not matrix").assert_outcomes(passed=14, deselected=12)
+
+
+def test_the_most_cases_of_a_function_can_be_given(thinned):
+    thinned("--most-cases=2").assert_outcomes(passed=3, deselected=23)
+    assert [thinning.spread(cases, 3) for cases in (1, 2, 9)] == [{0}, {0, 1}, {0, 4, 8}]
+
+
+def test_what_is_left_to_ci_exists():
+    assert all(list(ROOT.glob(pattern)) for pattern in thinning.TO_CI)

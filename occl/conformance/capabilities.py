@@ -91,9 +91,11 @@ def load(path: Path | None, backend: str) -> Capabilities:
         if not path.exists():
             return Capabilities()
     try:
-        return parse(path.read_text())
+        return parse(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise WrongUse(f"--capabilities {path}: the file cannot be read ({error.strerror}).") from None
+    except UnicodeDecodeError:
+        raise WrongUse(f"--capabilities {path}: the file is not in UTF-8, as TOML is.") from None
     except (WrongUse, tomllib.TOMLDecodeError) as error:
         raise WrongUse(f"--capabilities {path}: {error}") from None
 

@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -37,13 +38,21 @@ std::unique_ptr<Endpoint> make_endpoint() {
   return std::make_unique<Endpoint>(std::make_shared<RegionTable>(), kConfig);
 }
 
+/// Ends this process with `parent`. A change of its user revokes that.
+void end_with(pid_t parent) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != parent) _exit(98);  // it has ended already
+}
+
 /// A child process that runs `body`, whose result is its exit status; killed if it still runs at the end.
 class Child {
  public:
   explicit Child(const std::function<int()>& body) {
     std::fflush(stdout);
+    const pid_t parent = getpid();
     pid_ = fork();
     if (pid_ != 0) return;
+    end_with(parent);
     try {
       _exit(body());
     } catch (const Error& error) {
@@ -221,10 +230,12 @@ TEST("processes that flood the socket do not keep a rank from joining") {
     const std::string text = socket_name(address.socket);
     std::copy(text.begin() + 1, text.end(), name.sun_path + 1);  // abstract: it begins with a zero
     const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + text.size());
+    const pid_t parent = getpid();
     std::vector<Child> flood;
     for (int i = 0; i < 3; ++i)
       flood.emplace_back([&, i] {
         if (strangers && setuid(65534) != 0) return 1;
+        end_with(parent);
         rlimit limit{4000, 4000};
         setrlimit(RLIMIT_NOFILE, &limit);
         std::vector<UniqueFd> open(1000);

@@ -23,6 +23,7 @@ def test_operator(op, dtype):
 
 
 @pytest.mark.full
+@pytest.mark.matrix
 @pytest.mark.parametrize("op, dtype", CASES, ids=[identifier(*case) for case in CASES])
 @pytest.mark.filterwarnings("ignore")
 def test_operator_on_every_sample(op, dtype):

@@ -153,6 +153,7 @@ def test_reductions_have_the_bits_that_rank_order_gives(pool, count, kind, world
 
 
 @pytest.mark.full
+@pytest.mark.matrix
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("world_size", matrix.WORLD_SIZES)
 @pytest.mark.parametrize("kind", KINDS)

@@ -16,6 +16,7 @@ SECTIONS = ["machine", "system", "environment", "nodes", "software", "choices of
 FEW_DESCRIPTORS = "resource.setrlimit(resource.RLIMIT_NOFILE, (12, 12))"
 
 
+@pytest.mark.full
 def test_a_machine_that_works_gives_every_section_and_no_problem(healthy):
     assert list(healthy["sections"]) == [*SECTIONS, "self-test"]
     assert healthy["works"] is True and healthy["problems"] == []
@@ -25,8 +26,8 @@ def test_a_machine_that_works_gives_every_section_and_no_problem(healthy):
             assert (line["level"] == FINE) == (line["remedy"] == ""), line
 
 
-def test_what_the_report_says_agrees_with_this_process(healthy):
-    sections = healthy["sections"]
+def test_what_the_report_says_agrees_with_this_process(described):
+    sections = described["sections"]
     assert sections["machine"]["cores"]["value"] == len(os.sched_getaffinity(0))
     assert sections["system"]["memfd"]["value"] is True
     assert "lo" in sections["environment"]["interfaces"]["value"]
@@ -36,6 +37,7 @@ def test_what_the_report_says_agrees_with_this_process(healthy):
     assert sections["choices of occl"]["instruction set"]["value"] in ("baseline", "avx2", "avx512")
 
 
+@pytest.mark.full
 def test_the_self_test_checks_results_times_and_a_death(healthy):
     lines = healthy["sections"]["self-test"]
     assert re.search(r"rank 1 \(pid \d+, .*\) exited", lines["death of a rank"]["value"])
@@ -59,6 +61,7 @@ def test_warnings_name_what_is_wrong_in_80_columns_and_do_not_change_the_status(
     )
 
 
+@pytest.mark.full
 def test_ranks_that_run_out_of_descriptors_fail_the_self_test_and_the_command():
     found = document(lower=FEW_DESCRIPTORS, status=1)
     assert found["works"] is False

@@ -7,8 +7,8 @@ from occl.tools.doctor import nodes
 from occl.tools.doctor.report import FINE, HINT
 
 
-def test_the_identity_of_this_process_is_what_the_kernel_says(healthy):
-    found = healthy["sections"]["nodes"]
+def test_the_identity_of_this_process_is_what_the_kernel_says(described):
+    found = described["sections"]["nodes"]
     assert found["identity"]["value"] == {
         "kernel": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
         "user": os.geteuid(),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import select
 import signal
 import statistics
@@ -152,6 +153,9 @@ class Trial:
             assert all(any(word in text for word in words) for text in others.values()), texts
             assert any("aborted group" in text for text in texts.values()), texts
             return
+        if fault.kind == "stop":  # the others wait for one another, and somebody for the victim
+            direct = re.compile(rf"\(pid {pid}, host |rank {fault.victim}\b")
+            assert any(direct.search(text) for text in others.values()), texts
         for rank, text in others.items():
             named = f"(pid {pid}, host " in text
             # Of a rank that did not join the new group only the number is known; and a rank that is late may

@@ -31,7 +31,7 @@ from tests.hosts.launch import counts, placement
 from tests.support import cpp_build
 from tests.support.checks import assert_works
 from tests.support.devices import DEVICES
-from tests.support.harness import Pool
+from tests.support.harness import Pool, Team
 from tests.support.worker import listen, tell
 from torch_occl import ProcessGroupOCCL
 
@@ -174,13 +174,18 @@ def recorded(rank: int, n: int, device: str, *, operations: list[str], **how) ->
     return found | {"all": recorder.entries()}
 
 
+def messages_of_all_operations(ranks: Pool, library: Path, places: list[int], *device: str) -> list:
+    """By rank: what `recorded` returns, on these nodes."""
+    with ranks.fresh(len(places)) as team:
+        how = {"places": places, "library": library, "store": ranks.zygote.new_file()}
+        return team.run(recorded, *device, operations=list(OPERATIONS), **how)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("shape", ["2+2", "1+2+1"])
 def test_no_byte_leaves_a_node_that_need_not(ranks, library, shape, device):
     places = placement(shape)
-    with ranks.fresh(len(places)) as team:
-        how = {"places": places, "library": library, "store": ranks.zygote.new_file()}
-        found = team.run(recorded, device, operations=list(OPERATIONS), **how)
+    found = messages_of_all_operations(ranks, library, places, device)
     for name in OPERATIONS:
         sent = [0] * len(counts(shape))
         for rank, entries in enumerate(found):
@@ -192,9 +197,7 @@ def test_no_byte_leaves_a_node_that_need_not(ranks, library, shape, device):
 @pytest.mark.parametrize("shape", ["2+2", "1+2+1"])
 def test_messages_go_between_nodes_only_and_meet_receives_of_their_length(ranks, library, shape):
     places = placement(shape)
-    with ranks.fresh(len(places)) as team:
-        how = {"places": places, "library": library, "store": ranks.zygote.new_file()}
-        found = team.run(recorded, operations=list(OPERATIONS), **how)
+    found = messages_of_all_operations(ranks, library, places)
     streams: dict[tuple[str, int, int, int], list[int]] = defaultdict(list)
     for rank, entries in enumerate(found):
         for kind, peer, tag, size in entries["all"]:
@@ -264,6 +267,13 @@ def until_received(engine, tag: int) -> None:
         pass
 
 
+def end_well(team: Team, word: str) -> None:
+    """Lets rank 1 go on to its end, and sees all ranks end without an error."""
+    team.say(1, word)
+    for outcome in team.finish():
+        assert not outcome.failed, outcome.traceback or outcome.died
+
+
 def one_connection(rank: int, n: int, device: str, **how) -> None:
     """Rank 0 ends a group in which it receives from rank 1, while the message is under way."""
     engine = meet(rank, n, device, **how)
@@ -299,9 +309,7 @@ def test_a_group_that_gives_up_a_message_breaks_only_the_connection_to_that_rank
         how = {"places": placement("1+1+1"), "library": library, "store": ranks.zygote.new_file()}
         team.start(one_connection, **how)
         assert team.hear(0) == "done"
-        team.say(1, "done")
-        for outcome in team.finish():
-            assert not outcome.failed, outcome.traceback or outcome.died
+        end_well(team, "done")
 
 
 def no_thread_for_the_payload(rank: int, n: int, device: str, **how) -> None:
@@ -327,9 +335,7 @@ def test_a_message_that_no_thread_can_wait_for_is_given_up(ranks, library):
         assert team.hear(0) == "receives"
         team.say(1, "send")
         assert team.hear(0) == "failed"
-        team.say(1, "end")
-        for outcome in team.finish():
-            assert not outcome.failed, outcome.traceback or outcome.died
+        end_well(team, "end")
 
 
 class Memory(bytearray):
@@ -366,9 +372,7 @@ def test_memory_stays_if_an_engine_does_not_end_a_message_at_its_abort(ranks, li
         how = {"places": placement("1+1"), "library": library, "store": ranks.zygote.new_file()}
         team.start(stubborn, **how)
         assert team.hear(0) == "done"
-        team.say(1, "done")
-        for outcome in team.finish():
-            assert not outcome.failed, outcome.traceback or outcome.died
+        end_well(team, "done")
         said = team.members[0].output()
     assert "recorder has not ended a message with rank 1 for 10000 ms after its abort" in said
     assert "stays allocated until process" in said

@@ -72,6 +72,7 @@ def test_a_module_gives_the_same_bits(info, training, dtype):
 
 
 @pytest.mark.full
+@pytest.mark.matrix
 @pytest.mark.parametrize("info, training, dtype", OTHERS, ids=[identifier(*case) for case in OTHERS])
 @pytest.mark.filterwarnings("ignore")
 def test_a_module_gives_the_same_bits_for_other_types(info, training, dtype):

@@ -171,6 +171,7 @@ def test_an_operator_gives_the_same_bits(op, dtype):
 
 
 @pytest.mark.full
+@pytest.mark.matrix
 @pytest.mark.parametrize("op, dtype", CASES, ids=[identifier(*case) for case in CASES])
 @pytest.mark.filterwarnings("ignore")
 def test_an_operator_gives_the_same_bits_for_every_sample(op, dtype):
@@ -183,6 +184,7 @@ WITH_GAPS = [
 
 
 @pytest.mark.full
+@pytest.mark.matrix
 @pytest.mark.parametrize("op", WITH_GAPS, ids=[op.formatted_name for op in WITH_GAPS])
 @pytest.mark.filterwarnings("ignore")
 def test_an_operator_gives_the_same_bits_for_inputs_with_gaps(op):
@@ -195,6 +197,7 @@ WITH_REFERENCES = [
 
 
 @pytest.mark.full
+@pytest.mark.matrix
 @pytest.mark.parametrize("op", WITH_REFERENCES, ids=[op.formatted_name for op in WITH_REFERENCES])
 @pytest.mark.filterwarnings("ignore")
 def test_an_operator_gives_the_same_bits_for_large_inputs(op):

@@ -11,10 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.support import cpp_build
-
-LEFT_OUT = Counter[str]()
-"""Tests of the long matrices that were not asked for, by folder."""
+LEFT_OUT = pytest.StashKey[Counter[str]]()
+"""Tests marked ``full`` that were not asked for, by what runs them."""
 KINDS = ("passed", "excepted", "skipped", "failed")
 
 
@@ -30,21 +28,26 @@ def rows(reporter: pytest.TerminalReporter, table: str) -> Iterator[list[Any]]:
                 yield from (row for name, row in report.user_properties if name == table)
 
 
+def left_out(config: pytest.Config) -> Counter[str]:
+    return config.stash.setdefault(LEFT_OUT, Counter())
+
+
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("full"):
-            LEFT_OUT[item.path.relative_to(cpp_build.ROOT / "tests").parts[0]] += 1
+            left_out(item.config)["make test-all" if item.get_closest_marker("matrix") else "CI"] += 1
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if (output := getattr(session.config, "workeroutput", None)) is not None:
-        output["left_out"] = dict(LEFT_OUT)
+        output["left_out"] = dict(left_out(session.config))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     """A process of pytest-xdist has ended. All of them have left out the same."""
-    LEFT_OUT.update(Counter(getattr(node, "workeroutput", {}).get("left_out", {})) - LEFT_OUT)
+    counts = left_out(node.config)
+    counts.update(Counter(getattr(node, "workeroutput", {}).get("left_out", {})) - counts)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -73,8 +76,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         )
         for name, values in latencies:
             write(f"{min(values):8.1f} .. {max(values):8.1f}  {name}")
-    if LEFT_OUT:
-        folders = ", ".join(f"{count} of {folder}" for folder, count in LEFT_OUT.most_common())
-        write(
-            f"left out: {LEFT_OUT.total()} tests of the long matrices ({folders}); `make test-all` runs them"
-        )
+    if counts := left_out(terminalreporter.config):
+        write(f"left out: {counts['CI']} tests that CI runs, {counts['make test-all']} of `make test-all`")

@@ -1,8 +1,13 @@
-"""A plugin of pytest that leaves out cases of long matrices: it marks them ``full``.
+"""Plugin of pytest that leaves cases out of `make test`: it marks them ``full``, some of them ``matrix`` too.
 
-Of a test function with more than `FEW` cases, as many stay as it takes for every two values of two parameters
-to meet that meet in any case (pairwise testing). A function with one parameter keeps all its cases, and so
-does one with two parameters that are combined freely. Which cases stay depends only on the parameters.
+Matrices are thinned by pairs. Of a test function with more than `FEW` cases, as many stay as it takes for
+every two values of two parameters to meet that meet in any case (pairwise testing). A function with one
+parameter keeps all its cases, and so does one with two parameters that are combined freely. The others are
+marked ``matrix``: CI leaves them out too. Cases that are ``full`` already are thinned for CI in the same way.
+
+Tests that a change of the core can hardly alter, and many that start interpreters, are left to CI (`TO_CI`).
+
+Which cases stay depends only on the parameters. Cases that ``-k`` or a node id (``::``) asks for all stay.
 
 Where each case starts an interpreter, which takes seconds, the test names the cases that stay: `first`.
 """
@@ -15,7 +20,21 @@ from itertools import combinations
 
 import pytest
 
+from tests.support.cpp_build import ROOT
+
 FEW = 8
+BY_DEFAULT = "not full"
+"""The marks that pytest is told to select in pyproject.toml."""
+
+TO_CI = {
+    "tests/device/test_opinfo.py": 20,
+    "tests/shared_cpu/test_modules.py": 20,
+    "tests/shared_cpu/test_operators.py": 20,
+    "tests/replicas/*.py": 20,
+    "tests/test_example_*.py": None,
+    "tests/upstream/*.py": None,
+}
+"""Of each test function in these files, one case in so many stays, the first among them; or none."""
 
 
 def first(cases: Iterable[object], stay: int = 1) -> list[object]:
@@ -46,16 +65,50 @@ def chosen(cases: Sequence[Mapping[str, Hashable]]) -> list[int]:
     return sorted(found)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--most-cases", type=int, metavar="N", help="of each test function, from first to last")
+
+
+def thinned(cases: list[pytest.Item], stay: set[int]) -> list[pytest.Item]:
+    """The cases at these places. The others get their marks."""
+    for at, case in enumerate(cases):
+        if at not in stay:
+            case.add_marker("full")
+            case.add_marker("matrix")
+    return [cases[at] for at in sorted(stay)]
+
+
+def spread(cases: int, most: int) -> set[int]:
+    """The places of up to `most` cases, from the first to the last."""
+    most = min(cases, most)
+    return {at * (cases - 1) // max(most - 1, 1) for at in range(most)}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A test that is asked for by its node id runs, whatever its marks."""
+    if config.option.markexpr == BY_DEFAULT and config.args and all("::" in arg for arg in config.args):
+        config.option.markexpr = ""
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    asked = config.option.keyword or any("::" in arg for arg in config.args)
+    if asked and config.option.markexpr in (BY_DEFAULT, ""):
+        return
     functions = defaultdict(list)
     for item in items:
-        if hasattr(item, "callspec") and not item.get_closest_marker("full"):
-            functions[item.path, item.originalname].append(item)  # type: ignore[attr-defined]
-    for cases in functions.values():
+        if not item.get_closest_marker("matrix"):
+            full = item.get_closest_marker("full") is not None
+            functions[item.path, item.nodeid.partition("[")[0], full].append(item)
+    for (path, *_), cases in functions.items():
         if len(cases) > FEW:
-            said = [{name: repr(value) for name, value in case.callspec.params.items()} for case in cases]
-            stay = set(chosen(said))
-            for at, case in enumerate(cases):
-                if at not in stay:
-                    case.add_marker("full")
+            said = [{name: repr(value) for name, value in case.callspec.params.items()} for case in cases]  # type: ignore[attr-defined]
+            cases = thinned(cases, set(chosen(said)))
+        if most := config.getoption("most_cases", None):
+            cases = thinned(cases, spread(len(cases), most))
+        file = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+        for pattern, every in TO_CI.items():
+            if file.match(pattern):
+                for at, case in enumerate(cases):
+                    if every is None or at % every:
+                        case.add_marker("full")

@@ -4,8 +4,9 @@ A result is: passed on all ranks; skipped on all ranks, because it needs more ra
 `exceptions.py` says. A test that is listed there and passes, or fails with other words or on other ranks, is
 a failure here, so that the list stays true.
 
-By default four ranks run one test of each family on ``dev``, and one with occl in the place of Gloo. Full
-runs have all of them, the CPU, two and three ranks too, and all that Gloo passes with occl in its place.
+CI has four ranks run all of them on ``dev``, one of each family over two nodes, and one with occl in the
+place of Gloo. The CPU, two and three ranks, the others over two nodes, and the others that Gloo passes are
+marked ``matrix``.
 """
 
 from __future__ import annotations
@@ -31,13 +32,14 @@ def configurations():
     for device in ("cpu", "dev"):
         for world_size in (4, 2, 3):
             for name in rewriting.test_names():
-                full = (device, world_size) != ("dev", 4) or name not in stay
+                product = (device, world_size) != ("dev", 4)
+                marks = [pytest.mark.full] * (product or name not in stay) + [pytest.mark.matrix] * product
                 yield pytest.param(
                     device,
                     world_size,
                     name,
                     id=f"{device}-{world_size}-{name}",
-                    marks=[pytest.mark.full] * full,
+                    marks=marks,
                 )
 
 
@@ -55,8 +57,14 @@ def test_of_pytorch(upstream, count, device, world_size, name):
         pytest.xfail(excepted.reason)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("name", rewriting.test_names())
+def over_nodes():
+    stay = families()
+    for name in rewriting.test_names():
+        marks = [pytest.mark.full] + [pytest.mark.matrix] * (name not in stay)
+        yield pytest.param(name, id=name, marks=marks)
+
+
+@pytest.mark.parametrize("name", list(over_nodes()))
 def test_of_pytorch_over_two_nodes(upstream, count, name):
     """Four ranks on ``dev``, of which two and two share memory; between them Gloo carries the messages."""
     excepted = exceptions.find(name, "dev", 4)
@@ -72,8 +80,8 @@ def passed_by_gloo():
     """By default one, which shows that PyTorch casts occl's backend to Gloo's (csrc/pg/compat/as_gloo.h)."""
     for name, ending in survey.with_gloo().items():
         if ending == "passed":
-            full = name != "test_ddp_logging_data_cpu"
-            yield pytest.param(name, id=name, marks=[pytest.mark.full] * full)
+            more = name != "test_ddp_logging_data_cpu"
+            yield pytest.param(name, id=name, marks=[pytest.mark.full, pytest.mark.matrix] * more)
 
 
 @pytest.mark.parametrize("name", list(passed_by_gloo()))

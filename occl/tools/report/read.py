@@ -170,7 +170,7 @@ def _recording(path: Path, lines: list[dict[str, Any]], readings: list[Reading])
                 bool(line.get("spans", 0)),
             )
             made.groups[group.number] = group
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, OverflowError, TypeError, ValueError) as error:
         raise Unreadable(f"{path.name} has a damaged description of its process: {error!r}") from error
     return made
 
