@@ -1,4 +1,4 @@
-"""Links of the docs: what they mean is there, with the anchor, and every page can be reached."""
+"""Links and first lines of the docs: links lead somewhere, and the table of contents has every page."""
 
 from __future__ import annotations
 
@@ -47,10 +47,17 @@ def test_every_anchor_is_on_its_page():
     assert not broken
 
 
-def test_the_home_page_leads_to_every_page_of_docs():
-    reached = {resolved("docs/README.md", link)[0] for link in markdown.links("docs/README.md")}
-    docs = {page for page in markdown.pages() if page.startswith("docs/")} - {"docs/README.md"}
-    assert docs <= reached, docs - reached
+def test_the_table_of_contents_has_every_page_of_docs():
+    nav = (ROOT / "mkdocs.yml").read_text().split("\nnav:\n")[1]
+    listed = {f"docs/{page}" for page in re.findall(r": (\S+\.md)$", nav, re.M)}
+    assert listed == {page for page in markdown.pages() if page.startswith("docs/")}
+
+
+def test_no_page_of_docs_begins_with_a_question():
+    begins = {
+        page: markdown.text_of(page).split("\n\n")[1] for page in markdown.pages() if page.startswith("docs/")
+    }
+    assert not [page for page, text in begins.items() if "?" in text]
 
 
 def test_no_link_goes_over_plain_http():

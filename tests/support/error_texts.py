@@ -1,4 +1,4 @@
-"""The texts of errors and warnings that the sources can raise, for the test that docs/errors.md has them all.
+"""The texts of errors and warnings that the sources can raise, for the test of docs/errors.md.
 
 A text is its literal parts in order, with `...` for what is put in when the error is made:
 `python -m tests.support.error_texts` prints them.
