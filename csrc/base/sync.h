@@ -26,9 +26,8 @@ inline void fence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 class SpinLock {
  public:
   bool try_lock() {
-    // seq_cst: a thread that goes to sleep pairs with the fence of the one that has unlocked (Engine).
-    return !locked_.load(std::memory_order_seq_cst) &&
-           !locked_.exchange(true, std::memory_order_acquire);  // pairs with unlock
+    // sync: spin-lock. The load is seq_cst because a thread may go to sleep where it finds the lock taken.
+    return !locked_.load(std::memory_order_seq_cst) && !locked_.exchange(true, std::memory_order_acquire);
   }
   void lock() {
     for (unsigned turns = 0; !try_lock(); ++turns) {
@@ -38,7 +37,7 @@ class SpinLock {
         std::this_thread::sleep_for(kNap);
     }
   }
-  void unlock() { locked_.store(false, std::memory_order_release); }  // pairs with try_lock
+  void unlock() { locked_.store(false, std::memory_order_release); }  // sync: spin-lock
 
  private:
   static constexpr unsigned kYields = 1000;

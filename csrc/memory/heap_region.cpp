@@ -34,14 +34,14 @@ void publish(HeapRegion* region) {
   const std::size_t n = g_range_count.load(std::memory_order_relaxed);
   if (n == kMaxRegions) fail(Errc::out_of_memory, "this process has no room for another memory region");
   g_ranges[n] = {region->base(), region->size(), region};
-  g_range_count.store(n + 1, std::memory_order_release);  // release: pairs with HeapRegion::of and each
+  g_range_count.store(n + 1, std::memory_order_release);  // sync: heap-ranges
 }
 
 }  // namespace
 
 HeapRegion* HeapRegion::of(const void* p) {
   const auto* b = static_cast<const std::byte*>(p);
-  const std::size_t n = g_range_count.load(std::memory_order_acquire);  // acquire: pairs with publish
+  const std::size_t n = g_range_count.load(std::memory_order_acquire);  // sync: heap-ranges
   for (std::size_t i = 0; i < n; ++i)
     if (b >= g_ranges[i].base && static_cast<std::size_t>(b - g_ranges[i].base) < g_ranges[i].size)
       return g_ranges[i].region;
@@ -49,7 +49,7 @@ HeapRegion* HeapRegion::of(const void* p) {
 }
 
 void HeapRegion::each(const std::function<void(const HeapRegion*)>& f) {
-  const std::size_t n = g_range_count.load(std::memory_order_acquire);  // acquire: pairs with publish
+  const std::size_t n = g_range_count.load(std::memory_order_acquire);  // sync: heap-ranges
   for (std::size_t i = 0; i < n; ++i) f(g_ranges[i].region);
 }
 

@@ -8,6 +8,8 @@
 //     look at the stamps       (seq_cst)        if sleepers != 0         (seq_cst)
 //     futex_wait(bell == seen)                      bell += 1, futex_wake
 //
+// Loads of what a thread sleeps for are seq_cst for this reason, wherever they stand.
+//
 // Both sides write before they read, and no read overtakes a write: either the publisher sees the sleeper and
 // changes `bell` (then futex_wait returns immediately, or is woken), or the sleeper sees the stamp. "The
 // stamps" are everything that a thread can sleep for: posts, ticks, positions of rings, presence, ended
@@ -32,14 +34,13 @@ class Bell {
   /// Wakes the owner's sleeping threads, if there are any. A thread that is going to sleep meanwhile sees
   /// what this thread has stored before, be it only with release.
   void ring() const {
-    fence();
+    fence();  // sync: bell-sleepers
     ring_after_fence();
   }
   /// The same where the caller has called fence() since it stored, because it rings several bells.
   void ring_after_fence() const {
-    // seq_cst: pairs with Sleep's increment.
-    if (sleepers_->load(std::memory_order_seq_cst) == 0) return;
-    word_->fetch_add(1, std::memory_order_seq_cst);
+    if (sleepers_->load(std::memory_order_seq_cst) == 0) return;  // sync: bell-sleepers
+    word_->fetch_add(1, std::memory_order_seq_cst);               // sync: bell-word
     futex_wake_all(*word_);
     ++rung_;
   }
@@ -55,10 +56,10 @@ class Bell {
   class Sleep {
    public:
     explicit Sleep(const Bell& bell) : bell_(bell) {
-      bell_.sleepers_->fetch_add(1, std::memory_order_seq_cst);  // pairs with ring's load
-      seen_ = bell_.word_->load(std::memory_order_seq_cst);      // pairs with ring's fetch_add
+      bell_.sleepers_->fetch_add(1, std::memory_order_seq_cst);  // sync: bell-sleepers
+      seen_ = bell_.word_->load(std::memory_order_seq_cst);      // sync: bell-word
     }
-    ~Sleep() { bell_.sleepers_->fetch_sub(1, std::memory_order_seq_cst); }
+    ~Sleep() { bell_.sleepers_->fetch_sub(1, std::memory_order_seq_cst); }  // sync: bell-sleepers
     Sleep(const Sleep&) = delete;
     Sleep& operator=(const Sleep&) = delete;
 

@@ -84,7 +84,7 @@ Endpoint::Endpoint(std::shared_ptr<RegionTable> regions, const Config& config)
 }
 
 Endpoint::~Endpoint() {
-  stop_.store(true, std::memory_order_release);  // pairs with serve's load
+  stop_.store(true, std::memory_order_release);  // sync: endpoint-stop
   const std::uint64_t one = 1;
   [[maybe_unused]] const auto written = write(wake_.get(), &one, sizeof(one));
   thread_.join();
@@ -97,7 +97,7 @@ void Endpoint::collect() {
 }
 
 void Endpoint::announce_end() {
-  header().ending.store(1, std::memory_order_release);  // pairs with Peer::died
+  header().ending.store(1, std::memory_order_release);  // sync: process-ending
 }
 
 std::shared_ptr<Peer> Endpoint::as_local_peer() {
@@ -122,7 +122,7 @@ std::shared_ptr<Peer> Endpoint::peer(const Address& address, Deadline deadline) 
 }
 
 void Endpoint::serve() {
-  while (!stop_.load(std::memory_order_acquire)) {  // pairs with the destructor's store
+  while (!stop_.load(std::memory_order_acquire)) {  // sync: endpoint-stop
     epoll_event events[16];
     const int count = epoll_wait(epoll_.get(), events, 16, clients_.empty() ? -1 : 1000);
     for (int i = 0; i < count; ++i) {

@@ -125,7 +125,7 @@ std::byte* Peer::resolve(Ref ref, std::size_t bytes, Deadline deadline) {
     if (ref.region >= RegionTable::kMaxRegions)
       fail(Errc::protocol, "the process (", describe(), ") pointed into memory region ", ref.region,
            ", and there are ", RegionTable::kMaxRegions);
-    const Region* region = regions_[ref.region].load(std::memory_order_acquire);  // pairs with keep
+    const Region* region = regions_[ref.region].load(std::memory_order_acquire);  // sync: peer-region
     if (!region) {
       // Without a lock: two threads may both ask, and a peer that does not answer holds up only these two.
       auto descriptors = ask(*this, RequestKind::region, ref.region, 1, deadline);
@@ -142,7 +142,7 @@ std::byte* Peer::resolve(Ref ref, std::size_t bytes, Deadline deadline) {
 Region* Peer::keep(std::uint16_t number, Region region) {
   auto made = std::make_unique<Region>(std::move(region));
   Region* first = nullptr;
-  // pairs with resolve
+  // sync: peer-region
   if (!regions_[number].compare_exchange_strong(first, made.get(), std::memory_order_acq_rel)) return first;
   return made.release();
 }

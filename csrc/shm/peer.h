@@ -40,17 +40,18 @@ class Peer {
   /// regions, and what `connect` throws. Thread safe.
   std::byte* resolve(Ref ref, std::size_t bytes, Deadline deadline);
 
-  /// Its process has ended: the kernel reported it. Stays true. seq_cst: pairs with set_exited
-  bool exited() const { return end_.load(std::memory_order_seq_cst) != End::none; }
+  /// Its process has ended: the kernel reported it. Stays true.
+  bool exited() const { return end_.load(std::memory_order_seq_cst) != End::none; }  // sync: peer-end
   /// It has exited by a signal or with an error, and has not announced that (Endpoint::announce_end).
   bool died() const {
+    // sync: peer-end, process-ending
     return end_.load(std::memory_order_seq_cst) == End::bad &&
            header().ending.load(std::memory_order_acquire) == 0;
   }
   /// Like `exited`, but asks the kernel: the endpoint's thread may not have noticed yet.
   bool has_exited();
   void set_exited(bool well = false) {
-    end_.store(well ? End::good : End::bad, std::memory_order_seq_cst);  // pairs with exited
+    end_.store(well ? End::good : End::bad, std::memory_order_seq_cst);  // sync: peer-end
   }
   int pidfd() const { return pidfd_.get(); }
 

@@ -11,7 +11,7 @@ std::uint16_t RegionTable::add(std::shared_ptr<Region> region) {
     fail(Errc::out_of_memory, "this process already shares ", kMaxRegions,
          " memory regions, which is the limit");
   regions_[number] = std::move(region);
-  size_.store(number + 1, std::memory_order_release);  // pairs with size()
+  size_.store(number + 1, std::memory_order_release);  // sync: region-count
   return static_cast<std::uint16_t>(number);
 }
 

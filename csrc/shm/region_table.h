@@ -43,7 +43,7 @@ class RegionTable {
   /// Null for a number that `add` has not returned.
   std::shared_ptr<Region> get(std::uint16_t region) const;
 
-  std::size_t size() const { return size_.load(std::memory_order_acquire); }  // pairs with add
+  std::size_t size() const { return size_.load(std::memory_order_acquire); }  // sync: region-count
 
   /// The three parts of a fork, for pthread_atfork. In the child, `find` and `get` leave out what the parent
   /// added. The child keeps these regions mapped: its tensors lie there.

@@ -70,7 +70,7 @@ class RingWriter : public RingEnd {
   /// Whether a record of `bytes` bytes fits now; whole lines.
   bool has_room(std::size_t bytes) {
     if (capacity_ - (position_ - seen_tail_) >= bytes) return true;
-    // Pairs with RingReader::release: what lies before the new tail may be overwritten.
+    // sync: ring-tail. What lies before the new tail may be overwritten.
     seen_tail_ = tail_->load(std::memory_order_seq_cst);
     return capacity_ - (position_ - seen_tail_) >= bytes;
   }
@@ -89,7 +89,7 @@ class RingWriter : public RingEnd {
     static_assert(kStampBytes + sizeof(Head) == kLine && std::is_trivially_copyable_v<Head>);
     clear_behind(bytes);
     fill(*reinterpret_cast<Head*>(at(position_) + kStampBytes));
-    stamp(position_).store(position_ + 1, std::memory_order_release);  // pairs with RingReader::readable
+    stamp(position_).store(position_ + 1, std::memory_order_release);  // sync: ring-stamp
     position_ += bytes;
   }
 
@@ -118,8 +118,8 @@ class RingReader : public RingEnd {
 
   /// Whether there is a record.
   bool readable() const {
-    return stamp(position_).load(std::memory_order_seq_cst) ==
-           position_ + 1;  // pairs with RingWriter::publish
+    // sync: ring-stamp
+    return stamp(position_).load(std::memory_order_seq_cst) == position_ + 1;
   }
 
   /// Copies out of the lines behind the record's first, with `copy(to, from, n)`.
@@ -138,7 +138,7 @@ class RingReader : public RingEnd {
   /// Consumes the record, of `bytes` bytes: the writer may overwrite it.
   void release(std::size_t bytes) {
     position_ += bytes;
-    tail_->store(position_, std::memory_order_release);  // pairs with RingWriter::has_room
+    tail_->store(position_, std::memory_order_release);  // sync: ring-tail
   }
 
  private:

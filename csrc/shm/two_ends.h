@@ -40,8 +40,8 @@ class Taker {
   /// returned false, it always will.
   bool take() {
     if (taken_ == pieces_) return false;
-    own_->store(job_ + taken_ + 1, std::memory_order_seq_cst);            // pairs with the other's load
-    const std::uint64_t other = other_->load(std::memory_order_seq_cst);  // pairs with its store
+    own_->store(job_ + taken_ + 1, std::memory_order_seq_cst);            // sync: pieces-taken
+    const std::uint64_t other = other_->load(std::memory_order_seq_cst);  // sync: pieces-taken
     const bool same_job = (other ^ job_) >> 32 == 0;
     // A back that has not joined yet has taken nothing; a front at another job has taken everything.
     stopped_ = same_job ? taken_ + 1 + (other & 0xffffffff) > pieces_ : end_ == End::back;
@@ -50,7 +50,7 @@ class Taker {
   }
 
   /// For the front: keeps the back from taking more. The back may still be moving the piece it took last.
-  void revoke() { own_->store(job_ | 0xffffffff, std::memory_order_seq_cst); }  // pairs with take
+  void revoke() { own_->store(job_ | 0xffffffff, std::memory_order_seq_cst); }  // sync: pieces-taken
 
   /// How many pieces this side has taken.
   std::uint64_t taken() const { return taken_; }

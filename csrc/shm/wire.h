@@ -59,13 +59,13 @@ struct alignas(64) ProcessHeader {
   std::uint64_t nonce = 0;
   std::uint32_t magic = kMagic;
   std::uint32_t version = kProtocolVersion;
-  /// 1: this process is about to exit cleanly. release: pairs with Peer::died
+  /// 1: this process is about to exit cleanly.
   Atomic<std::uint32_t> ending = 0;
   /// How many threads of this process sleep on its bell. A peer that has published something reads this, and
   /// rings if it is not zero. (bell.h explains the pairing.)
   alignas(64) Atomic<std::uint32_t> sleepers = 0;
   /// For readers outside (coll/observe/record.h): the process as it sees itself, and offsets in this region
-  /// of the first record and of the names of what records number; 0: none yet. release: pairs with readers
+  /// of the first record and of the names of what records number; 0: none yet.
   alignas(64) std::int32_t pid = 0;
   std::atomic<std::uint64_t> records = 0, names = 0;
   std::array<char, 64> host{};

@@ -116,7 +116,7 @@ bool Executor::lets_by() const {
 
 void Executor::publish_tick() {
   ++tick_;
-  mesh_.own().tick().store(tick_, std::memory_order_release);  // pairs with all_reached
+  mesh_.own().tick().store(tick_, std::memory_order_release);  // sync: tick
   OCCL_FAULT_POINT("tick.stamped");
   mesh_.tell_all();
   OCCL_FAULT_POINT("tick.rung");
@@ -125,7 +125,7 @@ void Executor::publish_tick() {
 }
 
 std::uint64_t Executor::tick_of(int rank) const {
-  return mesh_.member(rank).block.tick().load(std::memory_order_seq_cst);  // pairs with publish_tick
+  return mesh_.member(rank).block.tick().load(std::memory_order_seq_cst);  // sync: tick
 }
 
 bool Executor::all_reached(std::uint64_t tick) {

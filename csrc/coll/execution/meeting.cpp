@@ -80,7 +80,7 @@ void Meeting::post() {
   post.factor = c_->factor;
   post.signature = signature_.word;
   post.payload = payload_;
-  post.stamp.store(q_, std::memory_order_release);  // pairs with all_posted
+  post.stamp.store(q_, std::memory_order_release);  // sync: post-stamp
   OCCL_FAULT_POINT("post.stamped");
   mesh_.tell_all();
   OCCL_FAULT_POINT("post.rung");
@@ -122,7 +122,7 @@ bool Meeting::all_posted() {
     const Post& post = mesh_.member(cursor_).block.post(q_);
     std::uint64_t stamp = 0;
     const auto look = [&] {
-      stamp = post.stamp.load(std::memory_order_seq_cst);  // pairs with post()
+      stamp = post.stamp.load(std::memory_order_seq_cst);  // sync: post-stamp
       return stamp >= q_;
     };
     if (!looks_.found(mesh_.distances(), cursor_, measures_, look)) {
@@ -345,8 +345,8 @@ std::byte* Meeting::reach(int rank, shm::Ref ref, std::size_t bytes) const {
 std::vector<int> Meeting::missing() const {
   std::vector<int> ranks;
   for (int i = cursor_; i < mesh_.size(); ++i)
-    if (i != mesh_.rank() &&
-        mesh_.member(i).block.post(q_).stamp.load(std::memory_order_acquire) < q_)  // pairs with post()
+    // sync: post-stamp
+    if (i != mesh_.rank() && mesh_.member(i).block.post(q_).stamp.load(std::memory_order_acquire) < q_)
       ranks.push_back(i);
   return ranks;
 }

@@ -9,7 +9,7 @@ namespace {
 
 /// The newer of a rank's two posts; null before the first one.
 const Post* newest_post(const SharedBlock& block) {
-  // acquire: pairs with Meeting::post
+  // sync: post-stamp
   const auto stamp_of = [&](int i) { return block.post(i).stamp.load(std::memory_order_acquire); };
   const std::uint64_t even = stamp_of(0), odd = stamp_of(1);
   return even == odd ? nullptr : &block.post(even > odd ? 0 : 1);

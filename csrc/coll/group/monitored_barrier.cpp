@@ -28,12 +28,12 @@ std::string reached_words(int rank) {
 void show(RollCall::Absent& place, std::uint64_t number, const std::vector<int>& ranks) {
   place.number.store(0, std::memory_order_relaxed);  // the ranks are stored with release after it
   place.ranks.assign(set_of(ranks));
-  place.number.store(number, std::memory_order_release);  // pairs with shown
+  place.number.store(number, std::memory_order_release);  // sync: absent-ranks
 }
 
 /// The ranks that did not come to barrier `number`. Nothing if a later one has taken the place.
 std::optional<RankSet> shown(const RollCall::Absent& place, std::uint64_t number) {
-  if (place.number.load(std::memory_order_acquire) != number) return std::nullopt;  // pairs with show
+  if (place.number.load(std::memory_order_acquire) != number) return std::nullopt;  // sync: absent-ranks
   const RankSet ranks = place.ranks.all();
   // A rank of a later barrier was read with acquire, and the number was changed before it.
   if (place.number.load(std::memory_order_relaxed) != number) return std::nullopt;
@@ -47,12 +47,13 @@ void monitored_barrier(Group& group, std::chrono::milliseconds timeout, bool all
   const Mesh& mesh = group.mesh();
   RollCall& own = mesh.own().roll_call();
   const RollCall& verdict = mesh.member(0).block.roll_call();
-  const auto number = own.arrived.fetch_add(1, std::memory_order_seq_cst) + 1;
+  const auto number = own.arrived.fetch_add(1, std::memory_order_seq_cst) + 1;  // sync: barrier-arrived
   mesh.ring_all();
 
   const auto missing = [&] {
     std::vector<int> ranks;
     for (int i = 0; i < mesh.size(); ++i)
+      // sync: barrier-arrived
       if (mesh.member(i).block.roll_call().arrived.load(std::memory_order_seq_cst) < number)
         ranks.push_back(i);
     return ranks;
@@ -60,6 +61,7 @@ void monitored_barrier(Group& group, std::chrono::milliseconds timeout, bool all
   const auto reached = [&] {
     if (const auto error = group.error()) throw *error;
     if (mesh.rank() != 0)
+      // sync: barrier-decided
       return verdict.decided.load(std::memory_order_seq_cst) >= number || mesh.member(0).gone();
     // A rank that is gone will not come, so waiting is useless unless all missing ranks are to be named.
     bool waiting = false, hopeless = false;
@@ -82,14 +84,15 @@ void monitored_barrier(Group& group, std::chrono::milliseconds timeout, bool all
       ranks = {first == ranks.end() ? ranks.front() : *first};
     }
     show(own.absent[number & 1], number, ranks);
-    if (ranks.empty()) own.passed.store(number, std::memory_order_seq_cst);
-    own.decided.store(number, std::memory_order_seq_cst);
+    if (ranks.empty()) own.passed.store(number, std::memory_order_seq_cst);  // sync: barrier-passed
+    own.decided.store(number, std::memory_order_seq_cst);                    // sync: barrier-decided
     mesh.ring_all();
     if (ranks.empty()) return;
-  } else if (verdict.decided.load(std::memory_order_seq_cst) >= number) {
+  } else if (verdict.decided.load(std::memory_order_seq_cst) >= number) {  // sync: barrier-decided
     // This rank has called it, so rank 0 cannot have passed a later one.
-    if (verdict.passed.load(std::memory_order_seq_cst) == number) return;
+    if (verdict.passed.load(std::memory_order_seq_cst) == number) return;  // sync: barrier-passed
     const auto absent = shown(verdict.absent[number & 1], number);
+    // sync: barrier-decided
     if (!absent) fail_long_after(failure, number, verdict.decided.load(std::memory_order_seq_cst));
     ranks = ranks_of(*absent, mesh.size());
   } else {

@@ -24,7 +24,7 @@ void Refusals::refuse(std::uint64_t number, const std::string& text) const {
   Refusal& refusal = mesh_.own().refusal(number);
   if (refusal.number.load(std::memory_order_relaxed) == number) return;  // own write, under the lock
   copy(text, refusal.text);
-  refusal.number.store(number, std::memory_order_release);  // pairs with of
+  refusal.number.store(number, std::memory_order_release);  // sync: refused-call
 }
 
 void Refusals::refuse_message(int peer, bool send, const std::string& text) const {
@@ -38,7 +38,7 @@ void Refusals::refuse_message(int peer, bool send, const std::string& text) cons
   if (SharedRankSet* peers = peers_of(refusal, peer, send))
     peers->insert(peer);
   else
-    refusal.from_any.store(1, std::memory_order_release);  // pairs with of
+    refusal.from_any.store(1, std::memory_order_release);  // sync: refused-any
 }
 
 void Refusals::forgive(const Transfer& transfer) const {
@@ -57,6 +57,7 @@ std::string Refusals::of(int rank, const Operation& op) const {
   if (op.is_transfer()) {
     const MessageRefusal& refusal = block.message_refusal();
     const bool receives = op.transfer().send;  // what the other rank was refused
+    // sync: refused-any
     const bool told =
         receives ? refusal.receives.has(mesh_.rank()) || refusal.from_any.load(std::memory_order_acquire) != 0
                  : refusal.sends.has(mesh_.rank());
@@ -64,7 +65,7 @@ std::string Refusals::of(int rank, const Operation& op) const {
   }
   const std::uint64_t number = op.sequence();
   const Refusal& refusal = block.refusal(number);
-  if (refusal.number.load(std::memory_order_acquire) != number) return "";  // pairs with refuse
+  if (refusal.number.load(std::memory_order_acquire) != number) return "";  // sync: refused-call
   for (const int i : {0, 1})
     if (block.post(i).number.load(std::memory_order_relaxed) >= number) return "";  // the right call came
   return refused(refusal.text);

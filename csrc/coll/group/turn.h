@@ -18,14 +18,13 @@ class Turn {
   Turn(Communicator& parent, int rank, Atomic<bool>& busy, Deadline deadline,
        const std::function<void()>& interrupted)
       : engine_(parent.engine()), busy_(busy) {
-    // seq_cst: pairs with the destructor, and with sleepers
-    const auto free = [&] { return !busy.exchange(true, std::memory_order_seq_cst); };
+    const auto free = [&] { return !busy.exchange(true, std::memory_order_seq_cst); };  // sync: turn-busy
     if (!engine_.wait_until(free, deadline, interrupted))
       fail(Errc::timeout, "occl: Timed out after ", deadline.span().count(), " ms on rank ", rank,
            " of group ", parent.name(), ": another thread is still making a group of its ranks");
   }
   ~Turn() {
-    busy_.store(false, std::memory_order_seq_cst);  // pairs with the constructor
+    busy_.store(false, std::memory_order_seq_cst);  // sync: turn-busy
     engine_.ring();
   }
   Turn(const Turn&) = delete;

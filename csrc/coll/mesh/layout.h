@@ -48,7 +48,7 @@ struct alignas(kLine) GroupHeader {
   Atomic<std::uint64_t> incarnation = 0;  // random: invitations name it
   std::uint32_t magic = shm::kMagic;
   Atomic<std::uint32_t> presence = 0;  // bits; with kAborted, `reason` was written before
-  /// 1: it has mapped the others, 2: and has seen that all others have. release: pairs with Member::joined
+  /// 1: it has mapped the others, 2: and has seen that all others have.
   Atomic<std::uint32_t> joined = 0;
   Atomic<std::uint32_t> connecting = 0;  // 1 + the rank that it connects to. Relaxed: only for a text
   std::array<char, 8 * kLine - 28> reason{};
@@ -56,22 +56,21 @@ struct alignas(kLine) GroupHeader {
   /// Begins another group. All ranks of the previous one have left it. One of them may still ask whether this
   /// rank has left: it sees kLeft in `presence`, or afterwards the new incarnation.
   void begin(std::uint64_t random) {
-    incarnation.store(random, std::memory_order_seq_cst);  // pairs with Member::left, as does presence
+    incarnation.store(random, std::memory_order_seq_cst);  // sync: group-incarnation
     joined.store(0, std::memory_order_relaxed);            // no rank knows of the new group yet
     connecting.store(0, std::memory_order_relaxed);
-    presence.store(0, std::memory_order_seq_cst);
+    presence.store(0, std::memory_order_seq_cst);  // sync: group-presence
   }
 };
 static_assert(sizeof(GroupHeader) == 8 * kLine);
 
 struct alignas(kLine) Tick {
-  Atomic<std::uint64_t> value = 0;  // release: pairs with Executor::all_reached
+  Atomic<std::uint64_t> value = 0;
   /// The last large collective that a thread of the program attended to. Relaxed: for Executor::lets_by.
   Atomic<std::uint64_t> attended = 0;
 };
 
 struct alignas(kLine) RollCall {
-  // All seq_cst: pair with the loads in monitored_barrier, and with sleepers.
   Atomic<std::uint64_t> arrived = 0;
   Atomic<std::uint64_t> decided = 0;  // rank 0: barriers up to here have ended, ...
   Atomic<std::uint64_t> passed = 0;   // ... and this is the last one that all ranks came to
@@ -87,7 +86,7 @@ struct alignas(kLine) RollCall {
 /// A collective of this rank that raised because of wrong arguments, so that nothing was sent. Two places are
 /// used in turn, for which the argument for two posts holds. See coll/group/refusals.h.
 struct alignas(kLine) Refusal {
-  /// The collective that this call would have been. release, after the text: pairs with Refusals::of.
+  /// The collective that this call would have been. Stored after the text.
   Atomic<std::uint64_t> number = 0;
   std::array<char, 4 * kLine - 8> text{};
 };
@@ -95,13 +94,13 @@ struct alignas(kLine) Refusal {
 /// The same for messages. `text` is written while no rank is in a set and `from_any` is 0.
 struct alignas(kLine) MessageRefusal {
   SharedRankSet sends, receives;       // to and from whom
-  Atomic<std::uint32_t> from_any = 0;  // a receive from any rank. release: pairs with Refusals::of
+  Atomic<std::uint32_t> from_any = 0;  // a receive from any rank
   std::array<char, 5 * kLine - 2 * sizeof(SharedRankSet) - 4> text{};
 };
 static_assert(sizeof(MessageRefusal) == 5 * kLine);
 
 struct alignas(kLine) Post {
-  Atomic<std::uint64_t> stamp = 0;  // release: pairs with Meeting::all_posted
+  Atomic<std::uint64_t> stamp = 0;
   std::uint64_t signature = 0;
   double factor = 1;  // PREMUL_SUM
   std::array<std::byte, kInlineBytes> payload{};

@@ -60,7 +60,7 @@ void Mesh::give_up(const char* reason) {
   if (header.presence.load(std::memory_order_relaxed) != 0) return;  // only this rank writes it
   std::strncpy(header.reason.data(), reason, header.reason.size() - 1);
   OCCL_FAULT_POINT("group.reason");
-  header.presence.store(kAborted, std::memory_order_release);  // pairs with Member::aborted
+  header.presence.store(kAborted, std::memory_order_release);  // sync: group-presence
   if (!members_.empty()) ring_all();
 }
 
@@ -75,8 +75,7 @@ void Mesh::check_aborts(bool opening) const {
 
 void Mesh::leave() {
   OCCL_FAULT_POINT("mesh.leave");
-  // seq_cst: pairs with Member::left, and with sleepers
-  own_.header().presence.fetch_or(kLeft, std::memory_order_seq_cst);
+  own_.header().presence.fetch_or(kLeft, std::memory_order_seq_cst);  // sync: group-presence
   OCCL_FAULT_POINT("mesh.left");
   if (!members_.empty()) ring_all();
 }
@@ -156,6 +155,7 @@ void Mesh::join(const std::vector<Invitation>& invitations, std::vector<std::sha
     // Mapped read-only. SharedBlock serves readers and the writer, so the cast drops const.
     const SharedBlock block(reinterpret_cast<GroupHeader*>(const_cast<std::byte*>(header)),
                             const_cast<std::byte*>(base), size_);
+    // sync: group-incarnation
     if (block.header().incarnation.load(std::memory_order_seq_cst) != invitations[i].incarnation)
       fail(Errc::peer_left, "rank ", i, " has already left group ", name_);
     members.push_back({std::move(peers[i]), block, invitations[i].incarnation});
@@ -187,7 +187,7 @@ void Mesh::join(const std::vector<Invitation>& invitations, std::vector<std::sha
   const double far_ticks = tuning_.far_ns / ns_per_tick(endpoint_->first_anchor(), Anchor::now());
   distances_.emplace(size_, cores_for_each(1),
                      tuning_.far_ns < kMaxFarNs ? static_cast<Ticks>(far_ticks) : Distances::kNever);
-  own_.header().joined.store(1, std::memory_order_release);  // pairs with Member::joined
+  own_.header().joined.store(1, std::memory_order_release);  // sync: group-joined
   ring_all();
 }
 

@@ -30,20 +30,21 @@ struct Member {
   SharedBlock block;
   std::uint64_t incarnation = 0;
 
-  /// It has left the group, and may already use the header for another one. seq_cst, in this order: pairs
-  /// with Mesh::leave and GroupHeader::begin, and with sleepers.
+  /// It has left the group, and may already use the header for another one.
   bool left() const {
     const GroupHeader& header = block.header();
+    // sync: group-presence, group-incarnation. In this order: begin() stores them in the other one.
     return header.presence.load(std::memory_order_seq_cst) & kLeft ||
            header.incarnation.load(std::memory_order_seq_cst) != incarnation;
   }
-  /// It has mapped all ranks, so it needs nothing more from them to be in the group. seq_cst: pairs with
-  /// Mesh::join, and with sleepers.
+  /// It has mapped all ranks, so it needs nothing more from them to be in the group.
+  // sync: group-joined
   bool joined() const { return block.header().joined.load(std::memory_order_seq_cst) != 0; }
   /// It has seen that all ranks have joined, so it makes the group whatever it does next.
+  // sync: group-joined
   bool opened() const { return block.header().joined.load(std::memory_order_seq_cst) == 2; }
-  /// It ended the group, and its header's `reason` can be read. seq_cst: pairs with Mesh::give_up, and with
-  /// sleepers.
+  /// It ended the group, and its header's `reason` can be read.
+  // sync: group-presence
   bool aborted() const { return block.header().presence.load(std::memory_order_seq_cst) & kAborted; }
   /// Its process ended without a clean exit while it took part. Any waiting rank may depend on it.
   bool died() const { return peer->died() && !left(); }
@@ -89,7 +90,7 @@ class Mesh {
   void give_up(const char* reason);
 
   /// This rank has seen that all have joined.
-  void open() { own_.header().joined.store(2, std::memory_order_release); }  // pairs with Member::opened
+  void open() { own_.header().joined.store(2, std::memory_order_release); }  // sync: group-joined
 
   /// Throws Error(aborted) with the reason of a rank that has ended the group. `opening`: only of one that
   /// has given up before it saw all ranks join.
@@ -100,7 +101,7 @@ class Mesh {
 
   /// Wakes the other ranks. Call it after publishing something for them.
   void ring_all() const {
-    fence();
+    fence();  // sync: bell-sleepers
     for (int i = 0; i < size_; ++i)
       if (i != rank_) members_[i].peer->bell().ring_after_fence();
   }

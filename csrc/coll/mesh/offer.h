@@ -68,12 +68,12 @@ class alignas(kLine) OfferBoard {
   /// Shows an offer in place of the previous one.
   void show(const Offer& offer) {
     const auto number = (number_.load(std::memory_order_relaxed) + 1) / 2 * 2;  // the only writer
-    number_.store(number, std::memory_order_seq_cst);                           // pairs with number()
+    number_.store(number, std::memory_order_seq_cst);                           // sync: offer-number
     Words words;
     std::memcpy(words.data(), &offer, sizeof(offer));
     for (std::size_t i = 0; i < words.size(); ++i)
-      words_[i].store(words[i], std::memory_order_release);  // pairs with look
-    number_.store(number + 1, std::memory_order_seq_cst);    // pairs with number(), and with sleepers
+      words_[i].store(words[i], std::memory_order_release);  // sync: offer-words
+    number_.store(number + 1, std::memory_order_seq_cst);    // sync: offer-number
   }
 
   struct Shown {
@@ -86,13 +86,12 @@ class alignas(kLine) OfferBoard {
     if (shown.number % 2 == 0) return std::nullopt;
     Words words;
     for (std::size_t i = 0; i < words.size(); ++i)
-      words[i] = words_[i].load(std::memory_order_acquire);  // pairs with show
+      words[i] = words_[i].load(std::memory_order_acquire);  // sync: offer-words
     if (number() != shown.number) return std::nullopt;
     std::memcpy(static_cast<void*>(&shown.offer), words.data(), sizeof(Offer));
     return shown;
   }
-  /// seq_cst: pairs with show
-  std::uint64_t number() const { return number_.load(std::memory_order_seq_cst); }
+  std::uint64_t number() const { return number_.load(std::memory_order_seq_cst); }  // sync: offer-number
 
  private:
   using Words = std::array<std::uint64_t, sizeof(Offer) / sizeof(std::uint64_t)>;

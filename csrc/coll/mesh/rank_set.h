@@ -24,17 +24,17 @@ inline RankSet set_of(const std::vector<int>& ranks) {
 class SharedRankSet {
  public:
   bool has(int rank) const {
-    return words_[rank / 64].load(std::memory_order_acquire) >> rank % 64 & 1;  // pairs with change
+    return words_[rank / 64].load(std::memory_order_acquire) >> rank % 64 & 1;  // sync: rank-set
   }
   bool empty() const {
     for (const auto& word : words_)
-      if (word.load(std::memory_order_acquire) != 0) return false;  // pairs with change
+      if (word.load(std::memory_order_acquire) != 0) return false;  // sync: rank-set
     return true;
   }
   RankSet all() const {
     RankSet set{};
     for (std::size_t i = 0; i < set.size(); ++i)
-      set[i] = words_[i].load(std::memory_order_acquire);  // pairs with change
+      set[i] = words_[i].load(std::memory_order_acquire);  // sync: rank-set
     return set;
   }
   void insert(int rank) { change(rank / 64, own(rank / 64) | std::uint64_t{1} << rank % 64); }
@@ -45,7 +45,7 @@ class SharedRankSet {
 
  private:
   std::uint64_t own(int word) const { return words_[word].load(std::memory_order_relaxed); }  // own write
-  /// release: readers that see the change see what the rank wrote before it.
+  // sync: rank-set. Readers that see the change see what the rank wrote before it.
   void change(std::size_t word, std::uint64_t bits) { words_[word].store(bits, std::memory_order_release); }
 
   std::array<Atomic<std::uint64_t>, kMaxRanks / 64> words_{};

@@ -20,7 +20,7 @@ bool Cells::open() {
     refused_ = true;  // the rings will do
     return false;
   }
-  // acquire: pairs with map_other
+  // sync: cells-mapped
   return open_ = mesh_.member(peer_).block.send(mesh_.rank()).maps_cells.load(std::memory_order_acquire) != 0;
 }
 
@@ -33,17 +33,17 @@ void Cells::make_own() {
   memory_[own_half()] = made;
   is_own_.assign(2 * half_ + 1, false);
   for (std::size_t i = half_; i > 0; --i) put_back(static_cast<std::uint16_t>(own_half() * half_ + i));
-  mesh_.own().send(peer_).cells.store(ref, std::memory_order_release);  // pairs with map_other
+  mesh_.own().send(peer_).cells.store(ref, std::memory_order_release);  // sync: cells-memory
 }
 
 bool Cells::map_other() {
-  // acquire: pairs with make_own
+  // sync: cells-memory
   const std::uint64_t ref =
       mesh_.member(peer_).block.send(mesh_.rank()).cells.load(std::memory_order_acquire);
   if (ref == kUnmapped) return false;
   memory_[1 - own_half()] =
       mesh_.reach(peer_, shm::Ref::unpack(ref), half_ * kBytes, Deadline::after(kReachPatience));
-  mesh_.own().send(peer_).maps_cells.store(1, std::memory_order_release);  // pairs with open
+  mesh_.own().send(peer_).maps_cells.store(1, std::memory_order_release);  // sync: cells-mapped
   return true;
 }
 

@@ -258,8 +258,8 @@ bool Channel::pull_direct(OperationList& done) {
   } else if (copied < pieces.n) {
     return true;
   }
-  // A sender that has given up may have reused its buffer meanwhile. The fence: the pieces were read before
-  // this look at the sender's state.
+  // A sender that has given up may have reused its buffer meanwhile.
+  // sync: group-presence. The pieces were read before this look at the sender's state.
   fence();
   const Member& sender = mesh_.member(peer_);
   if (sender.aborted() || sender.left()) return moved > 0;  // Group::check fails this receive

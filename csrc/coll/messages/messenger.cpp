@@ -42,7 +42,7 @@ bool Messenger::advance(OperationList& done) {
   std::size_t notes = 0;
   for (int rank = 0; rank < mesh_.size(); ++rank) {
     // Nothing to do with a rank that never wrote to this one, and that this one has nothing to write to.
-    // seq_cst: pairs with Pipe::write; a thread that goes to sleep must not have missed it (bell.h)
+    // sync: message-ring. A thread that goes to sleep must not have missed it (bell.h).
     if (!channels_[rank] &&
         mesh_.member(rank).block.send(mesh_.rank()).ring.load(std::memory_order_seq_cst) == 0)
       continue;

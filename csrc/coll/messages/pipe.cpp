@@ -36,7 +36,7 @@ bool Pipe::write(const Envelope& e, const std::byte* payload) {
     shm::populate(data, mesh_.tuning().ring_bytes, true);
     writer_ =
         shm::RingWriter(data, mesh_.tuning().ring_bytes, &mesh_.member(peer_).block.recv(mesh_.rank()).tail);
-    line.ring.store(ring.offset, std::memory_order_release);  // pairs with next and Messenger::advance
+    line.ring.store(ring.offset, std::memory_order_release);  // sync: message-ring
   }
   const bool inside = lies_inside(e);
   const bool in_cell = e.bytes >= kLeastInCell && e.bytes <= Cells::kBytes && cells_.ready();
@@ -75,7 +75,7 @@ bool Pipe::next(Envelope& e) {
   };
   if (!reader_) {
     const SendLine& line = member.block.send(mesh_.rank());
-    const std::uint64_t ring = line.ring.load(std::memory_order_seq_cst);  // pairs with write
+    const std::uint64_t ring = line.ring.load(std::memory_order_seq_cst);  // sync: message-ring
     if (ring == 0) return false;
     fail_if(ring % kLine != 0);
     const std::byte* const data = member.peer->control(ring, bytes);

@@ -30,11 +30,12 @@ std::string names() {
 
 void publish_names(shm::Endpoint& endpoint) {
   auto& header = endpoint.header();
-  if (header.names.load(std::memory_order_acquire) != 0) return;  // pairs with the release below
+  if (header.names.load(std::memory_order_acquire) != 0) return;  // sync: record-names
   const std::string text = names();
   const std::uint64_t at = endpoint.arena().keep(text.size() + 1);
   std::memcpy(endpoint.arena().at(at), text.c_str(), text.size() + 1);
-  header.names.store(at, std::memory_order_release);  // if two threads are here, both texts are good
+  // sync: record-names. If two threads are here, both texts are good.
+  header.names.store(at, std::memory_order_release);
 }
 
 /// The record at `offset`, which was one before or is zeroed memory: then it joins the list.
@@ -46,8 +47,8 @@ ActivityRecord& record_at(shm::Endpoint& endpoint, std::uint64_t offset) {
   auto& first = endpoint.header().records;
   std::uint64_t next = first.load(std::memory_order_relaxed);
   do {
-    record->next.store(next, std::memory_order_release);
-  } while (!first.compare_exchange_weak(next, offset, std::memory_order_release));  // pairs with readers
+    record->next.store(next, std::memory_order_release);                            // sync: record-list
+  } while (!first.compare_exchange_weak(next, offset, std::memory_order_release));  // sync: record-list
   return *record;
 }
 
@@ -137,7 +138,7 @@ void Activity::keep_time(Ticks now) {
 
 /// The moment of the event: `at`, or now if that is 0 and a recorder wants to know.
 Ticks Activity::tell(Event::What what, const Operation& op, int peer, Ticks at) const {
-  Recorder* const recorder = recorder_.load(std::memory_order_acquire);  // pairs with Engine::set_recorder
+  Recorder* const recorder = recorder_.load(std::memory_order_acquire);  // sync: recorder
   if (!recorder) [[likely]]
     return at;
   if (at == 0) at = ticks_now();

@@ -29,8 +29,8 @@ namespace occl::coll {
 /// Stored with release and loaded with acquire: on x86-64 these are plain moves.
 class RecordWord {
  public:
-  std::uint64_t get() const { return value_.load(std::memory_order_acquire); }       // pairs with set
-  void set(std::uint64_t value) { value_.store(value, std::memory_order_release); }  // pairs with get
+  std::uint64_t get() const { return value_.load(std::memory_order_acquire); }       // sync: record-word
+  void set(std::uint64_t value) { value_.store(value, std::memory_order_release); }  // sync: record-word
   /// There is only one writer.
   void add(std::uint64_t n) { set(value_.load(std::memory_order_relaxed) + n); }
 
@@ -58,7 +58,7 @@ struct alignas(kLine) ActivityRecord {
   // ---- Written before `state`.
   std::uint32_t magic = kRecordMagic;
   std::uint32_t bytes = sizeof(ActivityRecord);
-  std::atomic<std::uint64_t> next = 0;  // offset in the control region. release, acquire: pairs with readers
+  std::atomic<std::uint64_t> next = 0;  // offset in the control region
   RecordWord state;                     // RecordState
   std::uint64_t group = 0;              // the same number on all ranks of the group, and of no other group
   std::int32_t rank = 0, size = 0;

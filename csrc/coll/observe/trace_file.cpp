@@ -35,10 +35,10 @@ struct TraceFile::Header {
   std::uint32_t version, record_bytes;
   std::uint64_t text_at, text_bytes;  // of the text's place, which is filled up with zeros
   std::uint64_t records_at, capacity;
-  std::atomic<std::uint64_t> state;  // 1: being written; 2: closed; 3: ended early. Pairs with the reader
+  std::atomic<std::uint64_t> state;  // 1: being written; 2: closed; 3: ended early
   Reading first;
   struct {
-    std::atomic<std::uint64_t> stamp;  // the higher one is the later reading. Pairs with the reader
+    std::atomic<std::uint64_t> stamp;  // the higher one is the later reading
     Reading reading;
   } later[2];
 };
@@ -174,9 +174,9 @@ TraceFile::TraceFile(std::string path, int file, std::size_t capacity)
   header_->capacity = capacity_;
   header_->first = read_clocks<Header::Reading>();
   write_line(about_process());
-  header_->state.store(1, std::memory_order_release);  // pairs with the reader
+  header_->state.store(1, std::memory_order_release);  // sync: trace-state
   std::memcpy(header_->magic, "OCCLTRCE", sizeof(header_->magic));
-  ready_.store(kChunk, std::memory_order_release);  // pairs with begin
+  ready_.store(kChunk, std::memory_order_release);  // sync: trace-room
   grown_ = kChunk;
 }
 
@@ -231,7 +231,7 @@ bool TraceFile::grow(std::uint64_t i) {
     } else {
       stop(concat("cannot make the trace \"", path_, "\" longer", errno_hint(), ": ", std::strerror(errno)));
     }
-    ready_.store(grown_, std::memory_order_release);  // pairs with begin
+    ready_.store(grown_, std::memory_order_release);  // sync: trace-room
   }
   return i < grown_;
 }
@@ -240,7 +240,7 @@ void TraceFile::take_reading() noexcept {
   auto& later = header_->later[readings_++ % 2];
   later.stamp.store(0, std::memory_order_relaxed);  // the next stores follow it, as they go to the same line
   later.reading = read_clocks<Header::Reading>();
-  later.stamp.store(readings_, std::memory_order_release);  // pairs with the reader
+  later.stamp.store(readings_, std::memory_order_release);  // sync: trace-reading
 }
 
 /// Under mutex_.
@@ -248,7 +248,7 @@ void TraceFile::stop(const std::string& trouble) noexcept {
   closed_ = true;
   const std::uint64_t begun = std::min(next_.exchange(kClosed, std::memory_order_relaxed), grown_);
   take_reading();
-  header_->state.store(trouble.empty() ? 2 : 3, std::memory_order_release);  // pairs with the reader
+  header_->state.store(trouble.empty() ? 2 : 3, std::memory_order_release);  // sync: trace-state
   if (!trouble.empty())
     std::fprintf(stderr, "torch_occl: pid %d records no more: %s\n", getpid(), trouble.c_str());
   trouble_ = trouble;

@@ -31,12 +31,12 @@ struct TraceRecord {
   static constexpr std::uint16_t kNoGroup = 0xffff;
   static constexpr std::uint8_t kSend = 100, kReceive = 101;  // in `kind`, beside those of Kind
 
-  std::atomic<std::uint64_t> stamp;  // 1 + the record's number; 0: nothing here. Pairs with the reader
+  std::atomic<std::uint64_t> stamp;  // 1 + the record's number; 0: nothing here
   std::uint64_t submitted;
   std::uint64_t number;  // of the operation, as in errors
   std::uint64_t bytes;
   std::uint16_t group;
-  std::atomic<Progress> progress;  // release, after the time that belongs to it. Pairs with the reader
+  std::atomic<Progress> progress;  // stored after the time that belongs to it
   std::uint8_t kind;
   std::uint8_t dtype;
   std::uint8_t has_future;  // 1: the program may wait for it unseen
@@ -75,14 +75,15 @@ class TraceFile {
   /// `publish`. Any thread.
   TraceRecord* begin(std::uint64_t& stamp) {
     const std::uint64_t i = next_.fetch_add(1, std::memory_order_relaxed);        // only counts
-    if (i >= ready_.load(std::memory_order_acquire) && !grow(i)) return nullptr;  // pairs with grow
+    if (i >= ready_.load(std::memory_order_acquire) && !grow(i)) return nullptr;  // sync: trace-room
     TraceRecord* record = records_ + (i & (capacity_ - 1));
-    if (i >= capacity_) record->stamp.exchange(0, std::memory_order_acquire);  // before what follows
+    // sync: trace-record. It is cleared before the caller writes.
+    if (i >= capacity_) record->stamp.exchange(0, std::memory_order_acquire);
     stamp = i + 1;
     return record;
   }
   static void publish(TraceRecord& record, std::uint64_t stamp) {
-    record.stamp.store(stamp, std::memory_order_release);  // pairs with the reader
+    record.stamp.store(stamp, std::memory_order_release);  // sync: trace-record
   }
 
   /// Ends the recording and gives back what the file does not need. Records that were begun stay writable

@@ -31,7 +31,7 @@ void Tracer::record(const Activity& of, const Event& event) noexcept {
   // It is another operation's once so many have been called that the file is full.
   if (!record || record->stamp.load(std::memory_order_relaxed) != notes.number) return;
   const auto progress = [record](Progress reached) {
-    record->progress.store(reached, std::memory_order_release);  // pairs with the reader
+    record->progress.store(reached, std::memory_order_release);  // sync: trace-progress
   };
   switch (event.what) {
     case What::submitted:

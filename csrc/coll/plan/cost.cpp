@@ -36,18 +36,17 @@ double line_seconds() {
   constexpr int kRounds = 200;
   alignas(kLine) std::atomic<int> ping = 0;
   alignas(kLine) std::atomic<int> pong = 0;
-  // release and acquire: the two threads are each other's partner
   std::thread other([&] {
     for (int i = 1; i <= kRounds; ++i) {
-      while (ping.load(std::memory_order_acquire) < i) std::this_thread::yield();
-      pong.store(i, std::memory_order_release);
+      while (ping.load(std::memory_order_acquire) < i) std::this_thread::yield();  // sync: ping
+      pong.store(i, std::memory_order_release);                                    // sync: pong
     }
   });
   double best = 1e9;
   for (int i = 1; i <= kRounds; ++i) {
     const auto begin = Clock::now();
-    ping.store(i, std::memory_order_release);
-    while (pong.load(std::memory_order_acquire) < i) std::this_thread::yield();
+    ping.store(i, std::memory_order_release);                                    // sync: ping
+    while (pong.load(std::memory_order_acquire) < i) std::this_thread::yield();  // sync: pong
     best = std::min(best, seconds_since(begin) / 2);
   }
   other.join();

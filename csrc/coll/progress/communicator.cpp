@@ -78,8 +78,8 @@ bool Communicator::accept(Operation& op) {
   if (op.is_transfer()) forgive(op.transfer());
   activity_.submitted(op);
   submitted_.push(op);
-  // release: pairs with submitted(). A thread that goes to sleep sees it, because it looks at the engine's
-  // count before (Engine::busy_groups).
+  // sync: submitted-count. Release is enough for a thread that goes to sleep, because it looks at the
+  // engine's count before (Engine::busy_groups).
   count.store(op.sequence(), std::memory_order_release);
   return true;
 }
@@ -250,7 +250,7 @@ bool Communicator::tell(Operation& op, F&& f) try {
 
 void Communicator::set_answers_due(bool due) {
   if (due == answers_due_.load(std::memory_order_relaxed)) return;  // only written here, under the lock
-  answers_due_.store(due, std::memory_order_release);               // pairs with busy
+  answers_due_.store(due, std::memory_order_release);               // sync: answers-due
   if (due)
     engine_.add_pending();
   else
@@ -262,7 +262,7 @@ void Communicator::settle(const OperationList& done) {
   tell_messages_succeeded(done);
   std::uint64_t ended = ended_count_.load(std::memory_order_relaxed);  // only written under the driving lock
   for (Operation* op = done.begin(); op; op = OperationList::next(*op)) ++ended;
-  ended_count_.store(ended, std::memory_order_release);  // pairs with pending
+  ended_count_.store(ended, std::memory_order_release);  // sync: ended-count
 }
 
 /// Tells listeners, without any lock. All operations end before the first listener is told, because a

@@ -93,11 +93,12 @@ class Communicator {
 
   /// Operations that have not ended.
   std::size_t pending() const {
-    const std::uint64_t ended = ended_count_.load(std::memory_order_acquire);  // pairs with settle
+    const std::uint64_t ended = ended_count_.load(std::memory_order_acquire);  // sync: ended-count
     return submitted() - ended;
   }
   /// Whether there is anything to drive. Peers may wait for an answer after this rank's operations have
   /// ended.
+  // sync: answers-due
   bool busy() const { return pending() > 0 || answers_due_.load(std::memory_order_acquire); }
 
   /// Collectives submitted so far.
@@ -198,8 +199,9 @@ class Communicator {
   template <class F>
   static bool tell(Operation& op, F&& f);
   static void tell_messages_succeeded(const OperationList& done);
-  /// Operations submitted so far, but for those that ended at once. acquire: pairs with accept.
+  /// Operations submitted so far, but for those that ended at once.
   std::uint64_t submitted() const {
+    // sync: submitted-count
     return sequence_.load(std::memory_order_acquire) + messages_.load(std::memory_order_acquire);
   }
   void end_all(const Error& error, OperationList& done) noexcept;

@@ -63,11 +63,11 @@ class Engine::Waiting {
  public:
   explicit Waiting(Engine& engine, Role as = Role::waits)
       : engine_(engine), before_(std::exchange(role, as)) {
-    engine_.waiters_.fetch_add(1, std::memory_order_seq_cst);
+    engine_.waiters_.fetch_add(1, std::memory_order_seq_cst);  // sync: waiters
   }
   ~Waiting() {
     role = before_;
-    engine_.waiters_.fetch_sub(1, std::memory_order_seq_cst);
+    engine_.waiters_.fetch_sub(1, std::memory_order_seq_cst);  // sync: waiters
     engine_.hand_over();
   }
 
@@ -78,8 +78,10 @@ class Engine::Waiting {
 
 Engine::Callback::Callback(Engine& engine)
     : engine_(engine), role_(static_cast<int>(std::exchange(role, Role::other))) {
+  // sync: absent
   if (role_ == static_cast<int>(Role::drives)) engine_.absent_.fetch_add(1, std::memory_order_seq_cst);
   if (role_ != static_cast<int>(Role::other))
+    // sync: drivers, waiters
     (role_ == static_cast<int>(Role::drives) ? engine_.drivers_ : engine_.waiters_)
         .fetch_sub(1, std::memory_order_seq_cst);
   engine_.hand_over();  // also from a brief submission, during which the thread has no role
@@ -88,8 +90,9 @@ Engine::Callback::Callback(Engine& engine)
 Engine::Callback::~Callback() {
   role = static_cast<Role>(role_);
   if (role == Role::other) return;
+  // sync: drivers, waiters
   (role == Role::drives ? engine_.drivers_ : engine_.waiters_).fetch_add(1, std::memory_order_seq_cst);
-  if (role == Role::drives) engine_.absent_.fetch_sub(1, std::memory_order_seq_cst);
+  if (role == Role::drives) engine_.absent_.fetch_sub(1, std::memory_order_seq_cst);  // sync: absent
 }
 
 Engine::Engine(std::shared_ptr<shm::Endpoint> endpoint) : endpoint_(std::move(endpoint)) {}
@@ -116,7 +119,7 @@ void Engine::add(const std::shared_ptr<Communicator>& group) {
 
 std::vector<std::shared_ptr<Communicator>> Engine::busy_groups() {
   std::vector<std::shared_ptr<Communicator>> groups;
-  if (pending_.load(std::memory_order_seq_cst) == 0) return groups;  // pairs with add_pending, for sleepers
+  if (pending_.load(std::memory_order_seq_cst) == 0) return groups;  // sync: pending
   std::lock_guard lock(groups_mutex_);
   for (const auto& known : groups_)
     if (auto group = known.lock(); group && group->busy()) groups.push_back(std::move(group));
@@ -270,9 +273,9 @@ bool Engine::wait_until(const std::function<bool()>& reached, Deadline deadline,
 
 /// This thread stops driving. If there is anything to drive, another thread must go on.
 void Engine::hand_over() noexcept {
-  if (pending_.load(std::memory_order_seq_cst) == 0) return;
+  if (pending_.load(std::memory_order_seq_cst) == 0) return;  // sync: pending
   ring();  // another waiter may have found a group being driven by this thread, and gone to sleep
-  if (waiters_.load(std::memory_order_seq_cst) > 0) return;
+  if (waiters_.load(std::memory_order_seq_cst) > 0) return;  // sync: waiters
   try {
     start_background();
   } catch (const std::exception& error) {  // no thread would ever drive: end what is in flight, on all ranks
@@ -281,27 +284,30 @@ void Engine::hand_over() noexcept {
 }
 
 void Engine::start_background() {
-  if (drivers_.load(std::memory_order_seq_cst) > 0) return;  // it will look at pending_ before it parks
-  if (dozing_.load(std::memory_order_seq_cst) > 0) {         // so will this one
+  // sync: drivers. Such a thread will look at pending_ before it parks.
+  if (drivers_.load(std::memory_order_seq_cst) > 0) return;
+  if (dozing_.load(std::memory_order_seq_cst) > 0) {  // sync: dozing. So will this one.
     asked_.fetch_add(1, std::memory_order_relaxed);
     return;
   }
   std::lock_guard lock(background_mutex_);
   if (stop_) return;
   // Every thread that is not inside a callback is parked, or checks under this lock before it parks.
-  if (background_.size() == absent_.load(std::memory_order_seq_cst))  // pairs with Callback
+  // sync: absent
+  if (background_.size() == absent_.load(std::memory_order_seq_cst))
     background_.push_back(
         start_thread<Thread>("that drives operations in the background", [this] { run_background(); }));
   background_work_.notify_one();
 }
 
 bool Engine::background_needed() const {
+  // sync: pending, waiters
   return pending_.load(std::memory_order_seq_cst) > 0 && waiters_.load(std::memory_order_seq_cst) == 0;
 }
 
 /// While this thread is here, no other thread wakes it. The caller checks for work once more afterwards.
 void Engine::doze() {
-  dozing_.fetch_add(1, std::memory_order_seq_cst);  // pairs with start_background, as does the other
+  dozing_.fetch_add(1, std::memory_order_seq_cst);  // sync: dozing
   unsigned asked = asked_.load(std::memory_order_relaxed);
   auto nap = kDoze;
   for (int i = 0; i < kDozes && !background_needed(); ++i) {
@@ -311,14 +317,14 @@ void Engine::doze() {
     asked = now, i = 0;
     nap = std::min(2 * nap, kLongestDoze);  // the thread that asked went on to wait: so will the next
   }
-  dozing_.fetch_sub(1, std::memory_order_seq_cst);
+  dozing_.fetch_sub(1, std::memory_order_seq_cst);  // sync: dozing
 }
 
 /// One turn of the background thread, until it is not needed any more.
 void Engine::drive_in_background() {
   Busy busy;
   // After a callback there may be another driver. Then one of the two leaves; if both do, one comes back.
-  while (background_needed() && drivers_.load(std::memory_order_seq_cst) == 1) {
+  while (background_needed() && drivers_.load(std::memory_order_seq_cst) == 1) {  // sync: drivers
     const auto drove = [this](bool check) {
       try {
         return drive_all(check);
@@ -337,7 +343,7 @@ void Engine::drive_in_background() {
 
 void Engine::run_background() {
   const auto wanted = [this] {
-    return stop_ || (background_needed() && drivers_.load(std::memory_order_seq_cst) == 0);
+    return stop_ || (background_needed() && drivers_.load(std::memory_order_seq_cst) == 0);  // sync: drivers
   };
   role = Role::drives;
   for (;;) {
@@ -351,10 +357,10 @@ void Engine::run_background() {
         lock.lock();
       }
       if (stop_) return;
-      drivers_.fetch_add(1, std::memory_order_seq_cst);
+      drivers_.fetch_add(1, std::memory_order_seq_cst);  // sync: drivers
     }
     drive_in_background();
-    drivers_.fetch_sub(1, std::memory_order_seq_cst);
+    drivers_.fetch_sub(1, std::memory_order_seq_cst);  // sync: drivers
     ring();  // a waiter may have found a group being driven by this thread, and gone to sleep
     doze();
   }

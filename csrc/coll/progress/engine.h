@@ -89,13 +89,14 @@ class Engine {
 
   /// For Communicator: one more or one fewer reason to drive it, which is an operation in flight or an answer
   /// that a peer waits for.
-  void add_pending() { pending_.fetch_add(1, std::memory_order_seq_cst); }   // pairs with background_needed
-  void drop_pending() { pending_.fetch_sub(1, std::memory_order_release); }  // pairs with background_needed
+  void add_pending() { pending_.fetch_add(1, std::memory_order_seq_cst); }   // sync: pending
+  void drop_pending() { pending_.fetch_sub(1, std::memory_order_release); }  // sync: pending
 
   /// From now on the recorder is told of every event of all groups; null: none is. It lives as long as the
   /// process, because a thread may still be calling it after it has been replaced.
+  // sync: recorder
   void set_recorder(Recorder* recorder) { recorder_.store(recorder, std::memory_order_release); }
-  const std::atomic<Recorder*>& recorder() const { return recorder_; }  // acquire: pairs with set_recorder
+  const std::atomic<Recorder*>& recorder() const { return recorder_; }
 
   /// Wakes every thread of this process that sleeps in `wait`: an operation has ended, or a driving lock is
   /// free.

@@ -89,7 +89,8 @@ class Operation {
   void hold() { ready_.store(false, std::memory_order_relaxed); }  // no other thread knows of it yet
 
   bool finished() const {
-    return finished_.load(std::memory_order_seq_cst);  // pairs with finish, and the fence that follows it
+    // sync: operation-finished. The fence that follows the store needs seq_cst here.
+    return finished_.load(std::memory_order_seq_cst);
   }
   /// Once finished: what went wrong, or null.
   const Error* error() const { return error_ ? &*error_ : nullptr; }
@@ -109,8 +110,8 @@ class Operation {
   void go_on_with(const Collective& next) { collective_ = &next; }
 
   /// Ends the hold. Any thread.
-  void make_ready() { ready_.store(true, std::memory_order_seq_cst); }   // pairs with ready
-  bool ready() const { return ready_.load(std::memory_order_acquire); }  // pairs with make_ready
+  void make_ready() { ready_.store(true, std::memory_order_seq_cst); }   // sync: operation-ready
+  bool ready() const { return ready_.load(std::memory_order_acquire); }  // sync: operation-ready
 
   /// Whether peers may know the addresses of its buffers.
   bool exposed() const { return exposed_; }
@@ -134,7 +135,7 @@ class Operation {
   void set_error(const Error& error) noexcept { error_ = error; }
 
   /// The last change to an operation that has ended. Without a lock. The caller wakes the threads that wait.
-  void finish() { finished_.store(true, std::memory_order_release); }  // pairs with finished
+  void finish() { finished_.store(true, std::memory_order_release); }  // sync: operation-finished
 
   Listener& listener() const { return listener_; }
 

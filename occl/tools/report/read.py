@@ -102,6 +102,7 @@ def read(path: Path) -> Recording:
         if not content.strip(b"\0"):
             raise Unreadable(f"{path.name} is empty: its process ended before it wrote anything")
         raise Unreadable(f"{path.name} is no trace of torch_occl, or its beginning is damaged")
+    # sync: trace-state
     _, version, record_bytes, text_at, text_bytes, records_at, capacity, state = HEADER.unpack_from(content)
     if version != VERSION:
         raise Unreadable(
@@ -139,6 +140,7 @@ def _readings(content: bytes) -> Iterator[Reading]:
         return
     yield Reading(*READING.unpack_from(content, HEADER.size))
     for i in range(2):
+        # sync: trace-reading
         stamp, *reading = LATER.unpack_from(content, HEADER.size + READING.size + i * LATER.size)
         if stamp:
             yield Reading(*reading)
@@ -179,7 +181,7 @@ def _add_records(made: Recording, content: bytes, at: int, capacity: int) -> Non
     damaged, last = 0, 0
     end = at + (max(0, len(content) - at) // RECORD.size) * RECORD.size
     view = memoryview(content)[at:end] if end > at else memoryview(b"")
-    for place, values in enumerate(RECORD.iter_unpack(view)):
+    for place, values in enumerate(RECORD.iter_unpack(view)):  # sync: trace-record, trace-progress
         stamp = values[0]
         if stamp == 0:  # never begun, or being replaced when the process ended
             continue

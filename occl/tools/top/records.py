@@ -78,6 +78,7 @@ class Record:
 def header(read: Read) -> tuple[int, int, int, str, bool]:
     """Of a control region: the process's pid as it sees it, where its records and names are, its host, and
     whether it is about to exit. Raises `Unreadable`."""
+    # sync: process-ending, record-list, record-names
     _, magic, version, ending, pid, _, records, names, host = layout.HEADER.unpack(
         layout.take(read, 0, layout.HEADER.size)
     )
@@ -109,7 +110,7 @@ def one(read: Read, offset: int, names: Names) -> Record | None:
     version_at = offset + layout.VERSION_AT
     for _ in range(ATTEMPTS):
         before = layout.word(read, version_at)
-        data = layout.take(read, offset, layout.RECORD_BYTES)
+        data = layout.take(read, offset, layout.RECORD_BYTES)  # sync: record-word
         steady = before % 2 == 0 and layout.word(read, version_at) == before
         if steady:
             break
