@@ -5,7 +5,6 @@ import dataclasses
 import json
 import math
 import os
-import re
 import subprocess
 import sys
 

@@ -64,7 +64,7 @@ def test_the_library_is_linked_without_the_backend(tmp_path):
     csrc = PACKAGE / "csrc"
     backend = {*(csrc / "pg").rglob("*.cpp"), csrc / "bind/backend.cpp", csrc / "bind/replicas.cpp"}
     backend -= {csrc / "pg/request/errors.cpp", csrc / "pg/process/engine.cpp"}
-    sources = sorted(set(csrc.rglob("*.cpp")) - backend)  # not the objects that lie there: a file may have moved
+    sources = sorted(set(csrc.rglob("*.cpp")) - backend)  # not all objects: a source may have moved
     (tmp_path / "occl").symlink_to(PACKAGE / "occl")
     library = tmp_path / f"_C{sysconfig.get_config_var('EXT_SUFFIX')}"
     libraries = Path(torch.__file__).parent / "lib"
