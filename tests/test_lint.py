@@ -48,3 +48,11 @@ def test_on_a_branch_every_commit_of_it_counts(repository):
     commit(two_cpp="int two;\n")
     commit(one_h="int one;\n")
     assert changed.sources(root) == ["csrc/base/one.cpp", "csrc/base/two.cpp"]
+
+
+def test_a_large_move_is_left_to_a_run_of_its_own(repository, monkeypatch, capsys):
+    root, commit = repository
+    commit(one_h="int one;\n", two_cpp="int two;\n")
+    monkeypatch.setattr(changed, "MOST", 1)
+    assert changed.sources(root) == []
+    assert "2 sources differ" in capsys.readouterr().err
