@@ -30,7 +30,15 @@ CASES = [
     for ranks in (1, 2)
     for size in (1000, 64 << 10, 1 << 20, (5 << 20) + 400)
 ]
-SOURCES = ["ways", "sums", "program", "over_rails", "over_blocks", "partition", "council"]
+SOURCES = [
+    "algorithm_choice",
+    "reduction_tree",
+    "program",
+    "sharded_program",
+    "per_rank_program",
+    "topology",
+    "preamble",
+]
 RESULTS = Path(cpp_build.ROOT, "benchmarks", "results")
 
 needs_compiler = pytest.mark.skipif(
