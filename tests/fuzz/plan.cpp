@@ -5,6 +5,7 @@
 #include <set>
 #include <tuple>
 
+#include "base/limits.h"
 #include "coll/plan/plan.h"
 #include "fuzz/target.h"
 
