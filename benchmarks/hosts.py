@@ -17,7 +17,6 @@ import gc
 import json
 import os
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ from occl.bench.measure import Contestant, Data, Round, make_arena, measure
 from occl.bench.noise import judge, verdict
 from occl.bench.operations import OPERATIONS, Operation
 from occl.bench.report import Table, summarize
+from occl.bench.worker import turns
 from tests.hosts.launch import enter, meet, placement
 from tests.hosts.namespaces import INTERFACE, Host, Network, why_not
 
@@ -89,22 +89,12 @@ def measure_table(
     report: Report, rank: int, options: argparse.Namespace, contestants: dict[str, Contestant], gate: Gate
 ) -> None:
     """Every operation at every size, as far as the time goes."""
-    cells = [
-        (operation, size)
-        for operation in OPERATIONS
-        if operation.name in options.ops
-        for size in (sorted(options.sizes) if operation.has_data else [4])
-    ]
     table = Table(list(contestants))
     title, rule = table.header().splitlines()
     columns = [f"{name} sends" for name in contestants]
     report.say("  ".join([title, *columns]) + "\n" + rule + "-" * sum(len(column) + 2 for column in columns))
-    end = time.monotonic() + options.seconds
-    for index, (operation, size) in enumerate(cells):
-        # Time that small sizes leave goes to larger ones. All ranks must use the same value.
-        left = torch.tensor([(end - time.monotonic()) / (len(cells) - index)])
-        dist.broadcast(left, 0)
-        results = [summarize(samples) for samples in measure(operation, size, contestants, gate, left.item())]
+    for operation, size, seconds in turns(options):
+        results = [summarize(samples) for samples in measure(operation, size, contestants, gate, seconds)]
         sent = bytes_sent(operation, size, contestants, gate, options.hosts[rank])
         most = {name: max(values) for name, values in sent.items()}
         form = "{:.0f} B" if size < 1024 else "{:.2f}"

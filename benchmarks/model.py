@@ -20,7 +20,6 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.peers import programs as peers
-from occl.bench.report import number
 from occl.tools import text
 
 KINDS = {
@@ -260,7 +259,7 @@ def prediction_table(model: Model, one_level: dict, many: dict, on: Machine) -> 
 
 
 def time_text(us: float) -> str:
-    return f"{number(us / 1000)} ms" if us >= 1000 else f"{number(us)} us"
+    return f"{text.three_digits(us / 1000)} ms" if us >= 1000 else f"{text.three_digits(us)} us"
 
 
 def replace_between_marks(text: str, name: str, content: str, mark: str = MARK) -> str:

@@ -1,9 +1,8 @@
 """The entry point that ``import torch`` calls if torch_occl is installed (group ``torch.backends``).
 
 It registers the name ``occl`` for CPU tensors and nothing else: the device, and all that it changes, comes
-with ``import torch_occl``. An exception of an entry point would end
-``import torch``, so each becomes a warning,
-and the library is loaded when the first group is made.
+with ``import torch_occl``. An exception of an entry point would end ``import torch``, so each becomes a
+warning, and the library is loaded when the first group is made.
 """
 
 from __future__ import annotations
@@ -40,7 +39,6 @@ def autoload() -> None:
                 share_as_environment_says()
         with or_warn("torch_occl does not take the place of Gloo:"):
             if os.environ.get("OCCL_IN_PLACE_OF"):
-                versions.check_running()
                 from occl.distributed import alone, gloo
 
                 gloo.replace_as_environment_says()
@@ -58,7 +56,6 @@ def or_warn(failure: str) -> Iterator[None]:
 
 def create(opts: Any, options: Any = None) -> C10dBackend:
     """The factory that makes the first group of a process that has not imported torch_occl."""
-    versions.check_running()
     from occl.distributed import backend
 
     return backend.create(opts, options)

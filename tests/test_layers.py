@@ -24,13 +24,16 @@ TORCH = {"torch", "ATen", "c10", "c10d", "caffe2", "pybind11", "Python.h", "gloo
 INCLUDE = re.compile(r'^\s*#\s*(?:include|include_next|import)\b\s*(?:([<"])([^>"]+)[>"]|(.*))')
 
 
+def includes(text: str) -> list[tuple[str, re.Match[str]]]:
+    """The lines of a source file that include something."""
+    return [(line, match) for line in text.splitlines() if (match := INCLUDE.match(line))]
+
+
 def violations(layer: str, text: str) -> list[str]:
     """The lines of a source file of ``layer`` that include what that layer may not."""
     allowed = MAY_INCLUDE[layer]
     found = []
-    for line in text.splitlines():
-        if not (match := INCLUDE.match(line)):
-            continue
+    for line, match in includes(text):
         bracket, name, computed = match.groups()
         first = name.split("/")[0] if name else ""
         if first in TORCH:
@@ -146,8 +149,8 @@ def test_an_include_of_a_lower_layer_is_allowed(layer, line):
 def wrong_rooms(layer: str, room: str, text: str) -> list[str]:
     """What a source file in a room of a layer includes of rooms that it may not know."""
     allowed = ROOMS[layer][room] | {room}
-    names = re.findall(rf'^#include "{layer}/(\w+)/[^"]+"', text, re.MULTILINE)
-    return [name for name in names if name not in allowed]
+    parts = [match[2].split("/") for _, match in includes(text) if match[2]]
+    return [part[1] for part in parts if part[0] == layer and len(part) > 2 and part[1] not in allowed]
 
 
 @pytest.mark.parametrize(("layer", "room"), [(layer, room) for layer in ROOMS for room in ROOMS[layer]])

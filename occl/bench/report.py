@@ -79,11 +79,6 @@ def with_roofline(results: list[Result]) -> list[Result]:
     return results + fastest(results, ROOFLINES, "roofline")
 
 
-def number(value: float) -> str:
-    """Three digits that matter."""
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
-
-
 class Table:
     """One line for each operation and size, printed as soon as it is known."""
 
@@ -122,7 +117,7 @@ class Table:
             cells.append(self._cell(by_name.get(name)).rjust(width))
         for (first, second), width in zip(self._ratios, self._widths, strict=True):
             both = first in by_name and second in by_name
-            ratio = number(by_name[first].median_us / by_name[second].median_us) if both else "-"
+            ratio = text.three_digits(by_name[first].median_us / by_name[second].median_us) if both else "-"
             cells.append(ratio.rjust(width))
         return "  ".join(cells)
 
@@ -131,7 +126,7 @@ class Table:
         if result is None:
             return "- "
         spread = 50 * (result.upper_us - result.lower_us) / result.median_us
-        return f"{number(result.median_us)} ±{spread:3.0f}%{'?' if result.noisy else ' '}"
+        return f"{text.three_digits(result.median_us)} ±{spread:3.0f}%{'?' if result.noisy else ' '}"
 
 
 def cells_of(results: list[Result]) -> dict[tuple[str, int], dict[str, float]]:
@@ -166,7 +161,7 @@ def summary(results: list[Result]) -> Iterator[str]:
             ]
             if ratios:
                 mean = math.exp(statistics.fmean(map(math.log, ratios)))
-                found = (number(value) for value in (min(ratios), mean, max(ratios)))
+                found = (text.three_digits(value) for value in (min(ratios), mean, max(ratios)))
                 lines.append("  {:<22}{:>9}{:>9}{:>9}".format(operation, *found))
         if lines:
             yield f"{words}: least, geometric mean, greatest"

@@ -7,7 +7,7 @@ import pickle
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import torch.distributed as dist
 from occl.bench.contenders import CONTENDERS, make_groups
 from occl.bench.gate import Gate
 from occl.bench.measure import Contestant, External, measure
-from occl.bench.operations import OPERATIONS
+from occl.bench.operations import OPERATIONS, Operation
 from occl.bench.report import Result, Table, summarize, with_roofline
 
 Start = Callable[[list[str], Path, int, int], AbstractContextManager[dict[str, External]]]
@@ -50,26 +50,32 @@ def work(
     dist.destroy_process_group()
 
 
-def measure_all(
-    rank: int, options: argparse.Namespace, contestants: dict[str, Contestant], gate: Gate
-) -> list[Result]:
-    """Every operation at every size, as far as the time goes."""
+def turns(options: argparse.Namespace) -> Iterator[tuple[Operation, int, float]]:
+    """Every operation at every size in bytes, with the seconds that it may take. Collective."""
     cells = [
         (operation, size)
         for operation in OPERATIONS
         if operation.name in options.ops
         for size in (sorted(options.sizes) if operation.has_data else [4])
     ]
-    table = Table(list(contestants))
-    measured: list[Result] = []
-    if rank == 0:
-        print(table.header(), flush=True)
     end = time.monotonic() + options.seconds
     for index, (operation, size) in enumerate(cells):
         # Time that small sizes leave goes to larger ones. All ranks must use the same value.
         left = torch.tensor([(end - time.monotonic()) / (len(cells) - index)])
         dist.broadcast(left, 0)
-        line = with_roofline([summarize(s) for s in measure(operation, size, contestants, gate, left.item())])
+        yield operation, size, left.item()
+
+
+def measure_all(
+    rank: int, options: argparse.Namespace, contestants: dict[str, Contestant], gate: Gate
+) -> list[Result]:
+    """Every operation at every size, as far as the time goes."""
+    table = Table(list(contestants))
+    measured: list[Result] = []
+    if rank == 0:
+        print(table.header(), flush=True)
+    for operation, size, seconds in turns(options):
+        line = with_roofline([summarize(s) for s in measure(operation, size, contestants, gate, seconds)])
         measured.extend(line)
         if rank == 0 and line:  # else no contender has this operation
             print(table.line(line), flush=True)

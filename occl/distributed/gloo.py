@@ -393,7 +393,6 @@ def _why_not(size: int) -> str:
     if not registration.registered():
         return "another package has registered a backend named 'occl'"
     try:
-        versions.check_running()
         importlib.import_module("occl.distributed.backend")
     except (ImportError, OSError) as error:
         return str(error)

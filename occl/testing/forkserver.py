@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import pickle
 import signal
 import socket
 import sys
@@ -16,7 +17,7 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
-from occl.testing import child, serialize
+from occl.testing import child
 from occl.testing.outcomes import WrongUse, too_many_processes
 
 MOST_DESCRIPTORS = 252
@@ -71,14 +72,14 @@ class Server:
             request, fds, _, _ = socket.recv_fds(self.control, 1 << 20, 253)
             if not request:
                 break
-            name, *args = serialize.loads(request)
+            name, *args = pickle.loads(request)
             try:
                 answer = getattr(self, name)(fds, *args)
             except WrongUse as error:
                 answer = error
             except Exception:  # noqa: BLE001 whatever it is, the test shows it
                 answer = RuntimeError(f"in the warm process:\n{traceback.format_exc()}")
-            self.control.send(serialize.dumps(answer))
+            self.control.send(pickle.dumps(answer))
         for pid in _children():
             os.kill(pid, signal.SIGKILL)
 

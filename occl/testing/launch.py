@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -13,7 +14,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Protocol
 
-from occl.testing import forkserver, serialize
+from occl.testing import forkserver
 from occl.testing.child import Descriptors
 from occl.testing.outcomes import WrongUse, too_many_processes
 
@@ -79,11 +80,11 @@ class Warm:
             TimeoutError: it has not answered within `timeout` seconds.
         """
         self.socket.settimeout(timeout)
-        socket.send_fds(self.socket, [serialize.dumps(request)], fds)
+        socket.send_fds(self.socket, [pickle.dumps(request)], fds)
         reply = self.socket.recv(1 << 20)
         if not reply:
             raise RuntimeError("the warm process has ended")
-        answer = serialize.loads(reply)
+        answer = pickle.loads(reply)
         if isinstance(answer, Exception):
             raise answer
         return answer

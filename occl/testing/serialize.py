@@ -13,12 +13,9 @@ here: dict[str, Any] = {}
 """In a rank: what is different in each rank, by the name of the argument."""
 
 
-dumps, loads = pickle.dumps, pickle.loads
-
-
 def tell(kind: str, content: object) -> None:
-    """In a rank: sends to the pytest process, which gets ``loads(message)``, the two arguments."""
-    child.tell(dumps((kind, content)))
+    """In a rank: sends to the pytest process, which gets ``pickle.loads(message)``, the two arguments."""
+    child.tell(pickle.dumps((kind, content)))
 
 
 class OfEachRank:
@@ -48,7 +45,7 @@ def packed(arguments: Mapping[str, object]) -> dict[str, bytes]:
     sent = {}
     for name, value in arguments.items():
         try:
-            sent[name] = dumps(value)
+            sent[name] = pickle.dumps(value)
         except Exception as error:  # any, of any class's own code
             raise WrongUse(
                 f"The fixture or argument {name!r} cannot be sent to the ranks, because it cannot be pickled "
@@ -67,7 +64,7 @@ def unpacked(sent: Mapping[str, bytes]) -> dict[str, Any]:
     arguments = {}
     for name, value in sent.items():
         try:
-            arguments[name] = loads(value)
+            arguments[name] = pickle.loads(value)
         except Exception as error:
             raise WrongUse(
                 f"The fixture or argument {name!r} cannot be rebuilt in this rank ({type(error).__name__}: "

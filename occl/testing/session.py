@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -126,7 +127,7 @@ class Session:
         source = self._source(place, options)
         try:
             with Team(source, options.world_size, live=self.showing.live, once=True) as team:
-                team.start(worker.run, limit=options.limit, sent=serialize.dumps(call))
+                team.start(worker.run, limit=options.limit, sent=pickle.dumps(call))
                 if debugged is not None:
                     team.give(debugged, TERMINAL)
                 try:
@@ -179,7 +180,7 @@ class Session:
 def _take(team: Team, course: Course) -> None:
     """Takes what the ranks have told beside their results."""
     for messages in team.heard.values():
-        for kind, content in map(serialize.loads, messages):
+        for kind, content in map(pickle.loads, messages):
             if kind == "coverage":
                 coverage.add(content)
             else:
@@ -202,7 +203,7 @@ def _rebuilt(outcome: Outcome) -> Any:
     if outcome.failed or outcome.intended:
         return None
     try:
-        return serialize.loads(outcome.result)
+        return pickle.loads(outcome.result)
     except Exception as error:  # any, of any class's own code
         raise WrongUse(
             f"What rank {outcome.rank} returned cannot be rebuilt in the pytest process "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import pickle
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -93,13 +94,13 @@ def run(rank: int, world_size: int, *, sent: bytes) -> bytes:
     Raises:
         Described: it raised.
     """
-    call: Call = serialize.loads(sent)
+    call: Call = pickle.loads(sent)
     try:
         prepare(call.place)
         debugger.take(call.debugged, rank)
         with coverage.measured(call.coverage, serialize.tell), inject.told():
             result = _call(rank, call)
-        return serialize.dumps(result)
+        return pickle.dumps(result)
     except BaseException as error:  # noqa: BLE001 KeyboardInterrupt and SystemExit are the test's business too
         if call.debugged == rank and not isinstance(error, pytest.skip.Exception):
             debugger.post_mortem(error)

@@ -13,7 +13,7 @@ def size(count: float) -> str:
     unit = 0
     while count >= 1024 and unit < len(SIZES) - 1:
         count, unit = count / 1024, unit + 1
-    return f"{_three_digits(count)} {SIZES[unit]}"
+    return f"{three_digits(count)} {SIZES[unit]}"
 
 
 def narrow_size(count: float) -> str:
@@ -28,7 +28,7 @@ def narrow_size(count: float) -> str:
 def duration(ns: float) -> str:
     """Nanoseconds, with the largest unit that leaves at least 1, in three digits: "1.5 ms", "12 us"."""
     unit, length = next((it for it in DURATIONS if ns >= it[1]), DURATIONS[-1])
-    return f"{_three_digits(ns / length)} {unit}" if length > 1 else f"{ns:.0f} ns"
+    return f"{three_digits(ns / length)} {unit}" if length > 1 else f"{ns:.0f} ns"
 
 
 def narrow_duration(ns: float) -> str:
@@ -42,7 +42,8 @@ def narrow_duration(ns: float) -> str:
     return f"{sign}{value / 1e9:.0f}s" if value < 9999.5e9 else f"{sign}{value / 3600e9:.0f}h"
 
 
-def _three_digits(value: float) -> str:
+def three_digits(value: float) -> str:
+    """Up to three digits, and all of those before the point: "0.123", "12.3", "1234"."""
     return f"{value:.3g}" if value < 999.5 else f"{value:.0f}"
 
 

@@ -12,15 +12,16 @@ from occl.tools.doctor.subprocesses import Ended
 
 
 def script(folder: Path, text: str) -> list[Ended]:
-    (folder / "script.py").write_text(textwrap.dedent(text))
-    return subprocesses.run([["script.py", "argument"]], 60.0, folder)
+    file = folder / "script.py"
+    file.write_text(textwrap.dedent(text))
+    return subprocesses.run([[str(file), "argument"]], 60.0)
 
 
 def test_a_process_that_does_not_end_is_killed_at_the_deadline_and_what_it_said_is_kept(tmp_path):
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     (tmp_path / "script.py").write_text(f"open({str(fifo)!r})")  # waits for a writer
-    ended = subprocesses.run([["script.py"]], 0.0, tmp_path)[0]
+    ended = subprocesses.run([[str(tmp_path / "script.py")]], 0.0)[0]
     assert ended.status is None and ended.reason() == "it did not end in time, and was killed"
     with pytest.raises(OSError, match=os.strerror(errno.ENXIO)):  # no process has it open
         os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))

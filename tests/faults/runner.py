@@ -153,7 +153,7 @@ class Trial:
             assert all(any(word in text for word in words) for text in others.values()), texts
             assert any("aborted group" in text for text in texts.values()), texts
             return
-        if fault.kind == "stop":  # the others wait for one another, and somebody for the victim
+        if fault.kind == "stop":  # the others wait for one another, and one of them for the victim
             direct = re.compile(rf"\(pid {pid}, host |rank {fault.victim}\b")
             assert any(direct.search(text) for text in others.values()), texts
         for rank, text in others.items():

@@ -34,7 +34,7 @@ TO_CI = {
     "tests/test_example_*.py": None,
     "tests/upstream/*.py": None,
 }
-"""Of each test function in these files, one case in so many stays, the first among them; or none."""
+"""Of each test function in these files, the first case and every n-th after it stay. None: no case stays."""
 
 
 def first(cases: Iterable[object], stay: int = 1) -> list[object]:

@@ -123,11 +123,10 @@ struct ListedBlock {
 };
 
 struct alignas(kLine) SendLine {
-  Atomic<std::uint64_t> ring = 0;   // offset in the control region, 0: none yet; see shm/ring.h
-  Atomic<std::uint64_t> taken = 0;  // pieces of a direct message, from its back: see shm/two_ends.h
-  Atomic<std::uint64_t> cells =
-      kUnmapped;                         // Ref of this rank's cells, or kUnmapped: see coll/messages/cells.h
-  Atomic<std::uint32_t> maps_cells = 0;  // 1: it has mapped the other rank's
+  Atomic<std::uint64_t> ring = 0;           // offset in the control region, 0: none yet; see shm/ring.h
+  Atomic<std::uint64_t> taken = 0;          // pieces of a direct message, from its back: see shm/two_ends.h
+  Atomic<std::uint64_t> cells = kUnmapped;  // Ref of this rank's cells, or kUnmapped: messages/cells.h
+  Atomic<std::uint32_t> maps_cells = 0;     // 1: it has mapped the other rank's
 };
 struct alignas(kLine) RecvLine {
   Atomic<std::uint64_t> tail = 0;    // see shm/ring.h

@@ -26,7 +26,8 @@ tenth of them, so something is worth a look where they are exceeded."""
 def run(seconds: float = SECONDS) -> list[Ended]:
     """Both ranks, in order. Raises OSError if there are no processes or no temporary files to be had."""
     with tempfile.TemporaryDirectory(prefix="occl-doctor-") as folder:
-        jobs = [["rank.py", str(rank), folder, str(min(TIMEOUT, seconds))] for rank in range(2)]
+        program = ["-m", f"{__package__}.rank"]
+        jobs = [[*program, str(rank), folder, str(min(TIMEOUT, seconds))] for rank in range(2)]
         return subprocesses.run(jobs, seconds)
 
 

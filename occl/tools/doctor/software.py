@@ -29,7 +29,7 @@ COMPILER = re.compile(rb"(?:GCC: \([^)\0]*\) |clang version )[\d.]+")
 
 def probe(seconds: float = SECONDS) -> Ended:
     """What a new process says about PyTorch and torch_occl. Raises OSError if there can be none."""
-    return subprocesses.run([["probe.py"]], seconds)[0]
+    return subprocesses.run([["-m", f"{__package__}.probe"]], seconds)[0]
 
 
 def compiler(library: Path) -> str:

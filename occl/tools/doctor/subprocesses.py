@@ -1,4 +1,4 @@
-"""Runs modules of this package in new interpreters, until a deadline."""
+"""Runs programs in new interpreters, until a deadline."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def objects_in(text: str) -> dict[str, Any]:
     return merged
 
 
-def run(jobs: Sequence[Sequence[str]], seconds: float, folder: Path | None = None) -> list[Ended]:
-    """Runs modules of this package at the same time, or files of ``folder``: one job is ["probe.py", ...].
+def run(jobs: Sequence[Sequence[str]], seconds: float) -> list[Ended]:
+    """Runs interpreters at the same time. A job is the arguments of one: ``["-m", module, ...]``.
 
     Raises:
         OSError: there is no folder for temporary files, or no process can be started.
@@ -81,9 +81,8 @@ def run(jobs: Sequence[Sequence[str]], seconds: float, folder: Path | None = Non
         # Output goes to files: whatever inherits a pipe could keep it open, and its reader waiting.
         outputs = [(Path(temporary, f"{i}.out"), Path(temporary, f"{i}.err")) for i in range(len(jobs))]
         processes = []
-        for (name, *arguments), (out, err) in zip(jobs, outputs, strict=True):
-            file = [str(folder / name)] if folder else ["-m", f"{__package__}.{name.removesuffix('.py')}"]
-            command = [sys.executable, *file, *arguments]
+        for arguments, (out, err) in zip(jobs, outputs, strict=True):
+            command = [sys.executable, *arguments]
             with out.open("wb") as stdout, err.open("wb") as stderr:
                 process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr)
             running.callback(kill, process)
