@@ -23,8 +23,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.utils.cpp_extension import include_paths
-from torch_occl._C import _set_prepare_inter_node
 
+from occl._C import _set_prepare_inter_node
 from occl.distributed import inter_node
 from tests.faults import limits
 from tests.hosts.launch import counts, placement
