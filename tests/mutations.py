@@ -167,7 +167,7 @@ MUTATIONS = [
     Mutation("every block is at the first one's place", "coll/execution/meeting.cpp", "if (!plan_.two_level || !per_rank) return 0;", "return 0;", DOMAINS),
     Mutation("ranks of a domain need not follow each other", "coll/plan/domains.cpp", "if (other == by_rank[rank]) return {};", ";", DOMAINS),
     Mutation("a partial sum is multiplied like a contribution", "kernels/kernels.cpp", "with_factor[0] = 1;", "with_factor[0] = factors.empty() ? 1 : factors[0];", ("plain/test_kernels:in parts",)),
-    Mutation("slots do not grow where ranks share cores", "coll/mesh/mesh.cpp", "slot_bytes_by_cores(size_, cores_for_each(1))", "slot_bytes_by_cores(size_, true)", ("plain/test_group:different cores",)),
+    Mutation("slots do not grow where ranks share cores", "coll/plan/tuning.cpp", "slot_bytes_by_cores(size, core_for_each)", "slot_bytes_by_cores(size, true)", ("plain/test_plan:tuning", "plain/test_group:different cores",)),
     Mutation("slots of many ranks are as large as those of few", "coll/plan/tuning.cpp", "return std::clamp(kOneOfEachRank / static_cast<std::uint32_t>(ranks), kSmall, kLarge);", "return kLarge;", ("plain/test_group:share cores",)),
     Mutation("a post rings no bell", "coll/mesh/mesh.h", "if (i != rank_) members_[i].peer->bell().ring_after_fence();", ";", WHOLE),
     Mutation("signatures are not compared", "coll/execution/meeting.cpp", "if (differs(signature) && odd_rank_ < 0)", "if (false)", ("plain/test_group:different operations",)),
@@ -226,7 +226,7 @@ MUTATIONS = [
     Mutation("a ring may lie anywhere", "coll/messages/pipe.cpp", "    fail_if(ring % kLine != 0);\n", "", BROKEN),
     Mutation("beginnings may be longer than the message", "coll/messages/channel.cpp", "if (!fits(t, e) || received > t.bytes()) return", "if (!fits(t, e)) return", BROKEN),
     Mutation("text of peers is printed as it is", "base/error.h", "if (!fine) out[i] = '?';", "", HOSTILE),
-    Mutation("slots may be smaller than a line for each rank", "coll/mesh/mesh.cpp", "size_ * kLine)", "kLine)", ("plain/test_group:place in a slot",)),
+    Mutation("slots may be smaller than a line for each rank", "coll/plan/tuning.cpp", "+ line, lines)", "+ line, line)", ("plain/test_plan:tuning", "plain/test_group:place in a slot",)),
     # Which processes get in.
     Mutation("users are not compared", "shm/socket.cpp", "&& credentials.uid == geteuid()", "", HOSTILE),
     Mutation("clients of other users are heard", "shm/endpoint.cpp", "if (!same_user(client.get()))", "if (false)", HOSTILE),

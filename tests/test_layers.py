@@ -55,8 +55,8 @@ ROOMS = {
         "mesh": {"plan"},
         "observe": {"task", "mesh"},
         "progress": {"task", "observe"},
-        "execution": {"plan", "mesh", "observe", "progress"},
-        "messages": {"task", "plan", "mesh", "observe", "progress"},
+        "execution": {"task", "plan", "mesh", "observe"},
+        "messages": {"task", "plan", "mesh", "observe"},
         "group": {"task", "plan", "mesh", "observe", "progress", "execution", "messages"},
     },
     "pg": {

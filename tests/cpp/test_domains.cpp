@@ -5,6 +5,7 @@
 
 #include "check.h"
 #include "cluster.h"
+#include "coll/mesh/topology.h"
 #include "coll/plan/domains.h"
 #include "collective_cases.h"
 

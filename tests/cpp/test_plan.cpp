@@ -6,8 +6,10 @@
 #include <set>
 #include <tuple>
 
+#include "base/limits.h"
 #include "check.h"
 #include "coll/plan/plan.h"
+#include "coll/plan/tuning.h"
 
 using namespace occl;
 using namespace occl::coll;
@@ -345,6 +347,31 @@ TEST("no slot is larger than its place") {
     CHECK(plan.window * blocks * s.element_size <= tuning.slot_bytes, traits(s.kind).name, " ", s.size);
     CHECK(plan.window * (plan.windows - 1) < s.largest && plan.window * plan.windows >= s.largest);
   }
+}
+
+TEST("a group's tuning follows from its cores and fits the memory layout") {
+  const Tuning spread = resolved({}, 4, 4, 1), shared = resolved({}, 4, 3, 1);
+  CHECK(spread.direct_bytes == kDirectBytes && shared.direct_bytes == kByCores);
+  CHECK(spread.slot_bytes == slot_bytes_by_cores(4, true) &&
+        shared.slot_bytes == slot_bytes_by_cores(4, false));
+  CHECK(spread.slot_bytes < shared.slot_bytes);
+  CHECK(spread.area_bytes == kAreaBytes && shared.area_bytes == 2 * shared.slot_bytes);
+  CHECK(spread.far_ns == std::min(far_ns_by_processor(), kMaxFarNs));
+  const Tuning divided = resolved({}, 4, 4, 2);
+  CHECK(3 * divided.area_bytes <= 2 * spread.area_bytes && 3 * divided.slot_bytes <= 2 * spread.slot_bytes);
+
+  Tuning asked;
+  asked.one_shot_bytes = asked.slot_bytes = asked.area_bytes = 0;
+  asked.ring_bytes = 3 * kLeastRingBytes;
+  const Tuning least = resolved(asked, 256, 256, 1);
+  CHECK(least.slot_bytes == 256 * kLine, "a line for each rank");
+  CHECK(least.area_bytes == 2 * least.slot_bytes && least.ring_bytes == 2 * kLeastRingBytes);
+  asked.one_shot_bytes = asked.slot_bytes = asked.area_bytes = asked.ring_bytes = kByCores - 1;
+  asked.eager_bytes = asked.unasked_bytes = ~0u;
+  const Tuning most = resolved(asked, 2, 2, 1);
+  CHECK(most.one_shot_bytes == kMaxOneShotBytes && most.slot_bytes == kMaxSlotBytes);
+  CHECK(most.area_bytes == kMaxAreaBytes && most.ring_bytes == kMaxRingBytes);
+  CHECK(most.eager_bytes == kMaxEagerBytes && most.unasked_bytes == kMaxUnaskedBytes);
 }
 
 TEST("a footprint counts the tensors of all ranks") {

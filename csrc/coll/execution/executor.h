@@ -18,7 +18,7 @@
 #include "coll/observe/activity.h"
 #include "coll/plan/plan.h"
 #include "coll/plan/staging_places.h"
-#include "coll/progress/communicator.h"
+#include "coll/task/operation.h"
 
 namespace occl::coll {
 

@@ -39,7 +39,7 @@ void Meeting::begin(const Collective& collective, std::uint64_t number, Deadline
   last_ = odd_rank_ = -1;
   pairwise_ = c_->kind == Kind::all_to_all && c_->in.list;
   equal_parts_.reset();
-  complete_ = exposed_ = mapped_ = false;
+  complete_ = mapped_ = false;
   in_[mesh_.rank()] = c_->in.base;
   out_[mesh_.rank()] = c_->out.base;
 
@@ -53,7 +53,6 @@ void Meeting::begin(const Collective& collective, std::uint64_t number, Deadline
     post.in = own_ref(c_->in);
     post.out = shows_out ? own_ref(c_->out) : kUnmapped;
     mapped_ = post.in != kUnmapped && (!shows_out || post.out != kUnmapped);
-    exposed_ = mapped_;
     post.largest = c_->largest;
     post.mapped = mapped_;
     post.listed = c_->in.list || (shows_out && c_->out.list);

@@ -75,7 +75,7 @@ class Meeting {
   /// Whether slots are the staging slots; otherwise they lie beside the posts.
   bool in_staging() const { return in_staging_; }
   /// Whether peers may know where this rank's tensors are.
-  bool exposed() const { return exposed_; }
+  bool exposed() const { return mapped_; }
 
   /// Where a block of a rank's input or output is, if it is one that this rank handles; by rank its slot, and
   /// its factor for PREMUL_SUM.
@@ -123,7 +123,6 @@ class Meeting {
   bool mapped_ = false;           // peers can reach what the `direct` path needs of this rank
   bool first_step_made_ = false;  // see the function
   bool complete_ = false;
-  bool exposed_ = false;
   bool in_staging_ = false;
   bool small_ = false;     // the shape takes one step wherever the tensors lie
   bool measures_ = false;  // small operations do not pay for looking at the clock

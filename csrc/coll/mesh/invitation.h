@@ -1,9 +1,9 @@
-// What a rank publishes so that the others can join its group.
+// The invitation that a rank publishes so that the others can join its group.
 #pragma once
 
-#include <array>
 #include <cstdint>
 
+#include "coll/mesh/topology.h"
 #include "coll/plan/tuning.h"
 #include "shm/wire.h"
 
@@ -16,8 +16,8 @@ struct Invitation {
   std::uint64_t incarnation = 0;
   std::int32_t rank = 0;
   std::int32_t size = 0;
-  std::array<std::uint64_t, 16> cores{};  // on which its threads may run, a bit for each
-  std::int64_t domain = -1;               // coll/plan/domains.h
+  CoreSet cores{};           // on which its threads may run
+  std::int64_t domain = -1;  // coll/plan/domains.h
   Tuning tuning;
 };
 

@@ -1,7 +1,5 @@
 #include "coll/mesh/mesh.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -9,10 +7,10 @@
 #include <tuple>
 #include <utility>
 
-#include "base/environment.h"
 #include "base/error.h"
 #include "base/fault_point.h"
 #include "base/limits.h"
+#include "coll/mesh/topology.h"
 #include "shm/socket.h"
 
 namespace occl::coll {
@@ -42,8 +40,7 @@ Mesh::Mesh(std::shared_ptr<shm::Endpoint> endpoint, std::string name, int rank, 
     : endpoint_(std::move(endpoint)), name_(std::move(name)), rank_(rank), size_(size), tuning_(tuning) {
   endpoint_->collect();
   OCCL_FAULT_POINT("mesh.make");
-  if (const std::string listed = environment::get(environment::kTopology); !listed.empty())
-    listed_domain_ = listed_domain(listed, rank);
+  listed_domain_ = listed_domain(rank);
   const shm::Token token = shm::random_token();
   std::memcpy(&incarnation_, token.data(), sizeof(incarnation_));
   auto& arena = endpoint_->arena();
@@ -103,9 +100,7 @@ Invitation Mesh::invitation() const {
   invitation.incarnation = incarnation_;
   invitation.rank = rank_;
   invitation.size = size_;
-  static_assert(sizeof(cpu_set_t) == sizeof(invitation.cores));
-  // It fails on a machine with more cores than that; then no cores are known.
-  sched_getaffinity(0, sizeof(cpu_set_t), reinterpret_cast<cpu_set_t*>(invitation.cores.data()));
+  invitation.cores = own_cores();
   invitation.domain = listed_domain_ ? *listed_domain_ : own_socket(invitation.cores);
   invitation.tuning = tuning_;
   return invitation;
@@ -162,28 +157,11 @@ void Mesh::join(const std::vector<Invitation>& invitations, std::vector<std::sha
   }
   OCCL_FAULT_POINT("mesh.joined");
   members_ = std::move(members);
-  tuning_ = invitations.front().tuning;
   std::vector<std::int64_t> domains;
   for (const Invitation& it : invitations) domains.push_back(it.domain);
   domains_ = domains_of(domains);
-  tuning_.one_shot_bytes = std::min(tuning_.one_shot_bytes, kMaxOneShotBytes);
   cores_ = count_cores(invitations);
-  if (tuning_.direct_bytes == kByCores && cores_for_each(1)) tuning_.direct_bytes = kDirectBytes;
-  if (tuning_.slot_bytes == kByCores) tuning_.slot_bytes = slot_bytes_by_cores(size_, cores_for_each(1));
-  if (tuning_.area_bytes == kByCores) tuning_.area_bytes = cores_for_each(1) ? kAreaBytes : 0;
-  if (domains_.count > 1)  // three areas, but no more memory
-    for (auto* bytes : {&tuning_.slot_bytes, &tuning_.area_bytes}) *bytes = *bytes / 3 * 2;
-  // A slot holds what one_shot may stage, and at least a cache line for every other rank.
-  const auto least = std::max<std::uint32_t>(tuning_.one_shot_bytes + kLine, size_ * kLine);
-  tuning_.slot_bytes = std::clamp<std::uint32_t>(tuning_.slot_bytes / kLine * kLine, least, kMaxSlotBytes);
-  tuning_.area_bytes =
-      std::clamp<std::uint32_t>(tuning_.area_bytes / kLine * kLine, 2 * tuning_.slot_bytes, kMaxAreaBytes);
-  if (tuning_.ring_bytes == kByCores) tuning_.ring_bytes = ring_bytes_by_ranks(size_);
-  tuning_.ring_bytes = std::clamp(std::bit_floor(tuning_.ring_bytes), kLeastRingBytes, kMaxRingBytes);
-  tuning_.eager_bytes = std::min(tuning_.eager_bytes, kMaxEagerBytes);
-  tuning_.unasked_bytes = std::min(tuning_.unasked_bytes, kMaxUnaskedBytes);
-  if (tuning_.far_ns == kByProcessor) tuning_.far_ns = far_ns_by_processor();
-  tuning_.far_ns = std::min(tuning_.far_ns, kMaxFarNs);
+  tuning_ = resolved(invitations.front().tuning, size_, cores_, domains_.count);
   const double far_ticks = tuning_.far_ns / ns_per_tick(endpoint_->first_anchor(), Anchor::now());
   distances_.emplace(size_, cores_for_each(1),
                      tuning_.far_ns < kMaxFarNs ? static_cast<Ticks>(far_ticks) : Distances::kNever);

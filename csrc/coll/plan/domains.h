@@ -6,10 +6,7 @@
 
 #include <array>
 #include <cstdint>
-#include <string>
 #include <vector>
-
-#include "coll/plan/tuning.h"
 
 namespace occl::coll {
 
@@ -53,13 +50,5 @@ inline constexpr std::int64_t kAnywhere = -1;
 /// kAnywhere, if the ranks of a domain do not follow each other (sums are in rank order), or if there are
 /// fewer than two ranks for each domain, or more than Domains::kMost domains.
 Domains domains_of(const std::vector<std::int64_t>& by_rank);
-
-/// The socket whose cores this thread may run on; kAnywhere if it may run on several, or if the kernel does
-/// not say. `cores`: a bit for each core on which it may run.
-std::int64_t own_socket(const std::array<std::uint64_t, 16>& cores);
-
-/// The domain of `rank` in OCCL_TOPOLOGY, which lists ranks of the group: "0-31,32-63" is two domains. Throws
-/// Error(invalid_argument) if the text is none.
-std::int64_t listed_domain(const std::string& text, int rank);
 
 }  // namespace occl::coll

@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "base/error.h"
+#include "base/limits.h"
 #include "base/processor.h"
 
 namespace occl {
@@ -53,6 +54,28 @@ std::uint32_t ring_bytes_by_ranks(int ranks) {
 }
 
 std::uint32_t far_ns_by_processor() { return kIsAmd ? 100 : kMaxFarNs; }
+
+Tuning resolved(Tuning tuning, int size, int cores, int domains) {
+  const bool core_for_each = cores >= size;
+  const auto line = static_cast<std::uint32_t>(kLine), lines = static_cast<std::uint32_t>(size) * line;
+  tuning.one_shot_bytes = std::min(tuning.one_shot_bytes, kMaxOneShotBytes);
+  if (tuning.direct_bytes == kByCores && core_for_each) tuning.direct_bytes = kDirectBytes;
+  if (tuning.slot_bytes == kByCores) tuning.slot_bytes = slot_bytes_by_cores(size, core_for_each);
+  if (tuning.area_bytes == kByCores) tuning.area_bytes = core_for_each ? kAreaBytes : 0;
+  if (domains > 1)  // three areas, but no more memory
+    for (auto* bytes : {&tuning.slot_bytes, &tuning.area_bytes}) *bytes = *bytes / 3 * 2;
+  // A slot holds what one_shot may stage, and at least a cache line for every other rank.
+  const std::uint32_t least = std::max(tuning.one_shot_bytes + line, lines);
+  tuning.slot_bytes = std::clamp(tuning.slot_bytes / line * line, least, kMaxSlotBytes);
+  tuning.area_bytes = std::clamp(tuning.area_bytes / line * line, 2 * tuning.slot_bytes, kMaxAreaBytes);
+  if (tuning.ring_bytes == kByCores) tuning.ring_bytes = ring_bytes_by_ranks(size);
+  tuning.ring_bytes = std::clamp(std::bit_floor(tuning.ring_bytes), kLeastRingBytes, kMaxRingBytes);
+  tuning.eager_bytes = std::min(tuning.eager_bytes, kMaxEagerBytes);
+  tuning.unasked_bytes = std::min(tuning.unasked_bytes, kMaxUnaskedBytes);
+  if (tuning.far_ns == kByProcessor) tuning.far_ns = far_ns_by_processor();
+  tuning.far_ns = std::min(tuning.far_ns, kMaxFarNs);
+  return tuning;
+}
 
 void set(Tuning& tuning, std::string_view name, std::uint64_t number) {
   for (const Name& it : kNames)

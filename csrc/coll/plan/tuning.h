@@ -55,6 +55,11 @@ struct Tuning {
   std::uint32_t far_ns = kByProcessor;
 };
 
+/// The numbers that a group of `size` ranks uses: those that depend on cores or on the processor are known,
+/// and all fit the memory layout. `cores`: how many of them the ranks may run on together. `domains`: see
+/// coll/plan/domains.h.
+Tuning resolved(Tuning tuning, int size, int cores, int domains);
+
 /// Limits of a group's memory layout, which tuning may not exceed.
 inline constexpr std::uint32_t kMaxOneShotBytes = 64 << 10;
 inline constexpr std::uint32_t kMaxSlotBytes = 64 << 20;

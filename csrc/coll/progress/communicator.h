@@ -21,17 +21,6 @@ namespace occl::coll {
 
 class Engine;
 
-/// The thread that drives: one of the program's that goes on with something else, or that waits and has
-/// nothing else to do; or the engine's own.
-enum class Driver : std::uint8_t { passing, waiting, background };
-
-enum class Outcome : std::uint8_t {
-  blocked,   // a peer must do something first
-  advanced,  // there may be more to do now
-  finished,
-  mismatch,  // ranks called different operations, and each of them knows: the next operation may start
-};
-
 class Communicator {
  public:
   Communicator(Engine& engine, Activity::Identity identity);

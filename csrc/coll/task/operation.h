@@ -34,6 +34,17 @@ using Task = std::variant<Collective, Transfer>;
 /// "all_reduce(float32[4], SUM)", "recv(float32[4], src=1, tag=0)".
 std::string describe(const Task& task);
 
+/// The thread that drives: one of the program's that goes on with something else, or that waits and has
+/// nothing else to do; or the engine's own.
+enum class Driver : std::uint8_t { passing, waiting, background };
+
+enum class Outcome : std::uint8_t {
+  blocked,   // a peer must do something first
+  advanced,  // there may be more to do now
+  finished,
+  mismatch,  // ranks called different operations, and each of them knows: the next operation may start
+};
+
 class Operation;
 
 /// Gets the events of an operation, from the thread that drives it.
