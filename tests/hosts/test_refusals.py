@@ -238,7 +238,7 @@ RESUMES = """
 import ctypes, os, sys
 from datetime import timedelta
 import torch.distributed as dist
-import occl.distributed  # sets the function that this program replaces
+import occl.distributed.backend  # sets the function that this program replaces
 from occl import _C
 
 rank, store, pipe = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
