@@ -15,12 +15,11 @@ from tools import compatibility
 
 ROOT = Path(__file__).parents[1]
 BACKEND = Path(torch.__file__).parent / "include/torch/csrc/distributed/c10d/Backend.hpp"
-HEADERS = ("capabilities.h", "group_backend.h", "process_group.h")
 
 
 def test_every_virtual_method_of_a_backend_is_in_the_table_with_what_we_do():
     virtuals = set(re.findall(r"\bvirtual\s+[^;{]*?(\w+)\s*\(", BACKEND.read_text())) - {"Backend"}
-    ours = "".join((ROOT / "csrc/pg" / name).read_text() for name in HEADERS)
+    ours = "".join(path.read_text() for path in (ROOT / "csrc/pg").rglob("*.h"))
     overridden = {
         name for name in virtuals if re.search(rf"\b{name}\s*\([^;{{]*\)\s*(const\s*)?override", ours)
     }

@@ -55,19 +55,17 @@ def test_the_package_is_imported_and_serves_the_device(autoload):
 @pytest.mark.full
 def test_the_library_is_linked_without_the_backend(tmp_path):
     """As setup.py builds it for such a PyTorch: what is left needs nothing of what is left out."""
+    csrc = PACKAGE / "csrc"
     objects = PACKAGE / "build" / f"objects-{sys.implementation.cache_tag}" / "csrc"
     if not objects.exists():
         pytest.skip("the extension was not built in this checkout")
-    left_out = {
-        *(objects / "pg").glob("*.o"),
-        objects / "bind" / "backend.o",
-        objects / "bind" / "replicas.o",
-    }
-    left_out -= {objects / "pg" / "errors.o", objects / "pg" / "runtime.o"}
+    left_out = {*(csrc / "pg").rglob("*.cpp"), csrc / "bind" / "backend.cpp", csrc / "bind" / "replicas.cpp"}
+    left_out -= {csrc / "pg" / "request" / "errors.cpp", csrc / "pg" / "process" / "engine.cpp"}
+    sources = sorted({*csrc.rglob("*.cpp")} - left_out)
     (tmp_path / "torch_occl").symlink_to(PACKAGE / "torch_occl")
     library = tmp_path / f"_C{sysconfig.get_config_var('EXT_SUFFIX')}"
     libraries = Path(torch.__file__).parent / "lib"
-    parts = [str(path) for path in sorted(set(objects.rglob("*.o")) - left_out)]
+    parts = [str(objects / source.relative_to(csrc).with_suffix(".o")) for source in sources]
     linked = [f"-L{libraries}", "-lc10", "-ltorch", "-ltorch_cpu", "-ltorch_python"]
     subprocess.run(["c++", "-shared", "-o", str(library), *parts, *linked], check=True)
     script = f"""

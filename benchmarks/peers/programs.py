@@ -84,7 +84,7 @@ def lacks_files(*files: Path) -> str:
 
 def lacks_objects() -> str:
     """The programs of occl link what the extension was built from."""
-    return lacks_files(OBJECTS / "coll" / "group.o")
+    return lacks_files(OBJECTS / "coll" / "group" / "group.o")
 
 
 def lacks_oneccl() -> str:
