@@ -354,7 +354,7 @@ MUTATIONS = [
     Mutation("any memory may be copied later", "device/ops/storage_ops.cpp", "return t.has_storage() && is_pinned(t.storage().data());", "return t.has_storage();", (ON_DEV + "test_non_blocking_copy_of_ordinary_memory_is_done_at_the_return",)),
     Mutation("a queued copy is of what the tensors become", "device/ops/storage_ops.cpp", "[to = as_it_is(self), from = as_it_is(src)]", "[to = self, from = src]", (ON_DEV + "test_non_blocking_copy_is_of_what_the_tensors_were",)),
     Mutation("a tensor is resized before its stream is there", "device/ops/storage_ops.cpp", "  wait_for_queued(self.device().index());\n  OnDevice guard", "  OnDevice guard", HOST),
-    Mutation("a storage is resized before its stream is there", "device/runtime/interfaces.cpp", "    wait_for_queued(impl->device().index());", "   ", HOST),
+    Mutation("a storage is resized before its stream is there", "device/runtime/hooks.cpp", "    wait_for_queued(impl->device().index());", "   ", HOST),
     Mutation("a storage is moved before its stream is there", "device/ops/cpu_aliases.cpp", "  wait_for_queued(dev.device().index());", " ", HOST),
     Mutation("memory is free before its streams are there", "device/runtime/allocator.cpp", "      enqueue(stream, [share] {});\n", "", ("tests/device/test_memory.py::test_record_stream_delays_reuse",)),
     Mutation("the first stream to come frees memory", "device/runtime/allocator.cpp", "    streams.push_back(stream);\n", "    streams.assign(1, stream);\n", ("tests/device/test_memory.py::test_record_stream_delays_reuse",)),
