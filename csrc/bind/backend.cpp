@@ -11,7 +11,6 @@
 #include "coll/progress/engine.h"
 #include "device/runtime/cpu_memory.h"
 #include "kernels/kernels.h"
-#include "pg/request/errors.h"
 #include "pg/backend/process_group.h"
 #include "pg/backend/registrations.h"
 #include "pg/backend/shared_tensors.h"
@@ -19,6 +18,7 @@
 #include "pg/process/engine.h"
 #include "pg/rendezvous/node_discovery.h"
 #include "pg/request/argument_error.h"
+#include "pg/request/errors.h"
 
 namespace occl::bind {
 namespace {

@@ -9,11 +9,11 @@
 #include "coll/progress/engine.h"
 #include "hosts/subgroup.h"
 #include "kernels/kernels.h"
-#include "pg/request/errors.h"
 #include "pg/backend/registrations.h"
 #include "pg/backend/shared_tensors.h"
 #include "pg/process/engine.h"
 #include "pg/rendezvous/rendezvous.h"
+#include "pg/request/errors.h"
 
 namespace occl::pg {
 namespace {

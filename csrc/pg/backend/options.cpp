@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "pg/request/errors.h"
 #include "pg/process/engine.h"
+#include "pg/request/errors.h"
 
 namespace occl::pg {
 

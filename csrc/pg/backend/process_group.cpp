@@ -6,11 +6,11 @@
 #include <optional>
 #include <utility>
 
-#include "pg/request/errors.h"
 #include "pg/backend/side_streams.h"
 #include "pg/observe/param_comms.h"
 #include "pg/process/engine.h"
 #include "pg/request/checks.h"
+#include "pg/request/errors.h"
 #include "pg/request/normalize.h"
 #include "pg/request/overlap.h"
 #include "pg/request/sparse.h"

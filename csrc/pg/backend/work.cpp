@@ -13,9 +13,9 @@
 #include "device/runtime/allocator.h"
 #include "device/runtime/stream.h"
 #include "kernels/kernels.h"
-#include "pg/request/errors.h"
 #include "pg/backend/side_streams.h"
 #include "pg/process/engine.h"
+#include "pg/request/errors.h"
 
 namespace occl::pg {
 namespace {

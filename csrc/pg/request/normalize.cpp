@@ -5,9 +5,9 @@
 #include <numeric>
 
 #include "base/error.h"
-#include "pg/request/errors.h"
 #include "pg/request/checks.h"
 #include "pg/request/dense_copies.h"
+#include "pg/request/errors.h"
 #include "pg/request/overlap.h"
 #include "pg/request/tensor_blocks.h"
 #include "pg/request/tensor_lists.h"

@@ -7,8 +7,8 @@
 #include <optional>
 
 #include "base/error.h"
-#include "pg/request/errors.h"
 #include "pg/request/checks.h"
+#include "pg/request/errors.h"
 #include "pg/request/normalize.h"
 
 namespace occl::pg {

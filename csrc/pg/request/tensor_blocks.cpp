@@ -6,9 +6,9 @@
 
 #include "base/hash.h"
 #include "kernels/kernels.h"
-#include "pg/request/errors.h"
 #include "pg/request/checks.h"
 #include "pg/request/dense_copies.h"
+#include "pg/request/errors.h"
 #include "pg/request/overlap.h"
 
 namespace occl::pg {
