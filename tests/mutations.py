@@ -87,6 +87,7 @@ RELAXED = "std::memory_order_relaxed"
 
 MUTATIONS = [
     # Orderings of the bell: each is one half of a Dekker pair, and only the explorer sees a missed wake-up.
+    Mutation("a child waits for a lock of its parent", "base/fork.h", "generation_.fetch_add(1, ", "generation_.fetch_add(0, ", ("plain/test_fork:a child can use a mutex",)),
     Mutation("a ring has no fence", "shm/bell.h", "    fence();\n", "", SLEEP),
     Mutation("several bells are rung without a fence", "coll/mesh/mesh.h", "    fence();\n", "", WHOLE),
     Mutation("a bell that is owed is never rung", "coll/mesh/mesh.h", "    if (owed_ == kNone) return;\n", "    return;\n", WHOLE),

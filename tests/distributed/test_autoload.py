@@ -76,7 +76,7 @@ model(torch.ones(2, 3, device="dev")).sum().backward()
 try:
     moves(cpu, 3)
 except RuntimeError as error:
-    os.write(1, f"{{error}}\n".encode())  # at once: the ranks share this pipe
+    os.write(1, f"{{error}}\\n".encode())  # at once: the ranks share this pipe
 dist.all_reduce(torch.ones(3), group=cpu)
 del model
 dist.destroy_process_group()

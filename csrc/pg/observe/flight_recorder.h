@@ -74,6 +74,7 @@ class FlightRecorder {
   ~FlightRecorder() = delete;  // never destroyed: threads may record until the process ends
 
   static FlightRecorder*& instance();
+  static void forget_parent();
   RecordedCall* find(std::uint64_t id);
   void push(RecordedCall&& entry);
   void watch();

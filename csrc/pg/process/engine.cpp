@@ -1,6 +1,5 @@
 #include "pg/process/engine.h"
 
-#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,6 +11,7 @@
 
 #include "base/environment.h"
 #include "base/error.h"
+#include "base/fork.h"
 #include "coll/observe/tracer.h"
 #include "pg/request/errors.h"
 #include "shm/process.h"
@@ -21,7 +21,7 @@ namespace {
 
 // The progress engine of the process is a deliberate global, as is its region table (shm/process.h).
 std::atomic<coll::Engine*> the_engine = nullptr;
-std::mutex engine_mutex;
+ForkMutex engine_mutex;
 std::function<void()> the_interrupt_check = [] {};
 std::function<void()> the_return_check;
 PrepareInterNode the_prepare_inter_node;
@@ -30,7 +30,6 @@ coll::Tracer* the_tracer = nullptr;  // under engine_mutex
 
 void forget_parent() {
   the_engine.store(nullptr, std::memory_order_relaxed);  // one thread only: this is a child just forked
-  new (&engine_mutex) std::mutex;                        // another thread of the parent may have held it
   the_tracer = nullptr;
 }
 
@@ -74,8 +73,7 @@ coll::Engine& engine() {
   if (auto* made = the_engine.load(std::memory_order_acquire)) return *made;  // pairs with the release below
   std::lock_guard lock(engine_mutex);
   if (auto* made = the_engine.load(std::memory_order_relaxed)) return *made;  // the lock orders it
-  static std::once_flag once;
-  std::call_once(once, [] { pthread_atfork(nullptr, nullptr, forget_parent); });
+  in_child_after_fork<forget_parent>();
   shm::Endpoint::Config config;
   the_node = node_from_environment();
   config.node = hash_of_node(the_node);
