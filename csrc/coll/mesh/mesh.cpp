@@ -44,8 +44,7 @@ Mesh::Mesh(std::shared_ptr<shm::Endpoint> endpoint, std::string name, int rank, 
   OCCL_FAULT_POINT("mesh.make");
   if (const std::string listed = environment::get(environment::kTopology); !listed.empty())
     listed_domain_ = listed_domain(listed, rank);
-  const shm::Token token = shm::random_token();
-  std::memcpy(&incarnation_, token.data(), sizeof(incarnation_));
+  incarnation_ = shm::random_number();
   auto& arena = endpoint_->arena();
   header_ = arena.keep(sizeof(GroupHeader));
   const auto block = allocate(SharedBlock::bytes(size));

@@ -12,6 +12,7 @@
 #include "base/environment.h"
 #include "base/error.h"
 #include "base/fork.h"
+#include "base/hash.h"
 #include "coll/observe/tracer.h"
 #include "pg/request/errors.h"
 #include "shm/process.h"
@@ -44,13 +45,6 @@ std::string node_from_environment() {
   return node;
 }
 
-/// 0 if there is no name.
-std::uint32_t hash_of_node(const std::string& name) {
-  std::uint32_t hash = 0;
-  for (const char c : name) hash = hash * 16777619u + static_cast<unsigned char>(c) + 1;
-  return hash;
-}
-
 void start_tracer(coll::Engine& engine, const std::string& directory, std::size_t max_bytes) {
   the_tracer = &coll::Tracer::make(directory, max_bytes);
   engine.set_recorder(the_tracer);
@@ -76,7 +70,7 @@ coll::Engine& engine() {
   in_child_after_fork<forget_parent>();
   shm::Endpoint::Config config;
   the_node = node_from_environment();
-  config.node = hash_of_node(the_node);
+  config.node = static_cast<std::uint32_t>(hash_of(the_node));
   auto* made = new coll::Engine(std::make_shared<shm::Endpoint>(shm::process_regions(), config));
   trace_as_environment_says(*made);
   the_engine.store(made, std::memory_order_release);

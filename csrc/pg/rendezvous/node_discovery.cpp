@@ -58,13 +58,6 @@ std::string addresses() {
   return text;
 }
 
-/// The same in every process; 0 of an empty text.
-std::uint64_t hash_of(std::string_view text) {
-  std::uint64_t hash = kHashStart;
-  for (const char c : text) hash = hashed(hash, static_cast<unsigned char>(c));
-  return text.empty() ? 0 : hash;
-}
-
 std::string boot_id() {
   std::string id;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> id;

@@ -16,6 +16,7 @@
 #include "pg/rendezvous/node_discovery.h"
 #include "pg/rendezvous/store_client.h"
 #include "pg/rendezvous/store_exchange.h"
+#include "pg/request/errors.h"
 
 namespace occl::pg {
 namespace {

@@ -36,9 +36,6 @@ namespace occl::pg {
 inline constexpr std::chrono::milliseconds kStoreGrace{1500};
 inline constexpr int kSpread = 8;
 
-/// The first line of what an exception says: PyTorch appends stacks.
-std::string first_line(const std::exception& error);
-
 class Board {
  public:
   Board(const c10::intrusive_ptr<c10d::Store>& store, std::string name, int rank, int size,

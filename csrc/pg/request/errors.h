@@ -18,6 +18,9 @@ std::exception_ptr as_exception(const Error& error);
 /// What an exception of any type says, for the peers.
 std::string text_of(const std::exception_ptr& exception);
 
+/// The first line of what an exception says: PyTorch appends stacks.
+std::string first_line(const std::exception& error);
+
 /// Runs `f`, and raises the errors that the core throws.
 template <class F>
 auto translated(F&& f) {
