@@ -15,7 +15,7 @@ VERSIONS = runpy.run_path(str(Path("torch_occl", "_versions.py")))
 # What needs torch.distributed, which a PyTorch may be built without; the device does not.
 DISTRIBUTED = {*Path("csrc/pg").rglob("*.cpp"), *Path("csrc/bind").glob("*.cpp")}
 DISTRIBUTED -= {Path("csrc/bind/module.cpp"), Path("csrc/bind/device.cpp")}
-DISTRIBUTED -= {Path("csrc/pg/request/errors.cpp"), Path("csrc/pg/process/engine.cpp")}
+DISTRIBUTED -= {Path("csrc/pg/process/python_hooks.cpp")}
 SOURCES = sorted(
     str(path)
     for path in Path("csrc").rglob("*.cpp")

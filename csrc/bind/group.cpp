@@ -12,6 +12,7 @@
 #include "pg/backend/registrations.h"
 #include "pg/observe/flight_recorder.h"
 #include "pg/process/engine.h"
+#include "pg/process/python_hooks.h"
 #include "pg/rendezvous/node_discovery.h"
 #include "pg/request/argument_error.h"
 

@@ -12,6 +12,7 @@
 #include "pg/backend/registrations.h"
 #include "pg/backend/shared_tensors.h"
 #include "pg/process/engine.h"
+#include "pg/process/python_hooks.h"
 #include "pg/rendezvous/rendezvous.h"
 #include "pg/request/errors.h"
 

@@ -13,6 +13,7 @@
 #include "coll/progress/engine.h"
 #include "hosts/group.h"
 #include "pg/process/engine.h"
+#include "pg/process/python_hooks.h"
 #include "pg/rendezvous/node_discovery.h"
 #include "pg/rendezvous/store_client.h"
 #include "pg/rendezvous/store_exchange.h"

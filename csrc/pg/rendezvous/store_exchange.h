@@ -25,7 +25,7 @@
 
 #include "base/error.h"
 #include "base/sync.h"
-#include "pg/process/engine.h"
+#include "pg/process/python_hooks.h"
 #include "pg/rendezvous/attempt.h"
 #include "pg/rendezvous/node_discovery.h"
 #include "pg/rendezvous/store_client.h"
