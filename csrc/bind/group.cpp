@@ -14,7 +14,7 @@
 #include "pg/process/engine.h"
 #include "pg/process/python_hooks.h"
 #include "pg/rendezvous/node_discovery.h"
-#include "pg/request/argument_error.h"
+#include "pg/request/errors.h"
 
 namespace occl::bind {
 namespace {

@@ -76,7 +76,7 @@ PrepareBetween between_for(const Options& options, int rank, int size) {
 
 GroupBackend::GroupBackend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                            const Options& options, const Parent& parent)
-    : CapableBackend(rank, size), options_(options.copy()) {
+    : BackendBase(rank, size), options_(options.copy()) {
   register_for_groups();
   translated([&] {
     Met met = parent.group ? meet_in(parent, coll::Subgroup::Purpose::create, options)
@@ -94,7 +94,7 @@ GroupBackend::GroupBackend(const c10::intrusive_ptr<c10d::Store>& store, int ran
 }
 
 GroupBackend::GroupBackend(Met met, const Options& options)
-    : CapableBackend(met.group->rank(), met.group->size()),
+    : BackendBase(met.group->rank(), met.group->size()),
       options_(options.copy()),
       group_(std::move(met.group)),
       node_(std::move(met.node)),

@@ -21,7 +21,7 @@
 #include "coll/progress/communicator.h"
 #include "pg/observe/dump_pipe.h"
 #include "pg/observe/flight_settings.h"
-#include "pg/observe/group_facts.h"
+#include "pg/observe/param_comms.h"
 #include "pg/observe/recorded_calls.h"
 #include "pg/request/request.h"
 

@@ -1,7 +1,6 @@
 #include "pg/request/errors.h"
 
 #include "base/as_error.h"
-#include "pg/request/argument_error.h"
 
 namespace occl::pg {
 namespace {

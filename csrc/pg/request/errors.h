@@ -1,5 +1,7 @@
-// Translates the core's errors into PyTorch's.
+// The core's errors as PyTorch's, and the error for wrong arguments, which is two kinds at once in Python.
 #pragma once
+
+#include <c10/util/Exception.h>
 
 #include <exception>
 #include <string>
@@ -8,6 +10,12 @@
 #include "base/error.h"
 
 namespace occl::pg {
+
+/// `torch_occl.ArgumentError` in Python: a ValueError, as NCCL raises, and a RuntimeError, as Gloo raises.
+class ArgumentError : public c10::ValueError {
+ public:
+  using ValueError::ValueError;
+};
 
 /// Throws what Python users expect: ArgumentError (a ValueError), NotImplementedError,
 /// torch.OutOfMemoryError, and torch.distributed.DistBackendError for every other code.
