@@ -3,9 +3,9 @@
 //
 //   programs KIND NODES RANKS BYTES WINDOW     KIND: all_reduce or broadcast, float32; RANKS: of each node
 //
-//   by doubling, the number of the way of a broadcast (hosts/algorithm_choice.h), then windows and stages, the messages
-//   and bytes that the rank sends that sends most, the bytes that the node sends that sends most, and what a
-//   leader sends to exchange notes (messages, notes)
+//   by doubling, the number of the way of a broadcast (hosts/algorithm_choice.h), then windows and stages,
+//   the messages and bytes that the rank sends that sends most, the bytes that the node sends that sends
+//   most, and what a leader sends to exchange notes (messages, notes)
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -13,9 +13,9 @@
 #include <variant>
 #include <vector>
 
+#include "hosts/algorithm_choice.h"
 #include "hosts/preamble.h"
 #include "hosts/program.h"
-#include "hosts/algorithm_choice.h"
 
 using namespace occl;
 using namespace occl::hosts;

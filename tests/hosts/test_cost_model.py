@@ -30,7 +30,15 @@ CASES = [
     for ranks in (1, 2)
     for size in (1000, 64 << 10, 1 << 20, (5 << 20) + 400)
 ]
-SOURCES = ["ways", "sums", "program", "over_rails", "over_blocks", "partition", "council"]
+SOURCES = [
+    "algorithm_choice",
+    "reduction_tree",
+    "program",
+    "sharded_program",
+    "per_rank_program",
+    "topology",
+    "preamble",
+]
 RESULTS = Path(cpp_build.ROOT, "benchmarks", "results")
 
 needs_compiler = pytest.mark.skipif(
@@ -133,8 +141,8 @@ def test_a_limited_link_costs_its_bytes_where_it_is_the_slowest():
 class CountingStore(dist.Store):
     """Passes every call on, and counts them by name.
 
-    A rank that waits looks at announcements now and then (csrc/pg/rendezvous/attempt.h). So each counts once for rank 0,
-    which must read all, and not at all for others.
+    A rank that waits looks at announcements now and then (csrc/pg/rendezvous/attempt.h). So each counts once
+    for rank 0, which must read all, and not at all for others.
     """
 
     def __init__(self, store: dist.Store, rank: int) -> None:
