@@ -1,5 +1,5 @@
-// What makes `dev` known to PyTorch's C++ side. Loading the library registers nothing, because another
-// package may own PrivateUse1: `register_device` does it all, once per process.
+// The registrations that make `dev` known to PyTorch's C++ side. Loading the library registers nothing,
+// because another package may own PrivateUse1: `register_device` does it all, once per process.
 #pragma once
 
 #include <functional>

@@ -69,8 +69,9 @@ class SharingAllocator final : public c10::Allocator {
       return allocate_block(bytes);
     } catch (const Error& error) {
       TORCH_WARN_ONCE(
-          "CPU tensors of torch_occl.share_cpu_memory get ordinary memory from now on where there is "
-          "no shared memory for them: ",
+          "torch_occl.share_cpu_memory: shared memory is exhausted, so further CPU tensors use ordinary "
+          "memory "
+          "where there is none: ",
           error.what());
       return behind->allocate(bytes);
     }

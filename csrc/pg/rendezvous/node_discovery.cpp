@@ -146,8 +146,8 @@ std::vector<std::string> obstacles_to(const std::vector<Card>& cards, int rank, 
       obstacle = error.what();
       if (difference(cards[rank].place, it.place).empty())
         LOG(WARNING) << "occl: rank " << it.invitation.rank
-                     << " seems to share memory with this process, and "
-                     << "does not, so their messages take the way between nodes: " << obstacle;
+                     << " is on this host, but its memory cannot be mapped, so the network is used: "
+                     << obstacle;
     }
   }
   return obstacles;

@@ -1,4 +1,4 @@
-// What the ranks of one group tell each other through its store, before they share anything else. They first
+// The exchange between the ranks of one group through its store, before they share anything else. They first
 // find their round (pg/rendezvous/attempt.h). Then each kind of thing has a key for each rank. Every wait
 // ends at the deadline of the group's creation, and every error names this rank and those it waits for.
 //

@@ -213,8 +213,8 @@ std::uint32_t InterNode::new_channel() {
   const std::uint64_t count = channels_.fetch_add(1, std::memory_order_relaxed);
   const std::uint64_t channel = count * backend_->getSize() + backend_->getRank();
   if (channel > kLastChannel)
-    fail(Errc::closed, "rank ", backend_->getRank(), " has made all groups that there are tags for in ",
-         name_);
+    fail(Errc::closed, "rank ", backend_->getRank(), " has no group tags left on ", name_,
+         ": destroy the default group and create it again");
   return static_cast<std::uint32_t>(channel);
 }
 
