@@ -17,8 +17,9 @@ from torch.utils.cpp_extension import BuildExtension, CppExtension
 
 VERSIONS = runpy.run_path(str(Path("occl", "versions.py")))
 # What needs torch.distributed, which a PyTorch may be built without; the device does not.
-DISTRIBUTED = {*Path("csrc/pg").rglob("*.cpp"), Path("csrc/bind/backend.cpp"), Path("csrc/bind/replicas.cpp")}
-DISTRIBUTED -= {Path("csrc/pg/request/errors.cpp"), Path("csrc/pg/process/engine.cpp")}
+DISTRIBUTED = {*Path("csrc/pg").rglob("*.cpp"), *Path("csrc/bind").glob("*.cpp")}
+DISTRIBUTED -= {Path("csrc/bind/module.cpp"), Path("csrc/bind/device.cpp")}
+DISTRIBUTED -= {Path("csrc/pg/process/python_hooks.cpp")}
 SOURCES = sorted(
     str(path)
     for path in Path("csrc").rglob("*.cpp")

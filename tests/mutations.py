@@ -87,6 +87,7 @@ RELAXED = "std::memory_order_relaxed"
 
 MUTATIONS = [
     # Orderings of the bell: each is one half of a Dekker pair, and only the explorer sees a missed wake-up.
+    Mutation("a child waits for a lock of its parent", "base/fork.h", "generation_.fetch_add(1, ", "generation_.fetch_add(0, ", ("plain/test_fork:a child can use a mutex",)),
     Mutation("a ring has no fence", "shm/bell.h", "    fence();  //", "    //", SLEEP),
     Mutation("several bells are rung without a fence", "coll/mesh/mesh.h", "    fence();  //", "    //", WHOLE),
     Mutation("a bell that is owed is never rung", "coll/mesh/mesh.h", "    if (owed_ == kNone) return;\n", "    return;\n", WHOLE),
@@ -317,7 +318,7 @@ MUTATIONS = [
     Mutation("a message that no thread waits for counts as ended", "pg/transport/backend_link.cpp", "if (!work) end(\"\");", "end(\"\");", ("tests/hosts/test_engines.py::test_a_message_that_no_thread_can_wait_for_is_given_up",)),
     Mutation("memory that an engine may use is released", "coll/progress/communicator.cpp", "  if (keeps_memory()) return;\n", "", ("tests/hosts/test_engines.py::test_memory_stays_if_an_engine_does_not_end_a_message_at_its_abort",)),
     Mutation("machines of one snapshot are one place", "pg/rendezvous/node_discovery.cpp", "  card.place.hardware = hash_of(addresses());\n", "", ("tests/hosts/test_nodes.py::test_machines_made_from_one_snapshot_are_different_nodes",)),
-    Mutation("a thread that connects asks for the GIL of an interpreter that has ended", "bind/backend.cpp", "  const Stay with;\n", "", ("tests/hosts/test_refusals.py::test_a_thread_that_still_connects_does_not_end_the_process_at_its_exit",)),
+    Mutation("a thread that connects asks for the GIL of an interpreter that has ended", "bind/group.cpp", "  const Stay with;\n", "", ("tests/hosts/test_refusals.py::test_a_thread_that_still_connects_does_not_end_the_process_at_its_exit",)),
     Mutation("letters after the last one of an attempt are read", "hosts/subgroup_handshake.cpp", "while (!made_) {", "for (;;) {", ("plain/test_hosts_subgroup:side by side",)),
     Mutation("an answer to any call counts", "hosts/subgroup_handshake.cpp", "if (letter.call == own_call_) other.answered = own_call_;", "other.answered = own_call_;", ("plain/test_hosts_subgroup:earlier call",)),
     Mutation("a call of a rank that gave up stays open", "hosts/subgroup_handshake.cpp", "if (own_call_) mail_.post(other.rank, letter(Kind::over, own_call_));", "", ("plain/test_hosts_subgroup:too late for",)),
@@ -354,7 +355,7 @@ MUTATIONS = [
     Mutation("any memory may be copied later", "device/ops/storage_ops.cpp", "return t.has_storage() && is_pinned(t.storage().data());", "return t.has_storage();", (ON_DEV + "test_non_blocking_copy_of_ordinary_memory_is_done_at_the_return",)),
     Mutation("a queued copy is of what the tensors become", "device/ops/storage_ops.cpp", "[to = as_it_is(self), from = as_it_is(src)]", "[to = self, from = src]", (ON_DEV + "test_non_blocking_copy_is_of_what_the_tensors_were",)),
     Mutation("a tensor is resized before its stream is there", "device/ops/storage_ops.cpp", "  wait_for_queued(self.device().index());\n  OnDevice guard", "  OnDevice guard", HOST),
-    Mutation("a storage is resized before its stream is there", "device/runtime/interfaces.cpp", "    wait_for_queued(impl->device().index());", "   ", HOST),
+    Mutation("a storage is resized before its stream is there", "device/runtime/hooks.cpp", "    wait_for_queued(impl->device().index());", "   ", HOST),
     Mutation("a storage is moved before its stream is there", "device/ops/cpu_aliases.cpp", "  wait_for_queued(dev.device().index());", " ", HOST),
     Mutation("memory is free before its streams are there", "device/runtime/allocator.cpp", "      enqueue(stream, [share] {});\n", "", ("tests/device/test_memory.py::test_record_stream_delays_reuse",)),
     Mutation("the first stream to come frees memory", "device/runtime/allocator.cpp", "    streams.push_back(stream);\n", "    streams.assign(1, stream);\n", ("tests/device/test_memory.py::test_record_stream_delays_reuse",)),

@@ -37,7 +37,7 @@ PROGRAM = """\
 using occl::pg::ProcessGroupOCCL;
 static_assert(!std::is_abstract_v<ProcessGroupOCCL>);
 bool splits(const ProcessGroupOCCL& group) { return group.supportsSplitting(); }
-const auto capabilities = &occl::pg::CapableBackend::capabilities;
+const auto capabilities = &occl::pg::BackendBase::capabilities;
 """
 
 

@@ -58,13 +58,13 @@ def test_the_package_is_imported_and_serves_the_device(autoload):
 @pytest.mark.full
 def test_the_library_is_linked_without_the_backend(tmp_path):
     """As setup.py builds it for such a PyTorch: what is left needs nothing of what is left out."""
+    csrc = PACKAGE / "csrc"
     objects = PACKAGE / "build" / f"objects-{sys.implementation.cache_tag}" / "csrc"
     if not objects.exists():
         pytest.skip("the extension was not built in this checkout")
-    csrc = PACKAGE / "csrc"
-    backend = {*(csrc / "pg").rglob("*.cpp"), csrc / "bind/backend.cpp", csrc / "bind/replicas.cpp"}
-    backend -= {csrc / "pg/request/errors.cpp", csrc / "pg/process/engine.cpp"}
-    sources = sorted(set(csrc.rglob("*.cpp")) - backend)  # not all objects: a source may have moved
+    left_out = {*(csrc / "pg").rglob("*.cpp"), *(csrc / "bind").glob("*.cpp")}
+    left_out -= {csrc / "bind/module.cpp", csrc / "bind/device.cpp", csrc / "pg/process/python_hooks.cpp"}
+    sources = sorted({*csrc.rglob("*.cpp")} - left_out)  # not all objects: a source may have moved
     (tmp_path / "occl").symlink_to(PACKAGE / "occl")
     library = tmp_path / f"_C{sysconfig.get_config_var('EXT_SUFFIX')}"
     libraries = Path(torch.__file__).parent / "lib"

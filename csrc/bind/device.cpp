@@ -12,7 +12,7 @@
 #include "device/runtime/generator.h"
 #include "device/runtime/stream.h"
 #include "memory/memory_limit.h"
-#include "pg/process/engine.h"
+#include "pg/process/python_hooks.h"
 
 namespace occl::bind {
 

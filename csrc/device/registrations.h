@@ -1,5 +1,5 @@
-// What makes `dev` known to PyTorch's C++ side. Loading the library registers nothing, because another
-// package may own PrivateUse1: `register_device` does it all, once per process.
+// The registrations that make `dev` known to PyTorch's C++ side. Loading the library registers nothing,
+// because another package may own PrivateUse1: `register_device` does it all, once per process.
 #pragma once
 
 #include <functional>
@@ -22,13 +22,13 @@ void register_device(const std::function<void()>& register_groups);
 
 /// The allocator of `dev`, and one in front of the CPU's that consults `AllocateOn`.
 void register_allocators();
-/// The device guard: how PyTorch's own code switches devices and streams, and uses events.
+/// The device guard: switches devices and streams, and records events, for PyTorch's own code.
 void register_guard();
-/// The accelerator hooks: what torch.accelerator, generators, storages and pinned memory ask a device.
+/// The accelerator hooks: devices, generators, pinned memory and storages, for code of any accelerator.
 void register_hooks();
 /// The allocator of "pinned" host memory.
 void register_pinned_allocator();
-/// How PyTorch's profilers measure the time on `dev`.
+/// The stubs through which PyTorch's profilers measure time on `dev`.
 void register_profiler();
 
 // device/ops: the operators of the device

@@ -17,8 +17,7 @@ Talks::Talks(const Membership& m, Mail& mail, const coll::Subgroup& wanted, cons
     if (const int leader = partition.leader(node); leader != rank && (rank == 0 || leader == 0))
       others_.push_back({wanted.ranks[leader]});
   if (rank != 0) return;
-  std::memcpy(&own_call_, shm::random_token().data(), sizeof(own_call_));
-  own_call_ |= 1;
+  own_call_ = shm::random_number();
 }
 
 void Talks::begin() {

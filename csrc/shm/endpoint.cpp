@@ -59,8 +59,7 @@ Endpoint::Endpoint(std::shared_ptr<RegionTable> regions, const Config& config)
   address_.node = config.node;
   address_.socket = random_token();
   address_.secret = random_token();
-  const Token nonce = random_token();
-  std::memcpy(&address_.nonce, nonce.data(), sizeof(address_.nonce));
+  address_.nonce = random_number();
   if (gethostname(address_.host.data(), address_.host.size() - 1) != 0) address_.host = {"?"};
 
   auto* header = new (arena_.at(0)) ProcessHeader;

@@ -55,6 +55,13 @@ Token random_token() {
   return token;
 }
 
+std::uint64_t random_number() {
+  const Token token = random_token();
+  std::uint64_t number = 0;
+  std::memcpy(&number, token.data(), sizeof(number));
+  return number | 1;
+}
+
 UniqueFd listen_on(const Token& token) {
   UniqueFd fd = new_socket();
   const Name name = abstract_name(token);

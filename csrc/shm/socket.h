@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <vector>
@@ -16,6 +17,8 @@ namespace occl::shm {
 inline constexpr std::size_t kMaxDescriptors = 4;
 
 Token random_token();
+/// Never 0, which stands for no number.
+std::uint64_t random_number();
 
 /// A listening SOCK_SEQPACKET socket with the abstract name `name`.
 UniqueFd listen_on(const Token& name);

@@ -41,8 +41,7 @@ Mesh::Mesh(std::shared_ptr<shm::Endpoint> endpoint, std::string name, int rank, 
   endpoint_->collect();
   OCCL_FAULT_POINT("mesh.make");
   listed_domain_ = listed_domain(rank);
-  const shm::Token token = shm::random_token();
-  std::memcpy(&incarnation_, token.data(), sizeof(incarnation_));
+  incarnation_ = shm::random_number();
   auto& arena = endpoint_->arena();
   header_ = arena.keep(sizeof(GroupHeader));
   const auto block = allocate(SharedBlock::bytes(size));

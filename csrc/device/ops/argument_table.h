@@ -1,4 +1,4 @@
-// What the schema of an operator says about its arguments, so that a call looks only at the relevant ones.
+// The facts of an operator's schema about its arguments, so that a call looks only at the relevant ones.
 #pragma once
 
 #include <ATen/core/function_schema.h>

@@ -1,4 +1,5 @@
-// The parts of tensors that PyTorch's public interface hides, and a backend has to read or replace.
+// The one file that reads protected members of PyTorch's classes: the parts of tensors that its public
+// interface hides, and that a backend has to read or replace.
 #pragma once
 
 #include <ATen/SparseCsrTensorImpl.h>

@@ -1,7 +1,6 @@
 #include "device/runtime/cpu_memory.h"
 
 #include <c10/core/CPUAllocator.h>
-#include <pthread.h>
 
 #include <atomic>
 #include <cstdint>
@@ -9,6 +8,7 @@
 #include <mutex>
 
 #include "base/error.h"
+#include "base/fork.h"
 #include "device/runtime/allocator.h"
 #include "memory/heap.h"
 #include "memory/memory_limit.h"
@@ -26,12 +26,11 @@ std::atomic<bool> g_forked{false};  // this process is a forked child
 memory::Heap& heap() {
   static auto* instance = [] {
     auto* made = new memory::Heap(-1, shm::Pages::when_touched);
-    const int status = pthread_atfork([] { heap().before_fork(); }, [] { heap().after_fork_in_parent(); },
-                                      [] {
-                                        heap().after_fork_in_child();
-                                        g_forked.store(true, std::memory_order_relaxed);
-                                      });
-    if (status != 0) fail(Errc::out_of_memory, "the C library has no memory for handlers of fork");
+    around_fork([] { heap().before_fork(); }, [] { heap().after_fork_in_parent(); },
+                [] {
+                  heap().after_fork_in_child();
+                  g_forked.store(true, std::memory_order_relaxed);
+                });
     return made;
   }();
   return *instance;
@@ -70,8 +69,9 @@ class SharingAllocator final : public c10::Allocator {
       return allocate_block(bytes);
     } catch (const Error& error) {
       TORCH_WARN_ONCE(
-          "CPU tensors of torch_occl.share_cpu_memory get ordinary memory from now on where there is "
-          "no shared memory for them: ",
+          "torch_occl.share_cpu_memory: shared memory is exhausted, so further CPU tensors use ordinary "
+          "memory "
+          "where there is none: ",
           error.what());
       return behind->allocate(bytes);
     }

@@ -23,7 +23,7 @@ std::optional<std::size_t> share_cpu_memory(std::optional<std::size_t> min_bytes
 /// c10::OutOfMemoryError.
 c10::DataPtr allocate_for_peers(std::size_t bytes);
 
-/// Of the memory that both have handed out in this process.
+/// Statistics of all shared CPU memory of this process.
 memory::HeapStats cpu_memory_stats();
 
 }  // namespace occl::pg

@@ -3,7 +3,6 @@
 #include <ATen/Parallel.h>
 #include <c10/core/AutogradState.h>
 #include <c10/util/Exception.h>
-#include <pthread.h>
 
 #include <atomic>
 #include <cstdlib>
@@ -11,6 +10,7 @@
 #include <string>
 
 #include "base/environment.h"
+#include "base/fork.h"
 
 namespace occl::device {
 namespace {
@@ -46,7 +46,7 @@ bool is_forked() {
 /// threads for the devices would be the first, all at once ("Invalid thread pool!"), so this thread is.
 void make_thread_pool_anew() { at::set_num_threads(at::get_num_threads()); }
 
-void in_child_after_fork() {
+void note_fork() {
   if (g_used.load(std::memory_order_relaxed)) g_bad_fork.store(true, std::memory_order_relaxed);
 }
 
@@ -90,8 +90,7 @@ bool used() { return g_used.load(std::memory_order_relaxed); }
 void mark_used() {
   check_fork();
   if (used()) return;
-  static const int registered = pthread_atfork(nullptr, nullptr, in_child_after_fork);
-  TORCH_CHECK(registered == 0, "pthread_atfork failed");
+  in_child_after_fork<note_fork>();
   // dev computes on the cores of the calling thread: in autograd's own thread for a device, the backward pass
   // would have a second team of OpenMP threads, and both teams would share the cores.
   c10::AutogradState::get_tls_state().set_multithreading_enabled(false);

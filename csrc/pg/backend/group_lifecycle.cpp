@@ -12,6 +12,7 @@
 #include "pg/backend/registrations.h"
 #include "pg/backend/shared_tensors.h"
 #include "pg/process/engine.h"
+#include "pg/process/python_hooks.h"
 #include "pg/rendezvous/rendezvous.h"
 #include "pg/request/errors.h"
 
@@ -45,14 +46,15 @@ Met meet_in(const GroupBackend::Parent& parent, coll::Subgroup::Purpose purpose,
   return {made.group, made.node, made.node ? Between{} : between, std::nullopt};
 }
 
-/// What carries the messages of a group without a parent: what the options name, or a backend of its own.
+/// The carrier of a group without a parent: the one that the options name, or a backend of its own.
 PrepareBetween between_for(const Options& options, int rank, int size) {
   return [given = options.inter_node(), rank, size](bool one_network) {
     PreparedInterNode prepared;
     if (given) {
       if (given->getRank() != rank || given->getSize() != size)
-        fail(Errc::invalid_argument, "inter_node is rank ", given->getRank(), " of ", given->getSize(),
-             " where this is rank ", rank, " of ", size, " of the group");
+        fail(Errc::invalid_argument, "Options.inter_node has rank ", given->getRank(), " of ",
+             given->getSize(), ", but this group has rank ", rank, " of ", size,
+             ": pass a backend made with the same ranks");
       prepared = {given->getBackendName(), [given](auto&&...) { return given; }};
     } else {
       prepared = prepare_inter_node(one_network);
@@ -75,7 +77,7 @@ PrepareBetween between_for(const Options& options, int rank, int size) {
 
 GroupBackend::GroupBackend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                            const Options& options, const Parent& parent)
-    : CapableBackend(rank, size), options_(options.copy()) {
+    : BackendBase(rank, size), options_(options.copy()) {
   register_for_groups();
   translated([&] {
     Met met = parent.group ? meet_in(parent, coll::Subgroup::Purpose::create, options)
@@ -93,7 +95,7 @@ GroupBackend::GroupBackend(const c10::intrusive_ptr<c10d::Store>& store, int ran
 }
 
 GroupBackend::GroupBackend(Met met, const Options& options)
-    : CapableBackend(met.group->rank(), met.group->size()),
+    : BackendBase(met.group->rank(), met.group->size()),
       options_(options.copy()),
       group_(std::move(met.group)),
       node_(std::move(met.node)),

@@ -11,7 +11,7 @@
 #include "coll/group/group.h"
 #include "coll/group/subgroup.h"
 #include "pg/backend/options.h"
-#include "pg/compat/capabilities.h"
+#include "pg/compat/backend_base.h"
 #include "pg/observe/completion_hook.h"
 #include "pg/observe/flight_recorder.h"
 #include "pg/observe/param_comms.h"
@@ -21,7 +21,7 @@
 
 namespace occl::pg {
 
-class GroupBackend : public CapableBackend {
+class GroupBackend : public BackendBase {
  public:
   using Options = pg::Options;
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "pg/process/engine.h"
+#include "pg/process/environment.h"
 #include "pg/request/errors.h"
 
 namespace occl::pg {

@@ -9,6 +9,7 @@
 #include "pg/backend/side_streams.h"
 #include "pg/observe/param_comms.h"
 #include "pg/process/engine.h"
+#include "pg/process/python_hooks.h"
 #include "pg/request/checks.h"
 #include "pg/request/errors.h"
 #include "pg/request/normalize.h"

@@ -1,4 +1,4 @@
-// What groups register with PyTorch, and when. Loading the library registers nothing.
+// The registrations of groups with PyTorch. Loading the library makes none.
 #pragma once
 
 namespace occl::pg {

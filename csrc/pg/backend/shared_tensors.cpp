@@ -11,10 +11,10 @@ namespace {
 
 void require() {
   if (!has_shared_tensors())
-    raise(
-        Error(Errc::not_implemented,
-              "this process has no device of torch_occl (OCCL_DEVICE=0, or another package has PrivateUse1), "
-              "whose memory peers could map"));
+    raise(Error(Errc::not_implemented,
+                "this process has no dev device (OCCL_DEVICE=0, or another package owns PrivateUse1), so "
+                "there is no "
+                "memory that peers can map"));
 }
 
 }  // namespace

@@ -15,6 +15,7 @@
 #include "kernels/kernels.h"
 #include "pg/backend/side_streams.h"
 #include "pg/process/engine.h"
+#include "pg/process/python_hooks.h"
 #include "pg/request/errors.h"
 
 namespace occl::pg {

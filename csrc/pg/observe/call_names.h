@@ -1,4 +1,4 @@
-// What PyTorch's instruments call an operation. They know the names that NCCL's backend uses.
+// The names of operations in PyTorch's instruments, which know those of NCCL's backend.
 #pragma once
 
 #include <span>

@@ -2,13 +2,13 @@
 
 #include <c10/util/ApproximateClock.h>
 #include <c10/util/thread_name.h>
-#include <pthread.h>
 #include <torch/csrc/distributed/c10d/FlightRecorder.hpp>
 
 #include <algorithm>
 #include <optional>
 #include <utility>
 
+#include "base/fork.h"
 #include "base/thread.h"
 #include "pg/observe/call_names.h"
 #include "pg/observe/flight_format.h"
@@ -22,7 +22,8 @@ constexpr std::uint64_t kMessages = 1'000'000'000;
 /// How often the watcher looks. torchrun ends the other processes about this long after one has failed.
 constexpr std::chrono::milliseconds kLook{100};
 
-std::mutex instance_mutex;
+ForkMutex instance_mutex;
+bool asked = false;  // the environment was asked for the recorder; under the mutex
 
 std::string profiling_name(const char* call, const Request& request, int rank, int source) {
   const coll::Transfer* message = request.transfer();
@@ -55,17 +56,14 @@ FlightRecorder::FlightRecorder(FlightSettings settings) : settings_(std::move(se
   entries_.reserve(settings_.entries);
 }
 
+/// A forked child has no watcher, and another thread may have held the recorder: it makes one of its own.
+void FlightRecorder::forget_parent() {
+  instance() = nullptr;
+  asked = false;
+}
+
 FlightRecorder* FlightRecorder::get() {
-  static bool asked = false;  // under the mutex
-  static std::once_flag once;
-  // A forked child has no watcher, and another thread may have held a mutex: it makes a recorder of its own.
-  std::call_once(once, [] {
-    pthread_atfork(nullptr, nullptr, [] {
-      new (&instance_mutex) std::mutex;
-      instance() = nullptr;
-      asked = false;
-    });
-  });
+  in_child_after_fork<forget_parent>();
   std::lock_guard lock(instance_mutex);
   if (!asked) {
     FlightSettings settings = FlightSettings::of_environment();

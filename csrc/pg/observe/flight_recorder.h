@@ -21,7 +21,7 @@
 #include "coll/progress/communicator.h"
 #include "pg/observe/dump_pipe.h"
 #include "pg/observe/flight_settings.h"
-#include "pg/observe/group_facts.h"
+#include "pg/observe/param_comms.h"
 #include "pg/observe/recorded_calls.h"
 #include "pg/request/request.h"
 
@@ -74,6 +74,7 @@ class FlightRecorder {
   ~FlightRecorder() = delete;  // never destroyed: threads may record until the process ends
 
   static FlightRecorder*& instance();
+  static void forget_parent();
   RecordedCall* find(std::uint64_t id);
   void push(RecordedCall&& entry);
   void watch();

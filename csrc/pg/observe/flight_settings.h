@@ -1,4 +1,4 @@
-// What the environment says about the flight recorder (docs/profiling.md).
+// The settings of the flight recorder, from the environment (docs/profiling.md).
 #pragma once
 
 #include <cstddef>

@@ -8,11 +8,21 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
+#include <vector>
 
-#include "pg/observe/group_facts.h"
 #include "pg/request/request.h"
 
 namespace occl::pg {
+
+/// A group, as instruments describe it. Refers to strings and ranks of a process group, and must not outlive
+/// it.
+struct GroupFacts {
+  const std::string& name;         // PyTorch's: "0"
+  const std::string& description;  // "default_pg"
+  int rank, size;
+  const std::vector<std::uint64_t>& global_ranks;  // empty: the group's ranks are the global ones
+};
 
 /// The event lasts as long as this object. Make one only if at::hasCallbacks(): it allocates.
 class ParamComms {

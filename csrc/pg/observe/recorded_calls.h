@@ -1,4 +1,4 @@
-// What the flight recorder keeps of groups and of calls.
+// The flight recorder's entries: groups, calls, and the sizes of their tensors.
 #pragma once
 
 #include <c10/util/ApproximateClock.h>
@@ -11,9 +11,18 @@
 #include <vector>
 
 #include "coll/progress/communicator.h"
-#include "pg/observe/recorded_sizes.h"
+#include "pg/request/request.h"
 
 namespace occl::pg {
+
+/// The sizes and types of a call's inputs, or outputs.
+struct RecordedSide {
+  std::vector<std::vector<std::int64_t>> sizes;
+  std::vector<std::string> dtypes;
+
+  void add(std::vector<std::int64_t> size, const at::Tensor& of);
+  void add(const RecordedSide& other);
+};
 
 struct RecordedGroup {
   std::size_t id = 0;
@@ -40,5 +49,13 @@ struct RecordedCall {
   bool is_message = false, any_source = false, retired = false;
   std::string thread, thread_name;
 };
+
+struct RecordedSizes {
+  RecordedSide in, out;
+  const char* name = nullptr;  // of the call; null: the usual one
+};
+
+/// In the form in which the analyser compares them between ranks.
+RecordedSizes recorded_sizes(const Request& request);
 
 }  // namespace occl::pg

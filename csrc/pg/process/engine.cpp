@@ -1,18 +1,19 @@
 #include "pg/process/engine.h"
 
-#include <pthread.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
-#include <charconv>
 #include <cstdio>
 #include <mutex>
-#include <string_view>
+#include <utility>
 
 #include "base/environment.h"
 #include "base/error.h"
+#include "base/fork.h"
+#include "base/hash.h"
 #include "coll/observe/tracer.h"
+#include "pg/process/environment.h"
+#include "pg/process/python_hooks.h"
 #include "pg/request/errors.h"
 #include "shm/process.h"
 
@@ -21,35 +22,13 @@ namespace {
 
 // The progress engine of the process is a deliberate global, as is its region table (shm/process.h).
 std::atomic<coll::Engine*> the_engine = nullptr;
-std::mutex engine_mutex;
-std::function<void()> the_interrupt_check = [] {};
-std::function<void()> the_return_check;
-PrepareInterNode the_prepare_inter_node;
+ForkMutex engine_mutex;
 std::string the_node;                // of the_engine
 coll::Tracer* the_tracer = nullptr;  // under engine_mutex
 
 void forget_parent() {
   the_engine.store(nullptr, std::memory_order_relaxed);  // one thread only: this is a child just forked
-  new (&engine_mutex) std::mutex;                        // another thread of the parent may have held it
   the_tracer = nullptr;
-}
-
-/// OCCL_NODE, empty if it is not set. Throws Error(invalid_argument) for what users would not see in a text.
-std::string node_from_environment() {
-  const std::string node = environment::get(environment::kNode);
-  const bool visible = std::all_of(node.begin(), node.end(), [](char c) { return c >= ' ' && c <= '~'; });
-  if (!visible || node.size() > kLongestNode || node.starts_with(' ') || node.ends_with(' '))
-    fail(Errc::invalid_argument, environment::kNode, " is \"", printable(node.c_str(), kLongestNode + 1),
-         "\": set it to at most ", kLongestNode,
-         " printable ASCII characters without spaces at the ends, or unset it");
-  return node;
-}
-
-/// 0 if there is no name.
-std::uint32_t hash_of_node(const std::string& name) {
-  std::uint32_t hash = 0;
-  for (const char c : name) hash = hash * 16777619u + static_cast<unsigned char>(c) + 1;
-  return hash;
 }
 
 void start_tracer(coll::Engine& engine, const std::string& directory, std::size_t max_bytes) {
@@ -74,11 +53,10 @@ coll::Engine& engine() {
   if (auto* made = the_engine.load(std::memory_order_acquire)) return *made;  // pairs with the release below
   std::lock_guard lock(engine_mutex);
   if (auto* made = the_engine.load(std::memory_order_relaxed)) return *made;  // the lock orders it
-  static std::once_flag once;
-  std::call_once(once, [] { pthread_atfork(nullptr, nullptr, forget_parent); });
+  in_child_after_fork<forget_parent>();
   shm::Endpoint::Config config;
   the_node = node_from_environment();
-  config.node = hash_of_node(the_node);
+  config.node = static_cast<std::uint32_t>(hash_of(the_node));
   auto* made = new coll::Engine(std::make_shared<shm::Endpoint>(shm::process_regions(), config));
   trace_as_environment_says(*made);
   the_engine.store(made, std::memory_order_release);
@@ -115,7 +93,7 @@ void stop_background() {
 void announce_end() {
   auto* made = the_engine.load(std::memory_order_acquire);  // pairs with engine()
   if (!made) return;
-  made->deliver(the_interrupt_check);
+  made->deliver(interrupt_check());
   made->endpoint()->announce_end();
 }
 
@@ -129,39 +107,6 @@ void check_not_forked(const coll::Communicator& group) {
                 concat("group ", group.name(), " of rank ", group.rank(),
                        " was created before this process was forked, and belongs to the parent: create "
                        "process groups in the process that uses them, or start it with 'spawn'")));
-}
-
-void set_interrupt_check(std::function<void()> check) { the_interrupt_check = std::move(check); }
-const std::function<void()>& interrupt_check() { return the_interrupt_check; }
-
-void set_return_check(std::function<void()> check) { the_return_check = std::move(check); }
-const std::function<void()>& return_check() { return the_return_check; }
-
-void set_prepare_inter_node(PrepareInterNode prepare) { the_prepare_inter_node = std::move(prepare); }
-PreparedInterNode prepare_inter_node(bool one_network) { return the_prepare_inter_node(one_network); }
-
-Tuning tuning_from_environment() {
-  Tuning tuning;
-  const std::string text = environment::get(environment::kTuning);
-  std::string_view rest = text;
-  while (!rest.empty()) {
-    const std::string_view item = rest.substr(0, rest.find(','));
-    rest.remove_prefix(std::min(rest.size(), item.size() + 1));
-    const auto equals = item.find('=');
-    std::uint64_t number = 0;
-    const char* end = item.data() + item.size();
-    const char* begin = equals == item.npos ? end : item.data() + equals + 1;
-    const auto parsed = std::from_chars(begin, end, number);
-    try {
-      if (begin == end || parsed.ec != std::errc{} || parsed.ptr != end)
-        fail(Errc::invalid_argument, "\"", item,
-             "\" is not a name and a number of bytes, as in slot_bytes=262144");
-      set(tuning, item.substr(0, equals), number);
-    } catch (const Error& error) {
-      fail(error.code(), environment::kTuning, "=\"", text, "\": ", error.what());
-    }
-  }
-  return tuning;
 }
 
 }  // namespace occl::pg

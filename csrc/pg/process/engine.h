@@ -1,14 +1,9 @@
-// What all process groups of this process share: the endpoint and the progress engine.
+// The endpoint and the progress engine, which all process groups of this process share.
 #pragma once
 
-#include <functional>
-#include <memory>
+#include <cstddef>
 #include <string>
 
-#include <torch/csrc/distributed/c10d/Backend.hpp>
-#include <torch/csrc/distributed/c10d/Store.hpp>
-
-#include "coll/plan/tuning.h"
 #include "coll/progress/engine.h"
 
 namespace occl::pg {
@@ -41,36 +36,7 @@ bool is_forked_from(const coll::Communicator& group);
 /// Raises DistBackendError, from Error(closed), if is_forked_from.
 void check_not_forked(const coll::Communicator& group);
 
-/// Called now and then by a waiting thread; an exception that it throws ends the wait. The Python module sets
-/// it to check for Ctrl-C.
-void set_interrupt_check(std::function<void()> check);
-const std::function<void()>& interrupt_check();
-
-/// Called by a thread that is about to return from Work.wait, with or without an error; null: nothing is
-/// called. The Python module sets it to hold threads back once the interpreter ends.
-void set_return_check(std::function<void()> check);
-const std::function<void()>& return_check();
-
 /// OCCL_NODE, as it was when the engine was made; empty if it was not set.
-inline constexpr std::size_t kLongestNode = 63;
 const std::string& node_name();
-
-/// The backend that carries messages between nodes, before it is connected.
-struct PreparedInterNode {
-  std::string name;  // "gloo over eth0 (10.0.0.1)"
-  /// For all ranks of a group, which must call it together.
-  std::function<c10::intrusive_ptr<c10d::Backend>(const c10::intrusive_ptr<c10d::Store>& store, int rank,
-                                                  int size, std::chrono::milliseconds timeout)>
-      connect;
-};
-/// `one_network`: all ranks are in one network namespace, so that they can reach each other's loopback. The
-/// Python module sets it, because that reads the environment as PyTorch does.
-using PrepareInterNode = std::function<PreparedInterNode(bool one_network)>;
-void set_prepare_inter_node(PrepareInterNode prepare);
-PreparedInterNode prepare_inter_node(bool one_network);
-
-/// The defaults, overridden by OCCL_TUNING. Throws Error(invalid_argument) for an unknown name, or what is no
-/// number.
-Tuning tuning_from_environment();
 
 }  // namespace occl::pg

@@ -62,13 +62,6 @@ constexpr const char* kClaim = "occl/claim";
 std::string key_of(int rank) { return concat("occl/attempt/", rank); }
 std::string key_of_given(std::uint64_t round) { return concat("occl/", round, "/given"); }
 
-std::uint64_t random_number() {
-  const shm::Token token = shm::random_token();
-  std::uint64_t number = 0;
-  std::memcpy(&number, token.data(), sizeof(number));
-  return number | 1;  // 0 means none
-}
-
 template <class T>
 Bytes to_bytes(const T& head, const void* rest, std::size_t size) {
   static_assert(std::is_trivially_copyable_v<T>);
@@ -82,7 +75,7 @@ class Search {
  public:
   Search(c10d::Store& store, const Attempt& attempt, Deadline deadline, const Atomic<bool>& ended)
       : store_(store), attempt_(attempt), deadline_(deadline), ended_(ended), naps_(attempt.size) {
-    mine_.attempt = random_number();
+    mine_.attempt = shm::random_number();
     mine_.rank = attempt.rank;
     mine_.size = attempt.size;
     mine_.pids = attempt.pids;
@@ -214,7 +207,7 @@ class Search {
         append_to_bundle(bundle, round.given.emplace_back(value.begin() + sizeof(Announcement), value.end()));
       }
       attempts_ = std::move(attempts);
-      offered_ = {random_number(), all_first ? 1u : 0u, mine_.size};
+      offered_ = {shm::random_number(), all_first ? 1u : 0u, mine_.size};
       store_.set(key_of_given(offered_.number), bundle);
       naps_.reset();
     } else if (all_accepted) {
@@ -251,7 +244,7 @@ class Search {
   // ---- Trouble
 
   void tell(int rank, std::uint64_t attempt, const std::string& why) {
-    const Failure failure{random_number(), attempt, rank};
+    const Failure failure{shm::random_number(), attempt, rank};
     mine_.heard = failure.number;
     store_.set(kFailure, to_bytes(failure, why.data(), why.size()));
   }

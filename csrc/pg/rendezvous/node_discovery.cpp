@@ -58,13 +58,6 @@ std::string addresses() {
   return text;
 }
 
-/// The same in every process; 0 of an empty text.
-std::uint64_t hash_of(std::string_view text) {
-  std::uint64_t hash = kHashStart;
-  for (const char c : text) hash = hashed(hash, static_cast<unsigned char>(c));
-  return text.empty() ? 0 : hash;
-}
-
 std::string boot_id() {
   std::string id;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> id;
@@ -153,8 +146,8 @@ std::vector<std::string> obstacles_to(const std::vector<Card>& cards, int rank, 
       obstacle = error.what();
       if (difference(cards[rank].place, it.place).empty())
         LOG(WARNING) << "occl: rank " << it.invitation.rank
-                     << " seems to share memory with this process, and "
-                     << "does not, so their messages take the way between nodes: " << obstacle;
+                     << " is on this host, but its memory cannot be mapped, so the network is used: "
+                     << obstacle;
     }
   }
   return obstacles;

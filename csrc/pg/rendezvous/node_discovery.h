@@ -1,5 +1,5 @@
-// What a rank tells of itself when a group is made, and which ranks share memory. That is proved by mapping,
-// never concluded from names. Two kernels share none.
+// The cards with which ranks introduce themselves when a group is made, and the nodes: ranks that share
+// memory. That is proved by mapping, never concluded from names. Two kernels share none.
 #pragma once
 
 #include <array>
@@ -29,8 +29,8 @@ struct Place {
   bool operator==(const Place&) const = default;
 };
 
-/// What a rank puts into the store first. Every version begins with the two texts, so that ranks of different
-/// versions can name each other.
+/// The first thing that a rank puts into the store. Every version begins with the two texts, so that ranks of
+/// different versions can name each other.
 struct Card {
   std::array<char, 64> build{};    // "torch_occl 0.1.0 for PyTorch 2.13"
   std::array<char, 96> process{};  // "pid 4711, host a"
@@ -50,11 +50,11 @@ std::uint64_t pid_namespace();
 /// "pid 4711, host a", of this process.
 std::string this_process();
 
-/// For each rank the number of its node, if the places of all ranks leave no doubt: ranks of two places are
-/// under two kernels, or kept apart by OCCL_NODE. Nothing if mapping has to be tried.
+/// The node of each rank, if it follows from the places alone: ranks of two places are under two kernels, or
+/// kept apart by OCCL_NODE. Nothing if ranks must try to map each other.
 std::optional<std::vector<int>> nodes_by_place(const std::vector<Card>& cards);
 
-/// For each rank why this process, which is `rank`, cannot map its memory; empty if it has mapped some.
+/// The reasons why this process, which is `rank`, cannot map the memory of each rank; empty where it can.
 std::vector<std::string> obstacles_to(const std::vector<Card>& cards, int rank, Deadline deadline);
 
 /// For each rank the number of its node, from what all ranks reach: a rank joins the first node all of whose

@@ -13,9 +13,11 @@
 #include "coll/progress/engine.h"
 #include "hosts/group.h"
 #include "pg/process/engine.h"
+#include "pg/process/python_hooks.h"
 #include "pg/rendezvous/node_discovery.h"
 #include "pg/rendezvous/store_client.h"
 #include "pg/rendezvous/store_exchange.h"
+#include "pg/request/errors.h"
 
 namespace occl::pg {
 namespace {
@@ -67,12 +69,13 @@ std::vector<Card> exchange_cards(Board& board, const Card& own) {
 /// Which ranks of the group share memory.
 struct Division {
   hosts::Partition partition;
-  std::vector<std::string> obstacles;  // as nodes.h says
+  std::vector<std::string> obstacles;  // as obstacles_to returns them
+  bool by_place = false;               // concluded from the places: no memory was mapped yet
 };
 
 Division divide(Board& board, const std::vector<Card>& cards, int rank, Deadline deadline) {
   if (auto nodes = nodes_by_place(cards))
-    return {hosts::Partition(*std::move(nodes)), std::vector<std::string>(cards.size())};
+    return {hosts::Partition(*std::move(nodes)), std::vector<std::string>(cards.size()), true};
   auto obstacles = obstacles_to(cards, rank, deadline);
   std::vector<std::uint8_t> reach;
   for (const auto& obstacle : obstacles) reach.push_back(obstacle.empty());
@@ -219,10 +222,11 @@ Met rendezvous(const c10::intrusive_ptr<c10d::Store>& store, const std::string& 
     try {
       mesh->join(invitations, deadline);
     } catch (const Error& error) {
-      if (error.code() != Errc::peer_exited) throw;
+      // Equal places do not prove one machine, as mapping does.
+      if (error.code() != Errc::peer_exited || !division.by_place) throw;
       fail(error.code(), error.what(),
-           "; machines made from one snapshot, with equal network addresses, need different values of "
-           "OCCL_NODE");
+           ". If that process still runs, it is on another machine made from the same snapshot: give each of "
+           "these machines another value of OCCL_NODE");
     }
   }
   // From here on the group itself notices a rank that dies.

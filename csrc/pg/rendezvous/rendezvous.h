@@ -1,6 +1,6 @@
-// How the ranks of a new group find each other: each puts its invitation into the store and reads the
-// others'. If they do not all share memory, they find out which do (pg/rendezvous/node_discovery.h) and make
-// a group over nodes.
+// The meeting of a new group's ranks: each puts its invitation into the store and reads the others'. If they
+// do not all share memory, they find out which do (pg/rendezvous/node_discovery.h) and make a group over
+// nodes.
 #pragma once
 
 #include <chrono>
@@ -17,7 +17,7 @@
 
 namespace occl::pg {
 
-/// What carries the messages of a group between nodes, and the group's ranks in it.
+/// The carrier of a group's messages between nodes, and the group's ranks in it.
 struct Between {
   std::shared_ptr<InterNode> inter_node;
   std::vector<int> ranks;
@@ -30,7 +30,7 @@ struct Met {
   std::optional<StoreHost> store_host;  // if a rank's process runs the store's server
 };
 
-/// What will carry messages between all ranks of a group.
+/// The carrier before it is connected.
 struct PreparedBetween {
   std::string engine;  // what all ranks must have in common, for texts
   std::string name;    // how this process uses it: "gloo over eth0 (10.0.0.1)"

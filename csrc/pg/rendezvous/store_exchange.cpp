@@ -2,6 +2,8 @@
 
 #include <string_view>
 
+#include "pg/request/errors.h"
+
 namespace occl::pg {
 namespace {
 
@@ -16,11 +18,6 @@ void check_bytes(const std::optional<Bytes>& bytes) {
 }
 
 }  // namespace
-
-std::string first_line(const std::exception& error) {
-  const std::string text = error.what();
-  return text.substr(0, text.find('\n'));
-}
 
 Board::Board(const c10::intrusive_ptr<c10d::Store>& store, std::string name, int rank, int size,
              Deadline deadline)

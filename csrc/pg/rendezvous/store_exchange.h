@@ -1,4 +1,4 @@
-// What the ranks of one group tell each other through its store, before they share anything else. They first
+// The exchange between the ranks of one group through its store, before they share anything else. They first
 // find their round (pg/rendezvous/attempt.h). Then each kind of thing has a key for each rank. Every wait
 // ends at the deadline of the group's creation, and every error names this rank and those it waits for.
 //
@@ -25,7 +25,7 @@
 
 #include "base/error.h"
 #include "base/sync.h"
-#include "pg/process/engine.h"
+#include "pg/process/python_hooks.h"
 #include "pg/rendezvous/attempt.h"
 #include "pg/rendezvous/node_discovery.h"
 #include "pg/rendezvous/store_client.h"
@@ -35,9 +35,6 @@ namespace occl::pg {
 /// How much longer than the group's timeout a rank waits for one that may be about to say why it failed.
 inline constexpr std::chrono::milliseconds kStoreGrace{1500};
 inline constexpr int kSpread = 8;
-
-/// The first line of what an exception says: PyTorch appends stacks.
-std::string first_line(const std::exception& error);
 
 class Board {
  public:

@@ -1,9 +1,13 @@
 #include "pg/request/errors.h"
 
 #include "base/as_error.h"
-#include "pg/request/argument_error.h"
 
 namespace occl::pg {
+namespace {
+
+constexpr const char* kNoText = "an exception without a text";
+
+}  // namespace
 
 void raise(const Error& error) {
   const c10::SourceLocation here{__func__, __FILE__, static_cast<uint32_t>(__LINE__)};
@@ -37,7 +41,12 @@ std::string text_of(const std::exception_ptr& exception) {
     text = as_error(error).what();
   } catch (...) {  // not an exception of C++'s library
   }
-  return text.empty() ? "an exception without a text" : text;
+  return text.empty() ? kNoText : text;
+}
+
+std::string first_line(const std::exception& error) {
+  const std::string text = error.what();
+  return text.empty() ? kNoText : text.substr(0, text.find('\n'));
 }
 
 }  // namespace occl::pg

@@ -1,4 +1,4 @@
-// What an override of c10d::Backend asks for, checked and in the core's terms.
+// A call of c10d::Backend, checked and in the core's terms.
 #pragma once
 
 #include <ATen/core/Tensor.h>

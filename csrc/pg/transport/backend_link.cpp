@@ -14,6 +14,7 @@
 #include "coll/progress/engine.h"
 #include "hosts/group_info.h"
 #include "pg/process/engine.h"
+#include "pg/request/errors.h"
 
 namespace occl::pg {
 namespace {
@@ -30,11 +31,6 @@ constexpr std::uint32_t kLastChannel = INT_MAX / hosts::kStreams - 1;
 
 /// Sends of a lane that may wait to be asked for.
 constexpr std::size_t kUnasked = 16;
-
-std::string first_line(const std::exception& error) {
-  const std::string text = error.what();
-  return text.empty() ? "the message failed" : text.substr(0, text.find('\n'));
-}
 
 }  // namespace
 
@@ -217,8 +213,8 @@ std::uint32_t InterNode::new_channel() {
   const std::uint64_t count = channels_.fetch_add(1, std::memory_order_relaxed);
   const std::uint64_t channel = count * backend_->getSize() + backend_->getRank();
   if (channel > kLastChannel)
-    fail(Errc::closed, "rank ", backend_->getRank(), " has made all groups that there are tags for in ",
-         name_);
+    fail(Errc::closed, "rank ", backend_->getRank(), " has no group tags left on ", name_,
+         ": destroy the default group and create it again");
   return static_cast<std::uint32_t>(channel);
 }
 

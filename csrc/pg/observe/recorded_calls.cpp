@@ -1,4 +1,4 @@
-#include "pg/observe/recorded_sizes.h"
+#include "pg/observe/recorded_calls.h"
 
 #include <algorithm>
 #include <utility>

@@ -1,3 +1,4 @@
+// The class ProcessGroupOCCL and its Work, ArgumentError, and what the process does for its groups.
 #include <pybind11/chrono.h>
 #include <pybind11/functional.h>
 #include <torch/csrc/utils/pybind.h>
@@ -7,17 +8,12 @@
 #include <optional>
 #include <thread>
 
-#include "bind/bind.h"
-#include "coll/progress/engine.h"
-#include "device/runtime/cpu_memory.h"
-#include "kernels/kernels.h"
-#include "pg/backend/process_group.h"
+#include "bind/group.h"
 #include "pg/backend/registrations.h"
-#include "pg/backend/shared_tensors.h"
 #include "pg/observe/flight_recorder.h"
 #include "pg/process/engine.h"
+#include "pg/process/python_hooks.h"
 #include "pg/rendezvous/node_discovery.h"
-#include "pg/request/argument_error.h"
 #include "pg/request/errors.h"
 
 namespace occl::bind {
@@ -82,67 +78,6 @@ decltype(pg::PreparedInterNode::connect) callable_late(py::function connect) {
   };
 }
 
-/// The counters with the names that `torch.accelerator.memory_stats` gives those of devices.
-py::dict by_name(const memory::HeapStats& stats) {
-  py::dict named;
-  const auto counter = [&](const std::string& name, const memory::Counter& c) {
-    named[py::str(name + ".current")] = c.current;
-    named[py::str(name + ".peak")] = c.peak;
-    named[py::str(name + ".allocated")] = c.allocated;
-    named[py::str(name + ".freed")] = c.freed;
-  };
-  const auto pools = [&](const std::string& name, const memory::PoolCounter& c) {
-    counter(name + ".all", c.all);
-    counter(name + ".small_pool", c.small);
-    counter(name + ".large_pool", c.large);
-  };
-  pools("allocation", stats.blocks);
-  pools("allocated_bytes", stats.block_bytes);
-  pools("requested_bytes", stats.requested_bytes);
-  pools("active", stats.active);
-  pools("active_bytes", stats.active_bytes);
-  pools("inactive_split", stats.free_blocks);
-  pools("inactive_split_bytes", stats.free_bytes);
-  counter("segment.all", stats.extents);
-  counter("reserved_bytes.all", stats.committed_bytes);
-  return named;
-}
-
-void bind_options(
-    py::class_<pg::ProcessGroupOCCL, c10::intrusive_ptr<pg::ProcessGroupOCCL>, c10d::Backend>& group) {
-  using pg::Options;
-  // A read-only view, because a write such as options.tuning["x"] = 1 would be lost.
-  const auto view = py::module_::import("types").attr("MappingProxyType");
-  py::class_<Options, c10::intrusive_ptr<Options>, c10d::Backend::Options>(
-      group, "Options",
-      "Options of one group. A group copies them when it is made, so one object can serve many groups.\n\n"
-      "``tuning``: thresholds by name, as in OCCL_TUNING, which they override; those of rank 0 hold for the "
-      "group.\n"
-      "``staging_bytes``: shared memory through which a rank stages tensors that peers cannot map; 0: the "
-      "default.\n"
-      "``inter_node``: a backend of the same ranks that carries messages between nodes; None: Gloo.\n"
-      "``_timeout``: for operations without a timeout of their own; PyTorch's own functions replace it by "
-      "their ``timeout=``.")
-      .def(py::init([](std::chrono::milliseconds timeout, NamedNumbers tuning, std::uint64_t staging_bytes,
-                       std::optional<c10::intrusive_ptr<c10d::Backend>> inter_node) {
-             auto options = c10::make_intrusive<Options>(timeout);
-             options->set_numbers(std::move(tuning));
-             options->set_staging_bytes(staging_bytes);
-             options->set_inter_node(inter_node.value_or(c10::intrusive_ptr<c10d::Backend>()));
-             return options;
-           }),
-           py::arg("timeout") = kBackendDefaultTimeout, py::kw_only(), py::arg("tuning") = NamedNumbers{},
-           py::arg("staging_bytes") = 0, py::arg("inter_node") = py::none())
-      .def_property(
-          "tuning", [view](const Options& self) { return view(py::cast(self.numbers())); },
-          &Options::set_numbers)
-      .def_property("staging_bytes", &Options::staging_bytes, &Options::set_staging_bytes)
-      .def_property("inter_node", &Options::inter_node, &Options::set_inter_node)
-      .def("__copy__", &Options::copy)
-      // dist.split_group copies the options of the parent.
-      .def("__deepcopy__", [](const Options& self, const py::dict&) { return self.copy(); });
-}
-
 /// PyTorch's translator turns every c10::ValueError into a ValueError. This one is asked before it, even for
 /// functions that PyTorch binds, and translates our own class only.
 void add_argument_error(py::module_& module) {
@@ -165,7 +100,7 @@ void add_argument_error(py::module_& module) {
 
 }  // namespace
 
-void bind_backend(py::module_& module) {
+void bind_group(py::module_& module) {
   using pg::ProcessGroupOCCL;
   // PyTorch has bound the base classes, but only once torch.distributed is loaded.
   py::module_::import("torch.distributed");
@@ -179,8 +114,7 @@ void bind_backend(py::module_& module) {
       },
       py::call_guard<py::gil_scoped_release>()));
 
-  py::class_<ProcessGroupOCCL, c10::intrusive_ptr<ProcessGroupOCCL>, c10d::Backend> group(module,
-                                                                                          "ProcessGroupOCCL");
+  GroupClass group(module, "ProcessGroupOCCL");
   bind_options(group);
   const auto make =
       [](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, const pg::Options& options,
@@ -241,49 +175,8 @@ void bind_backend(py::module_& module) {
            py::call_guard<py::gil_scoped_release>());
   py::class_<pg::WorkOCCL, c10::intrusive_ptr<pg::WorkOCCL>, c10d::Work>(module, "WorkOCCL");
 
-  module.def("_records", [] { return pg::FlightRecorder::get() != nullptr; });
-  module.def(
-      "_dump_flight_recorder",
-      [](bool collectives, bool stacks, bool only_active) {
-        return py::bytes(pg::FlightRecorder::dump_process(collectives, stacks, only_active));
-      },
-      py::arg("collectives"), py::arg("stacks"), py::arg("only_active"));
-  module.def(
-      "_write_flight_recorder",
-      [] {
-        pg::FlightRecorder* const recorder = pg::FlightRecorder::get();
-        if (recorder) recorder->write();
-        return recorder != nullptr;
-      },
-      py::call_guard<py::gil_scoped_release>());
   module.def("_init_device_groups", &pg::register_for_device);
-  module.def("_empty_shared", &pg::empty_shared, py::arg("size"), py::arg("dtype"),
-             py::call_guard<py::gil_scoped_release>());
-  module.def(
-      "_share_cpu_memory",
-      [](std::optional<std::size_t> min_bytes) {
-        return pg::translated([&] { return pg::share_cpu_memory(min_bytes); });
-      },
-      py::arg("min_bytes"));
-  module.def("_cpu_memory_stats", [] { return by_name(pg::cpu_memory_stats()); });
-  module.def(
-      "_control_region",
-      []() -> std::optional<py::memoryview> {
-        const coll::Engine* engine = pg::engine_if_made();
-        if (!engine) return std::nullopt;
-        const shm::Arena& arena = engine->endpoint()->arena();  // lives as long as the process
-        return py::memoryview::from_memory(static_cast<const void*>(arena.at(0)),
-                                           static_cast<py::ssize_t>(arena.committed()));
-      },
-      "What this process publishes to its peers, as it is now; None if it has had no group.");
   module.def("_announce_end", &pg::announce_end, py::call_guard<py::gil_scoped_release>());
-  module.def(
-      "_start_trace",
-      [](const std::string& directory, std::size_t max_bytes) {
-        return pg::translated([&] { return pg::start_trace(directory, max_bytes); });
-      },
-      py::arg("directory"), py::arg("max_bytes") = pg::kTraceBytes, py::call_guard<py::gil_scoped_release>());
-  module.def("_stop_trace", &pg::stop_trace, py::call_guard<py::gil_scoped_release>());
   module.def("_set_build", &pg::set_build, py::arg("build"));
   module.def(
       "_set_prepare_inter_node",
@@ -295,7 +188,6 @@ void bind_backend(py::module_& module) {
         });
       },
       py::arg("prepare"));
-  module.def("_isa", &kernels::isa, "The instruction set that the reduction kernels use here.");
 }
 
 }  // namespace occl::bind

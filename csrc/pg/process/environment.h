@@ -1,0 +1,19 @@
+// The environment variables that describe this process to its groups: OCCL_NODE and OCCL_TUNING.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include "coll/plan/tuning.h"
+
+namespace occl::pg {
+
+inline constexpr std::size_t kLongestNode = 63;
+/// OCCL_NODE, empty if it is not set. Throws Error(invalid_argument) for what users would not see in a text.
+std::string node_from_environment();
+
+/// The defaults, overridden by OCCL_TUNING. Throws Error(invalid_argument) for an unknown name, or what is no
+/// number.
+Tuning tuning_from_environment();
+
+}  // namespace occl::pg

@@ -1,0 +1,37 @@
+// Functions that the Python module sets, for what only an interpreter can do.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <string>
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+namespace occl::pg {
+
+/// Called now and then by a waiting thread; an exception that it throws ends the wait. The Python module sets
+/// it to check for Ctrl-C.
+void set_interrupt_check(std::function<void()> check);
+const std::function<void()>& interrupt_check();
+
+/// Called by a thread that is about to return from Work.wait, with or without an error; null: nothing is
+/// called. The Python module sets it to hold threads back once the interpreter ends.
+void set_return_check(std::function<void()> check);
+const std::function<void()>& return_check();
+
+/// The backend that carries messages between nodes, before it is connected.
+struct PreparedInterNode {
+  std::string name;  // "gloo over eth0 (10.0.0.1)"
+  /// For all ranks of a group, which must call it together.
+  std::function<c10::intrusive_ptr<c10d::Backend>(const c10::intrusive_ptr<c10d::Store>& store, int rank,
+                                                  int size, std::chrono::milliseconds timeout)>
+      connect;
+};
+/// `one_network`: all ranks are in one network namespace, so that they can reach each other's loopback. The
+/// Python module sets it, because that reads the environment as PyTorch does.
+using PrepareInterNode = std::function<PreparedInterNode(bool one_network)>;
+void set_prepare_inter_node(PrepareInterNode prepare);
+PreparedInterNode prepare_inter_node(bool one_network);
+
+}  // namespace occl::pg
