@@ -33,15 +33,16 @@ class ForkMutex {
     const int own = generation_.load(std::memory_order_relaxed);  // changes while there is one thread
     for (;;) {
       int holder = holder_.load(std::memory_order_relaxed);
-      if (holder == own)
+      if (holder == own) {
         holder_.wait(own, std::memory_order_relaxed);
-      else if (holder_.compare_exchange_weak(holder, own, std::memory_order_acquire,  // pairs with unlock
-                                             std::memory_order_relaxed))
+      } else if (holder_.compare_exchange_weak(holder, own, std::memory_order_acquire,  // sync: fork-mutex
+                                               std::memory_order_relaxed)) {
         return;
+      }
     }
   }
   void unlock() {
-    holder_.store(0, std::memory_order_release);  // pairs with lock
+    holder_.store(0, std::memory_order_release);  // sync: fork-mutex
     holder_.notify_one();
   }
 

@@ -77,7 +77,7 @@ def test_of_pytorch_over_two_nodes(upstream, count, name):
 
 
 def passed_by_gloo():
-    """By default one, which shows that PyTorch casts occl's backend to Gloo's (csrc/pg/compat/backend_base.h)."""
+    """By default one, in which PyTorch casts occl's backend to Gloo's (csrc/pg/compat/backend_base.h)."""
     for name, ending in survey.with_gloo().items():
         if ending == "passed":
             more = name != "test_ddp_logging_data_cpu"
