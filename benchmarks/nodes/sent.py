@@ -1,8 +1,8 @@
 """What an all_reduce over several nodes sends, and what making a group asks of the store.
 
-The counts repeat the rules of ``csrc/hosts`` and ``csrc/pg/rendezvous/rendezvous.cpp`` for nodes of equal size and
-float32, and take the constants from there. ``tests/hosts/test_cost_model.py`` compares them with the programs
-of the C++ code and with groups that are made.
+The counts repeat the rules of ``csrc/hosts`` and ``csrc/pg/rendezvous/rendezvous.cpp`` for nodes of equal
+size and float32, and take the constants from there. ``tests/hosts/test_cost_model.py`` compares them with the
+programs of the C++ code and with groups that are made.
 """
 
 import re
@@ -30,7 +30,7 @@ WINDOW = constant("hosts/group_info.h", "kWindowBytes")
 MESSAGES = constant("hosts/program.cpp", "kMessages")
 WINDOWS = constant("hosts/program.cpp", "kWindows")
 SHORT_WINDOWS = constant("hosts/program.cpp", "kShortWindows")
-NOTE = constant("hosts/preamble.h", "kNoteBytes")
+NOTE = constant("hosts/preamble.h", "kCallHeaderBytes")
 NOTE_DATA = NOTE - 32
 RADIX = constant("hosts/preamble.cpp", "kRadix")
 SPREAD = constant("pg/rendezvous/store_exchange.h", "kSpread")
@@ -159,8 +159,8 @@ class StoreCalls:
 
 
 def store_calls(nodes: int, size: int, rank: int = 0) -> StoreCalls:
-    """For a rank of a group of ``size`` ranks: csrc/pg/rendezvous/rendezvous.cpp, and over nodes Gloo's own keys. Rank 0
-    calls most. The ranks of different nodes are under different kernels, and no group was made before."""
+    """For a rank of a group of ``size`` ranks: csrc/pg/rendezvous/rendezvous.cpp, and over nodes Gloo's own.
+    Rank 0 calls most. The ranks of nodes are under different kernels, and no group was made before."""
     # The round: rank 0 reads what each rank has announced, and stores it in two keys that the others read.
     round_ = StoreCalls(3, size, 1, 0) if rank == 0 else StoreCalls(1, 2, 1, 0)
     if nodes == 1:

@@ -11,33 +11,34 @@ constexpr double kAtATime = 8 << 10;  // a message beside others
 
 }  // namespace
 
-int doublings(int nodes) {
+int log2_ceil(int nodes) {
   int rounds = 0;
   while (1 << rounds < nodes) ++rounds;
   return rounds;
 }
 
-bool all_reduces_by_doubling(int nodes, std::size_t wide, std::size_t narrow, bool more_windows) {
+bool all_reduces_by_recursive_doubling(int nodes, std::size_t wide, std::size_t narrow, bool more_windows) {
   if (nodes == 1) return false;
-  const Tree tree(nodes);
+  const ReductionTree tree(nodes);
   const int rounds = tree.rounds() + (tree.folds() ? 2 : 0);
   const double others = nodes - 1, each_wide = static_cast<double>(wide);
-  double doubling = rounds * each_wide, in_parts = others / nodes * (each_wide + static_cast<double>(narrow));
+  double doubling = rounds * each_wide,
+         scattered = others / nodes * (each_wide + static_cast<double>(narrow));
   if (!more_windows) {
     doubling += rounds * (kInARow + kAtATime);
-    in_parts += 2 * kInARow + 2 * others * kAtATime;
+    scattered += 2 * kInARow + 2 * others * kAtATime;
   }
-  return doubling <= in_parts;
+  return doubling <= scattered;
 }
 
-Broadcast way_of_broadcast(int nodes, std::size_t bytes, std::uint64_t windows) {
+Broadcast choose_broadcast(int nodes, std::size_t bytes, std::uint64_t windows) {
   const double one = kAtATime + static_cast<double>(bytes), all = one * static_cast<double>(windows);
   const double others = nodes - 1;
-  const double star = kInARow + others * all;
-  const double tree = doublings(nodes) * (kInARow + all);
+  const double flat = kInARow + others * all;
+  const double binomial = log2_ceil(nodes) * (kInARow + all);
   const double chain = others * (kInARow + one) + all - one;
-  if (star <= tree && star <= chain) return Broadcast::star;
-  return tree <= chain ? Broadcast::tree : Broadcast::chain;
+  if (flat <= binomial && flat <= chain) return Broadcast::flat;
+  return binomial <= chain ? Broadcast::binomial : Broadcast::pipelined_chain;
 }
 
 }  // namespace occl::hosts

@@ -1,5 +1,5 @@
-// Estimates how long an operation of a group over several nodes takes, from what its program moves, without
-// running it. What the network costs is assumed, because an estimate may not send anything.
+// An estimate of the time that an operation of a group over several nodes takes, from what its program moves,
+// without running it. The cost of the network is assumed, because an estimate sends nothing.
 #pragma once
 
 #include "coll/plan/tuning.h"
@@ -15,7 +15,7 @@ struct Wire {
 
 /// In seconds, for this rank. `window_bytes` as in hosts/program.h; `mapped` and `tuning` are those of the
 /// group of its node.
-double seconds(const Partition& partition, int rank, const coll::Task& task, std::size_t window_bytes,
+double seconds(const Topology& topology, int rank, const coll::Task& task, std::size_t window_bytes,
                bool mapped, const Tuning& tuning, const Wire& wire = {});
 
 }  // namespace occl::hosts

@@ -20,7 +20,7 @@ constexpr std::size_t kWindows = 16;  // aimed at, if they are long enough then
 constexpr std::size_t kMessages = 64;
 
 /// The bytes of a node's data in a window, of `bytes` in all.
-std::size_t bytes_of_window(std::size_t bytes, std::size_t window_bytes, const Partition& p) {
+std::size_t bytes_of_window(std::size_t bytes, std::size_t window_bytes, const Topology& p) {
   window_bytes = std::clamp(bytes / kWindows, window_bytes / 2, window_bytes);
   const auto rails = static_cast<std::size_t>(p.rails());
   return window_bytes * std::clamp<std::size_t>(rails * p.nodes() / kMessages, 1, rails);
@@ -28,40 +28,40 @@ std::size_t bytes_of_window(std::size_t bytes, std::size_t window_bytes, const P
 
 }  // namespace
 
-std::unique_ptr<Program> Program::make(const Partition& partition, int rank,
-                                       const coll::Collective& collective, std::size_t window_bytes,
-                                       bool pairwise) {
+std::unique_ptr<Program> Program::make(const Topology& topology, int rank, const coll::Collective& collective,
+                                       std::size_t window_bytes, bool pairwise) {
   switch (collective.kind) {
     case Kind::all_reduce:
     case Kind::reduce:
     case Kind::broadcast:
-      return std::make_unique<OverRails>(partition, rank, collective, window_bytes);
+      return std::make_unique<ShardedProgram>(topology, rank, collective, window_bytes);
     default:
-      return std::make_unique<OverBlocks>(partition, rank, collective, window_bytes, pairwise);
+      return std::make_unique<PerRankProgram>(topology, rank, collective, window_bytes, pairwise);
   }
 }
 
-Program::Program(const Partition& partition, int rank, const coll::Collective& collective,
+Program::Program(const Topology& topology, int rank, const coll::Collective& collective,
                  std::size_t window_bytes)
-    : p_(partition),
+    : topology_(topology),
       c_(collective),
       rank_(rank),
-      node_(partition.node_of(rank)),
-      local_(partition.local_rank(rank)),
-      root_node_(partition.node_of(collective.root)),
+      node_(topology.node_of(rank)),
+      local_(topology.local_rank(rank)),
+      root_node_(topology.node_of(collective.root)),
       wide_(wide_dtype(collective.dtype, collective.op)) {
   if (c_.kind == Kind::all_to_all) return;  // one window
   const std::size_t size = size_of(c_.dtype), line = in_a_line(size);
-  for (int r = 0; r < p_.size(); ++r) largest_ = std::max(largest_, count_of(r));
+  for (int r = 0; r < topology_.size(); ++r) largest_ = std::max(largest_, count_of(r));
   if (largest_ == 0) {
     windows_ = 0;
     return;
   }
   const coll::Traits& t = coll::traits(c_.kind);
-  const std::size_t blocks = t.in_per_rank || t.out_per_rank ? p_.size() : 1;
-  window_ = std::max(bytes_of_window(largest_ * blocks * size, window_bytes, p_) / size / blocks / line,
-                     std::size_t{1}) *
-            line;
+  const std::size_t blocks = t.in_per_rank || t.out_per_rank ? topology_.size() : 1;
+  window_ =
+      std::max(bytes_of_window(largest_ * blocks * size, window_bytes, topology_) / size / blocks / line,
+               std::size_t{1}) *
+      line;
   longest_ = std::min(window_, largest_);
   whole_ = (largest_ - 1) / window_;
   const std::size_t rest = largest_ - whole_ * window_;
@@ -96,11 +96,11 @@ std::size_t Program::lay_out(std::size_t elements, DType dtype) {
 }
 
 void Program::send(Steps& steps, int peer, const Piece& piece, bool overwritten) {
-  if (piece.count > 0) steps.push_back(Message{true, peer, piece, overwritten});
+  if (piece.count > 0) steps.push_back(SendRecv{true, peer, piece, overwritten});
 }
 
 void Program::receive(Steps& steps, int peer, const Piece& piece, bool early) {
-  if (piece.count > 0) steps.push_back(Message{false, peer, piece, false, early});
+  if (piece.count > 0) steps.push_back(SendRecv{false, peer, piece, false, early});
 }
 
 void Program::finish(Steps& steps, const Piece& dst, const Piece& wide,
@@ -109,21 +109,21 @@ void Program::finish(Steps& steps, const Piece& dst, const Piece& wide,
   const ReduceOp op = between_nodes(c_.op);
   const Piece& result = needs_narrowing(c_.dtype, c_.op) ? wide : dst;
   if (sums.size() <= 3) {  // the tree is the order of the nodes
-    steps.push_back(Combine{wide_, op, result, sums});
+    steps.push_back(Reduce{wide_, op, result, sums});
   } else {
-    const auto merges = Tree(p_.nodes()).merges();
-    for (const Tree::Merge& merge : merges)
-      steps.push_back(Combine{wide_,
-                              op,
-                              &merge == &merges.back() ? result : sums[merge.into],
-                              {sums[merge.into], sums[merge.from]}});
+    const auto merges = ReductionTree(topology_.nodes()).merges();
+    for (const ReductionTree::Merge& merge : merges)
+      steps.push_back(Reduce{wide_,
+                             op,
+                             &merge == &merges.back() ? result : sums[merge.into],
+                             {sums[merge.into], sums[merge.from]}});
   }
   narrow(steps, dst, wide);
 }
 
 void Program::narrow(Steps& steps, const Piece& dst, const Piece& wide) const {
   if (dst.count > 0 && needs_narrowing(c_.dtype, c_.op))
-    steps.push_back(Convert{c_.dtype, wide_, false, c_.op == ReduceOp::avg ? p_.size() : 1, dst, wide});
+    steps.push_back(Cast{c_.dtype, wide_, false, c_.op == ReduceOp::avg ? topology_.size() : 1, dst, wide});
 }
 
 }  // namespace occl::hosts

@@ -1,18 +1,17 @@
-// How a collective of a group of several nodes is carried out: for each rank a short program of operations of
-// its node's group, messages to ranks of other nodes, and kernels. Pure arithmetic, no I/O: tests run the
-// programs of all ranks in one thread.
+// The program by which a rank carries out its part of a collective of several nodes: operations of its node's
+// group, messages to ranks of other nodes, and kernels. Pure arithmetic, no I/O: tests run the programs of
+// all ranks in one thread.
 //
-// A collective is cut into windows, and each window passes through the same stages. The steps of a stage are
-// started together, and the next stage of the window begins when they have ended (hosts/schedule.h).
+// A collective is cut into windows, and each window passes through the same stages. The steps of a stage
+// start together, and the next stage of the window begins when they have ended (hosts/schedule.h).
 //
-//     hosts/sharded_program.h      all_reduce, reduce, broadcast: the data is divided among the ranks of a
-//     node hosts/per_rank_program.h     the other collectives: each rank of a node handles blocks of other
-//     nodes
+//     hosts/sharded_program.h    all_reduce, reduce, broadcast: a rank handles a shard of the data
+//     hosts/per_rank_program.h   the other collectives: a rank handles blocks of other nodes
 //
 // Either way every rank sends and receives a part, so that all ranks of a node drive the network, and no byte
 // enters or leaves a node twice.
 //
-// I2: hosts/reduction_tree.h says in which order contributions are combined, whatever the size and the way.
+// I2: hosts/reduction_tree.h says in which order contributions are combined, whatever the size and algorithm.
 #pragma once
 
 #include <algorithm>
@@ -30,18 +29,17 @@ namespace occl::hosts {
 class Program {
  public:
   /// `window_bytes`: how much of the data the ranks of a node handle in a window, roughly; of little data,
-  /// down to a half of it. `pairwise`: some rank lists the sizes of an all_to_all. The partition and the
+  /// down to a half of it. `pairwise`: some rank lists the sizes of an all_to_all. The topology and the
   /// collective must live as long as the program.
-  static std::unique_ptr<Program> make(const Partition& partition, int rank,
-                                       const coll::Collective& collective, std::size_t window_bytes,
-                                       bool pairwise = false);
+  static std::unique_ptr<Program> make(const Topology& topology, int rank, const coll::Collective& collective,
+                                       std::size_t window_bytes, bool pairwise = false);
   virtual ~Program() = default;
 
   std::uint64_t windows() const { return windows_; }
   int stages() const { return stages_; }
   /// Elements of the longest window of any block.
   std::size_t longest() const { return longest_; }
-  /// The data of all windows, in windows of the longest one's size.
+  /// Total size in full windows (can be fractional).
   double longest_windows() const {
     return longest_ ? static_cast<double>(largest_) / static_cast<double>(longest_) : 0;
   }
@@ -49,9 +47,9 @@ class Program {
   std::size_t work_bytes() const { return work_bytes_; }
   /// The steps of a stage of a window, for this rank.
   virtual std::vector<Step> steps(int stage, std::uint64_t window) const = 0;
-  /// The stage that a step, started in `stage`, must end with: what needs that stage needs the step.
+  /// The last stage that can run before a step that started in `stage` has completed.
   int ends_with(const Step& step, int stage) const {
-    const auto* message = std::get_if<Message>(&step);
+    const auto* message = std::get_if<SendRecv>(&step);
     if (!message) return stage;
     if (message->send && !message->overwritten) return stages_ - 1;
     return message->early ? stage + 1 : stage;
@@ -64,7 +62,7 @@ class Program {
     std::size_t count() const { return hi - lo; }
   };
 
-  Program(const Partition& partition, int rank, const coll::Collective& collective, std::size_t window_bytes);
+  Program(const Topology& topology, int rank, const coll::Collective& collective, std::size_t window_bytes);
 
   /// Elements of a window, of a block of `count`.
   Range range(std::uint64_t window, std::size_t count) const {
@@ -89,7 +87,7 @@ class Program {
   /// Rounds and divides a sum of all nodes, where that is needed.
   void narrow(Steps& steps, const Piece& dst, const Piece& wide) const;
 
-  const Partition& p_;
+  const Topology& topology_;
   const coll::Collective& c_;
   const int rank_, node_, local_, root_node_;
   const DType wide_;

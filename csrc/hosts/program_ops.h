@@ -1,5 +1,5 @@
-// What a program (hosts/program.h) consists of. Addresses are relative: a block of the collective, or scratch
-// memory of the rank, so that steps hold no pointers.
+// The steps of a program (hosts/program.h). Addresses are relative to a block of the collective or to the
+// scratch memory of the rank, so steps hold no pointers.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +30,7 @@ struct Piece {
 };
 
 /// An operation of the node's group. Ranks are local.
-struct Inside {
+struct NodeCollective {
   coll::Kind kind = coll::Kind::barrier;
   DType dtype = DType::bytes;
   ReduceOp op = ReduceOp::none;
@@ -40,7 +40,7 @@ struct Inside {
 };
 
 /// A message to or from a rank of another node.
-struct Message {
+struct SendRecv {
   bool send = false;
   int peer = 0;
   Piece piece;
@@ -53,7 +53,7 @@ struct Message {
 };
 
 /// dst = combine(srcs), in this order.
-struct Combine {
+struct Reduce {
   DType dtype = DType::bytes;
   ReduceOp op = ReduceOp::none;
   Piece dst;
@@ -61,7 +61,7 @@ struct Combine {
 };
 
 /// dst = src in another dtype, divided by `divisor` where it becomes narrower (kernels/convert.h).
-struct Convert {
+struct Cast {
   DType narrow = DType::bytes, wide = DType::bytes;
   bool widen = false;
   int divisor = 1;
@@ -69,17 +69,17 @@ struct Convert {
 };
 
 /// Uneven all_to_all: the number of elements that `peer` sends, an int64, must be what this rank expects.
-struct Compare {
+struct CheckCount {
   int peer = 0;
   Piece received;
   std::size_t expected = 0;
 };
 /// Writes the number of elements that this rank sends.
-struct Announce {
+struct WriteCount {
   Piece to;
   std::size_t count = 0;
 };
 
-using Step = std::variant<Inside, Message, Combine, Convert, Announce, Compare>;
+using Step = std::variant<NodeCollective, SendRecv, Reduce, Cast, WriteCount, CheckCount>;
 
 }  // namespace occl::hosts

@@ -1,4 +1,5 @@
-// Memory of this rank that the ranks of its node can map, for what a group of several nodes has in transit.
+// The scratch memory of a rank for data of a group over several nodes that is in transit. The ranks of its
+// node can map it.
 #pragma once
 
 #include <memory>

@@ -30,7 +30,15 @@ CASES = [
     for ranks in (1, 2)
     for size in (1000, 64 << 10, 1 << 20, (5 << 20) + 400)
 ]
-SOURCES = ["ways", "sums", "program", "over_rails", "over_blocks", "partition", "council"]
+SOURCES = [
+    "algorithm_choice",
+    "per_rank_program",
+    "preamble",
+    "program",
+    "reduction_tree",
+    "sharded_program",
+    "topology",
+]
 RESULTS = Path(cpp_build.ROOT, "benchmarks", "results")
 
 needs_compiler = pytest.mark.skipif(
@@ -61,7 +69,7 @@ def test_an_all_reduce_is_counted_as_its_programs_send_it(programs):
     for nodes, ranks, size in CASES:
         # As groups have it, and smaller, so that parts are not all equal and some are empty.
         for window in (sent.WINDOW, 12_000):
-            doubling, _, windows, stages, messages, of_rank, of_node, letters, notes = programs(
+            doubling, _, windows, stages, messages, of_rank, of_node, messages_of_leader, headers = programs(
                 "all_reduce", nodes, ranks, size, window
             )
             found = sent.all_reduce(nodes, ranks, size, window)
@@ -71,7 +79,7 @@ def test_an_all_reduce_is_counted_as_its_programs_send_it(programs):
             assert (found.rank_bytes, found.node_bytes) == (of_rank, of_node), case
             # The programs begin and end inside the node; folded nodes get the result in the last stage.
             assert found.in_a_row == stages - 2, case
-            assert (sum(sent.note_rounds(nodes)), nodes - 1) == (letters, notes), case
+            assert (sum(sent.note_rounds(nodes)), nodes - 1) == (messages_of_leader, headers), case
             ways.add((found.way, windows > 1))
     assert len(ways) == 4, ways
 
@@ -133,7 +141,7 @@ def test_a_limited_link_costs_its_bytes_where_it_is_the_slowest():
 class CountingStore(dist.Store):
     """Passes every call on, and counts them by name.
 
-    A rank that waits looks at announcements now and then (csrc/pg/rendezvous/attempt.h). So each counts once for rank 0,
+    A rank that waits polls announcements (csrc/pg/rendezvous/attempt.h). So each counts once for rank 0,
     which must read all, and not at all for others.
     """
 
