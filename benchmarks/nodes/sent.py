@@ -24,8 +24,18 @@ def constant(file: str, name: str) -> int:
     return int(found[1]) << int(found[2] or 0)
 
 
-IN_A_ROW = constant("hosts/algorithm_choice.cpp", "kInARow")
-AT_A_TIME = constant("hosts/algorithm_choice.cpp", "kAtATime")
+def link(name: str) -> float:
+    """A number of the model of a link."""
+    text = (CSRC / "hosts/link_model.h").read_text()
+    if not (found := re.search(rf"\b{name} = ([\d.e-]+);", text)):
+        raise RuntimeError(f"hosts/link_model.h defines no {name} that is a number")
+    return float(found[1])
+
+
+RATE = link("bytes_per_second")
+IN_A_ROW = round(link("message_seconds") * RATE)
+AT_A_TIME = round(link("message_beside") * RATE)
+"""Of a message that the next one waits for, and of one beside others: the bytes that pass in that time."""
 WINDOW = constant("hosts/group_info.h", "kWindowBytes")
 MESSAGES = constant("hosts/program.cpp", "kMessages")
 WINDOWS = constant("hosts/program.cpp", "kWindows")

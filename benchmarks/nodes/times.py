@@ -19,7 +19,7 @@ class Costs:
 
     @property
     def beside(self) -> float:
-        """A message beside others, in the proportion of csrc/hosts/algorithm_choice.cpp."""
+        """A message beside others, in the proportion of csrc/hosts/link_model.h."""
         return self.in_a_row * AT_A_TIME / IN_A_ROW
 
 

@@ -20,6 +20,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "hosts/link_model.h"
+
 namespace occl::hosts {
 
 /// ceil(log2(nodes)).
@@ -27,10 +29,11 @@ int log2_ceil(int nodes);
 
 /// Whether nodes all-reduce a rail by recursive doubling. `wide` bytes before and `narrow` bytes after
 /// rounding. If more windows follow, messages overlap and the bytes decide.
-bool all_reduces_by_recursive_doubling(int nodes, std::size_t wide, std::size_t narrow, bool more_windows);
+bool all_reduces_by_recursive_doubling(const LinkModel& link, int nodes, std::size_t wide, std::size_t narrow,
+                                       bool more_windows);
 
 enum class Broadcast { flat, binomial, pipelined_chain };
 /// The cheapest broadcast of `windows` windows, of `bytes` of a rail each.
-Broadcast choose_broadcast(int nodes, std::size_t bytes, std::uint64_t windows);
+Broadcast choose_broadcast(const LinkModel& link, int nodes, std::size_t bytes, std::uint64_t windows);
 
 }  // namespace occl::hosts

@@ -10,14 +10,12 @@
 namespace occl::hosts {
 namespace {
 
-constexpr double kBeside = 1.0 / 6;  // of a message in a row, as in hosts/algorithm_choice.cpp
-
 struct Costs {
   const Topology& topology;
   const int node_size;
   const bool mapped;
   const Tuning& tuning;
-  const Wire& wire;
+  const LinkModel& link;
 
   double inside(coll::Kind kind, DType dtype, int root, std::size_t largest) const {
     coll::Collective c;
@@ -35,11 +33,11 @@ struct Costs {
   }
   /// Of messages that are in flight together.
   double latency(std::size_t messages) const {
-    return messages == 0 ? 0 : wire.message_seconds * (1 + kBeside * static_cast<double>(messages - 1));
+    return messages == 0 ? 0 : link.message_seconds + link.message_beside * static_cast<double>(messages - 1);
   }
   /// The ranks of the node share its link, and each has about as much to send.
   double on_link(std::size_t bytes) const {
-    return static_cast<double>(bytes) * node_size / wire.bytes_per_second;
+    return static_cast<double>(bytes) * node_size / link.bytes_per_second;
   }
   /// The cost of the preamble, which precedes every collective.
   double preamble() const {
@@ -48,7 +46,7 @@ struct Costs {
     for (const auto& round : bruck_rounds(topology.nodes())) {
       std::size_t headers = 0;
       for (const HeaderExchange& exchange : round) headers += exchange.headers;
-      all += latency(round.size()) + static_cast<double>(headers * kCallHeaderBytes) / wire.bytes_per_second;
+      all += latency(round.size()) + static_cast<double>(headers * kCallHeaderBytes) / link.bytes_per_second;
     }
     return all;
   }
@@ -57,13 +55,13 @@ struct Costs {
 }  // namespace
 
 double seconds(const Topology& topology, int rank, const coll::Task& task, std::size_t window_bytes,
-               bool mapped, const Tuning& tuning, const Wire& wire) {
-  const Costs costs{topology, topology.node_size(topology.node_of(rank)), mapped, tuning, wire};
+               bool mapped, const Tuning& tuning, const LinkModel& link) {
+  const Costs costs{topology, topology.node_size(topology.node_of(rank)), mapped, tuning, link};
   if (const auto* message = std::get_if<coll::Transfer>(&task)) {
     if (message->peer >= 0 && topology.node_of(message->peer) == topology.node_of(rank))
       return coll::seconds(*message, costs.node_size, tuning, mapped);
     // Envelope, ack and payload (hosts/p2p.h).
-    return 3 * wire.message_seconds + static_cast<double>(message->bytes()) / wire.bytes_per_second;
+    return 3 * link.message_seconds + static_cast<double>(message->bytes()) / link.bytes_per_second;
   }
   const auto& collective = std::get<coll::Collective>(task);
   if (fits_header(collective)) return costs.preamble();

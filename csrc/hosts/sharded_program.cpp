@@ -60,11 +60,11 @@ ShardedProgram::Algorithm ShardedProgram::choose() const {
   const std::size_t rail = (longest() + topology_.rails() - 1) / topology_.rails();
   const std::size_t wide = rail * size_of(wide_), narrow = rail * size_of(c_.dtype);
   if (c_.kind == Kind::all_reduce)
-    return all_reduces_by_recursive_doubling(topology_.nodes(), wide, narrow, windows_ > 1)
+    return all_reduces_by_recursive_doubling(LinkModel{}, topology_.nodes(), wide, narrow, windows_ > 1)
                ? Algorithm::recursive_doubling
                : Algorithm::reduce_scatter_all_gather;
   if (c_.kind == Kind::reduce) return Algorithm::reduce_scatter_all_gather;
-  switch (choose_broadcast(topology_.nodes(), narrow, windows_)) {
+  switch (choose_broadcast(LinkModel{}, topology_.nodes(), narrow, windows_)) {
     case Broadcast::flat:
       return Algorithm::flat;
     case Broadcast::binomial:

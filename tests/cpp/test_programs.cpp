@@ -482,13 +482,13 @@ TEST("an estimate of an all_reduce grows with the bytes that the network carries
     c.largest = c.volume = count;
     return hosts::seconds(p, 0, c, kWindowBytes, false, Tuning{});
   };
-  const Wire wire;
+  const LinkModel link;
   for (const int nodes : {2, 8, 32}) {
     const std::size_t count = 64 << 20, bytes = count * 4;
-    const double on_link = 2.0 * (nodes - 1) / nodes * static_cast<double>(bytes) / wire.bytes_per_second;
+    const double on_link = 2.0 * (nodes - 1) / nodes * static_cast<double>(bytes) / link.bytes_per_second;
     CHECK(seconds_of(nodes, count) > on_link, "the network cannot be faster, ", nodes, " nodes");
     CHECK(seconds_of(nodes, count) < 3 * on_link, "nothing else is that slow, ", nodes, " nodes");
-    CHECK(seconds_of(nodes, 1) >= wire.message_seconds, "a header is a message");
+    CHECK(seconds_of(nodes, 1) >= link.message_seconds, "a header is a message");
     CHECK(seconds_of(nodes, 1) < seconds_of(nodes, 1000), "it fits a header");
   }
   CHECK(seconds_of(2, 1 << 20) < seconds_of(8, 1 << 20), "more nodes send more");

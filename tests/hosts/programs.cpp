@@ -58,8 +58,8 @@ int main(int, char** argv) {
     for (const HeaderExchange& exchange : round) ++messages, headers += exchange.headers;
 
   const std::size_t rail = (longest + ranks - 1) / ranks * 4;
-  std::printf("%d %d %llu %d %zu %zu %zu %zu %zu\n", all_reduces_by_recursive_doubling(nodes, rail, rail, windows > 1),
-              static_cast<int>(choose_broadcast(nodes, rail, windows)),
+  std::printf("%d %d %llu %d %zu %zu %zu %zu %zu\n", all_reduces_by_recursive_doubling({}, nodes, rail, rail, windows > 1),
+              static_cast<int>(choose_broadcast({}, nodes, rail, windows)),
               static_cast<unsigned long long>(windows), stages, most_messages, most_bytes, most_of_node,
               messages, headers);
 }
