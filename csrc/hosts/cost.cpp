@@ -66,7 +66,7 @@ double seconds(const Topology& topology, int rank, const coll::Task& task, std::
   const auto& collective = std::get<coll::Collective>(task);
   if (fits_header(collective)) return costs.preamble();
 
-  const auto program = Program::make(topology, rank, collective, window_bytes);
+  const auto program = Program::make(topology, rank, {collective, window_bytes, false, link});
   double in_a_row = 0, inside = 0, on_link = 0;  // of the first window
   for (int stage = 0; stage < program->stages(); ++stage) {
     std::size_t messages = 0, sent = 0, received = 0;

@@ -49,6 +49,7 @@ Group::Group(GroupInfo info, std::shared_ptr<coll::Group> node, std::shared_ptr<
       node_(std::move(node)),
       link_(std::move(link)),
       unacknowledged_(info_, *link_),
+      programs_(info_.topology, info_.rank),
       headers_(engine().endpoint()),
       work_(engine().endpoint()),
       rounds_(bruck_rounds(info_.topology.nodes())),
@@ -162,7 +163,7 @@ bool Group::next_phase() {
         read_result(agreement(), c, info_.rank);
         return false;
       }
-      program_ = Program::make(info_.topology, info_.rank, c, info_.window_bytes, agreement().pairwise);
+      program_ = &programs_.get({c, info_.window_bytes, agreement().pairwise != 0});
       schedule_ = std::make_unique<Schedule>(program_->stages(), program_->windows());
       open_.assign(program_->stages() * program_->stages(), 0);
       work_.reserve(program_->stages() * program_->work_bytes());

@@ -25,7 +25,7 @@
 #include "hosts/monitored_barrier.h"
 #include "hosts/p2p.h"
 #include "hosts/preamble.h"
-#include "hosts/program.h"
+#include "hosts/program_cache.h"
 #include "hosts/schedule.h"
 #include "hosts/scratch.h"
 #include "hosts/unacknowledged_sends.h"
@@ -122,7 +122,8 @@ class Group final : public coll::Communicator {
   // The current collective.
   coll::Operation* op_ = nullptr;
   Phase phase_ = Phase::gather;
-  std::unique_ptr<Program> program_;
+  ProgramCache programs_;
+  Program* program_ = nullptr;  // that runs
   std::unique_ptr<Schedule> schedule_;
   std::vector<int> open_;  // steps that have not ended, by stage and place of the window
   InFlight in_flight_;

@@ -4,16 +4,15 @@ namespace occl::hosts {
 
 using coll::Kind;
 
-PerRankProgram::PerRankProgram(const Topology& topology, int rank, const coll::Collective& collective,
-                               std::size_t window_bytes, bool pairwise)
-    : Program(topology, rank, collective, window_bytes), pairwise_(pairwise) {
+PerRankProgram::PerRankProgram(const Topology& topology, int rank, const ProgramShape& shape)
+    : Program(topology, rank, shape, shape.window_bytes) {
   const auto blocks = [&](int n) {
     const std::size_t first = lay_out(longest(), wide_);
     each_ = work_bytes() - first;
     for (int i = 1; i < n; ++i) lay_out(longest(), wide_);
     return first;
   };
-  switch (c_.kind) {
+  switch (shape_.kind) {
     case Kind::all_gather:
       stages_ = 2;
       break;
@@ -30,17 +29,17 @@ PerRankProgram::PerRankProgram(const Topology& topology, int rank, const coll::C
       last_ = blocks(1);
       break;
     case Kind::all_to_all:
-      stages_ = pairwise_ ? 2 : 1;
-      if (pairwise_) proxied_ = lay_out(2 * static_cast<std::size_t>(topology_.size()), DType::i64);
+      stages_ = shape_.pairwise ? 2 : 1;
+      if (shape_.pairwise) proxied_ = lay_out(2 * static_cast<std::size_t>(topology_.size()), DType::i64);
       break;
     default:
       break;
   }
 }
 
-std::vector<Step> PerRankProgram::steps(int stage, std::uint64_t window) const {
+Program::Steps PerRankProgram::make_steps(int stage, std::uint64_t window) const {
   Steps steps;
-  switch (c_.kind) {
+  switch (shape_.kind) {
     case Kind::all_gather:
       all_gather(steps, stage, window);
       break;
@@ -64,15 +63,15 @@ std::vector<Step> PerRankProgram::steps(int stage, std::uint64_t window) const {
 
 void PerRankProgram::among(Steps& steps, const std::vector<int>& ranks, const PieceOf& listed,
                            const PieceOf& own) const {
-  const coll::Traits& t = coll::traits(c_.kind);
+  const coll::Traits& t = coll::traits(shape_.kind);
   NodeCollective step;
-  step.kind = c_.kind;
-  step.dtype = t.reduces ? wide_ : c_.dtype;
-  if (t.reduces) step.op = inside_node(c_.op);
-  if (coll::rooted(c_.kind)) step.root = topology_.local_rank(c_.root);
+  step.kind = shape_.kind;
+  step.dtype = t.reduces ? wide_ : shape_.dtype;
+  if (t.reduces) step.op = inside_node(shape_.op);
+  if (coll::rooted(shape_.kind)) step.root = topology_.local_rank(shape_.root);
   for (const int r : ranks) step.counts.push_back(r < 0 ? 0 : own(r).count);
   auto& list = t.in_per_rank ? step.in : step.out;
-  if (!coll::rooted(c_.kind) || rank_ == c_.root)
+  if (!coll::rooted(shape_.kind) || rank_ == shape_.root)
     for (const int r : ranks) list.push_back(r < 0 ? Piece{} : listed(r));
   const int mine = ranks[local_];
   (t.in_per_rank ? step.out : step.in).push_back(mine < 0 ? Piece{} : own(mine));
@@ -114,7 +113,7 @@ void PerRankProgram::gather(Steps& steps, int stage, std::uint64_t window) const
     return;
   }
   const PieceOf place = [&](int r) {
-    return rank_ == c_.root ? data(Where::out, r, all) : proxied(r, all.count(), c_.dtype);
+    return rank_ == shape_.root ? data(Where::out, r, all) : proxied(r, all.count(), shape_.dtype);
   };
   if (stage == 0) among(steps, topology_.members(node_), place, [&](int) { return mine; });
   for (int m = 0; m < topology_.nodes(); ++m) {
@@ -133,7 +132,7 @@ void PerRankProgram::scatter(Steps& steps, int stage, std::uint64_t window) cons
     return;
   }
   const PieceOf input = [&](int r) { return data(Where::in, r, all); };
-  const PieceOf place = [&](int r) { return proxied(r, all.count(), c_.dtype); };
+  const PieceOf place = [&](int r) { return proxied(r, all.count(), shape_.dtype); };
   if (stage == 0) among(steps, topology_.members(node_), input, [&](int) { return mine; });
   for (int m = 0; m < topology_.nodes(); ++m) {
     if (m == node_) continue;
@@ -151,7 +150,7 @@ void PerRankProgram::reduce_scatter(Steps& steps, int stage, std::uint64_t windo
   const auto from = [&](int m) { return work(received_ + m * each_, count, wide_); };
   if (stage == 0) {
     for (int r = 0; widens() && r < topology_.size(); ++r)
-      if (input(r).count > 0) steps.push_back(Cast{c_.dtype, wide_, true, 1, raw(r), input(r)});
+      if (input(r).count > 0) steps.push_back(Cast{shape_.dtype, wide_, true, 1, raw(r), input(r)});
     for (int m = 0; m < topology_.nodes(); ++m) among_proxied(steps, m, widens() ? raw : input, sum);
   } else if (stage == 1) {
     for (int m = 0; m < topology_.nodes(); ++m) {
@@ -168,15 +167,15 @@ void PerRankProgram::reduce_scatter(Steps& steps, int stage, std::uint64_t windo
 
 void PerRankProgram::all_to_all(Steps& steps, int stage) const {
   const auto whole = [&](Where where, int r) {
-    const std::size_t count = (where == Where::in ? c_.in : c_.out).at(r, 1).count;
+    const std::size_t count = (where == Where::in ? shape_.in : shape_.out).at(r);
     return data(where, r, {0, count});
   };
   const auto announced = [&](int r, bool mine) {
     return work(proxied_ + (2 * r + mine) * sizeof(std::int64_t), 1, DType::i64);
   };
-  const bool announces = pairwise_ && stage == 0;
+  const bool announces = shape_.pairwise && stage == 0;
   // The counts come before any message, because a check can fail.
-  for (int r = 0; pairwise_ && r < topology_.size(); ++r) {
+  for (int r = 0; shape_.pairwise && r < topology_.size(); ++r) {
     if (topology_.node_of(r) == node_) continue;
     if (announces)
       steps.push_back(WriteCount{announced(r, true), whole(Where::in, r).count});
@@ -191,7 +190,7 @@ void PerRankProgram::all_to_all(Steps& steps, int stage) const {
   if (announces) return;
   NodeCollective step;
   step.kind = Kind::all_to_all;
-  step.dtype = c_.dtype;
+  step.dtype = shape_.dtype;
   for (const int r : topology_.members(node_)) {
     step.in.push_back(whole(Where::in, r));
     step.out.push_back(whole(Where::out, r));

@@ -17,11 +17,11 @@ namespace occl::hosts {
 
 class PerRankProgram final : public Program {
  public:
-  PerRankProgram(const Topology& topology, int rank, const coll::Collective& collective,
-                 std::size_t window_bytes, bool pairwise);
-  std::vector<Step> steps(int stage, std::uint64_t window) const override;
+  PerRankProgram(const Topology& topology, int rank, const ProgramShape& shape);
 
  private:
+  Steps make_steps(int stage, std::uint64_t window) const override;
+
   using PieceOf = std::function<Piece(int rank)>;
   Range block(std::uint64_t window, int rank) const { return range(window, count_of(rank)); }
   Piece proxied(int rank, std::size_t count, DType dtype) const {
@@ -39,7 +39,6 @@ class PerRankProgram final : public Program {
   void reduce_scatter(Steps& steps, int stage, std::uint64_t window) const;
   void all_to_all(Steps& steps, int stage) const;
 
-  const bool pairwise_;
   // Offsets in the scratch memory.
   std::size_t raw_ = 0;       // each rank's input in the wide dtype
   std::size_t proxied_ = 0;   // each rank's block, where this rank is its proxy, or its sum

@@ -17,10 +17,11 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
-#include "coll/task/collective.h"
 #include "hosts/program_ops.h"
+#include "hosts/program_shape.h"
 #include "hosts/reduction_tree.h"
 #include "hosts/topology.h"
 
@@ -28,13 +29,11 @@ namespace occl::hosts {
 
 class Program {
  public:
-  /// `window_bytes`: how much of the data the ranks of a node handle in a window, roughly; of little data,
-  /// down to a half of it. `pairwise`: some rank lists the sizes of an all_to_all. The topology and the
-  /// collective must live as long as the program.
-  static std::unique_ptr<Program> make(const Topology& topology, int rank, const coll::Collective& collective,
-                                       std::size_t window_bytes, bool pairwise = false);
+  /// The topology must live as long as the program.
+  static std::unique_ptr<Program> make(const Topology& topology, int rank, const ProgramShape& shape);
   virtual ~Program() = default;
 
+  const ProgramShape& shape() const { return shape_; }
   std::uint64_t windows() const { return windows_; }
   int stages() const { return stages_; }
   /// Elements of the longest window of any block.
@@ -45,8 +44,9 @@ class Program {
   }
   /// Scratch memory that one window needs; the same for each.
   std::size_t work_bytes() const { return work_bytes_; }
-  /// The steps of a stage of a window, for this rank.
-  virtual std::vector<Step> steps(int stage, std::uint64_t window) const = 0;
+  /// The steps of a stage of a window, for this rank. Valid until the next call. The first ones are kept for
+  /// the next collective of this shape, up to a limit.
+  const std::vector<Step>& steps(int stage, std::uint64_t window);
   /// The last stage that can run before a step that started in `stage` has completed.
   int ends_with(const Step& step, int stage) const {
     const auto* message = std::get_if<SendRecv>(&step);
@@ -62,7 +62,9 @@ class Program {
     std::size_t count() const { return hi - lo; }
   };
 
-  Program(const Topology& topology, int rank, const coll::Collective& collective, std::size_t window_bytes);
+  Program(const Topology& topology, int rank, const ProgramShape& shape, std::size_t window_bytes);
+
+  virtual Steps make_steps(int stage, std::uint64_t window) const = 0;
 
   /// Elements of a window, of a block of `count`.
   Range range(std::uint64_t window, std::size_t count) const {
@@ -70,7 +72,7 @@ class Program {
   }
   /// Elements of the block of `rank`; where there is only one block, of that.
   std::size_t count_of(int rank) const;
-  bool widens() const { return wide_ != c_.dtype; }
+  bool widens() const { return wide_ != shape_.dtype; }
 
   Piece data(Where where, std::uint32_t block, Range range) const;
   Piece work(std::size_t offset, std::size_t count, DType dtype) const {
@@ -88,7 +90,7 @@ class Program {
   void narrow(Steps& steps, const Piece& dst, const Piece& wide) const;
 
   const Topology& topology_;
-  const coll::Collective& c_;
+  const ProgramShape shape_;
   const int rank_, node_, local_, root_node_;
   const DType wide_;
   std::uint64_t windows_ = 1;
@@ -103,6 +105,9 @@ class Program {
   std::uint64_t whole_ = 0;  // windows of that length, before the last one
   std::size_t divided_ = 0;  // elements of the last one if it is divided further, otherwise 0
   std::size_t work_bytes_ = 0;
+  std::vector<std::optional<Steps>> kept_;  // by window and stage
+  std::size_t number_kept_ = 0;             // of steps
+  Steps last_;                              // the last ones that are not kept
 };
 
 /// Elements of `size` bytes in a cache line, at least one.

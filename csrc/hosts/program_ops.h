@@ -27,6 +27,8 @@ struct Piece {
   std::size_t size = 1;
 
   std::size_t bytes() const { return count * size; }
+
+  bool operator==(const Piece&) const = default;
 };
 
 /// An operation of the node's group. Ranks are local.
@@ -37,6 +39,8 @@ struct NodeCollective {
   int root = 0;
   std::vector<Piece> in, out;       // this rank's blocks
   std::vector<std::size_t> counts;  // elements of each block; empty for all_to_all, whose pairs all differ
+
+  bool operator==(const NodeCollective&) const = default;
 };
 
 /// A message to or from a rank of another node.
@@ -50,6 +54,8 @@ struct SendRecv {
   /// A receive that a stage starts for the next one, so that the sender finds it when it sends. Receives
   /// must be in the order of their sends, so either all receives of a program are early, or none.
   bool early = false;
+
+  bool operator==(const SendRecv&) const = default;
 };
 
 /// dst = combine(srcs), in this order.
@@ -58,6 +64,8 @@ struct Reduce {
   ReduceOp op = ReduceOp::none;
   Piece dst;
   std::vector<Piece> srcs;
+
+  bool operator==(const Reduce&) const = default;
 };
 
 /// dst = src in another dtype, divided by `divisor` where it becomes narrower (kernels/convert.h).
@@ -66,6 +74,8 @@ struct Cast {
   bool widen = false;
   int divisor = 1;
   Piece dst, src;
+
+  bool operator==(const Cast&) const = default;
 };
 
 /// Uneven all_to_all: the number of elements that `peer` sends, an int64, must be what this rank expects.
@@ -73,11 +83,15 @@ struct CheckCount {
   int peer = 0;
   Piece received;
   std::size_t expected = 0;
+
+  bool operator==(const CheckCount&) const = default;
 };
 /// Writes the number of elements that this rank sends.
 struct WriteCount {
   Piece to;
   std::size_t count = 0;
+
+  bool operator==(const WriteCount&) const = default;
 };
 
 using Step = std::variant<NodeCollective, SendRecv, Reduce, Cast, WriteCount, CheckCount>;

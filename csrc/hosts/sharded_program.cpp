@@ -20,14 +20,13 @@ std::size_t window_of(Kind kind, int nodes, std::size_t window_bytes) {
 
 }  // namespace
 
-ShardedProgram::ShardedProgram(const Topology& topology, int rank, const coll::Collective& collective,
-                               std::size_t window_bytes)
-    : Program(topology, rank, collective, window_of(collective.kind, topology.nodes(), window_bytes)),
+ShardedProgram::ShardedProgram(const Topology& topology, int rank, const ProgramShape& shape)
+    : Program(topology, rank, shape, window_of(shape.kind, topology.nodes(), shape.window_bytes)),
       algorithm_(choose()) {
   const ReductionTree tree(topology_.nodes());
   switch (algorithm_) {
     case Algorithm::reduce_scatter_all_gather:
-      stages_ = c_.kind == Kind::reduce ? 3 : 4;
+      stages_ = shape_.kind == Kind::reduce ? 3 : 4;
       break;
     case Algorithm::recursive_doubling:
       stages_ = tree.rounds() + (tree.folds() ? 4 : 2);
@@ -42,29 +41,29 @@ ShardedProgram::ShardedProgram(const Topology& topology, int rank, const coll::C
       stages_ = topology_.nodes() + 1;
       break;
   }
-  if (c_.kind == Kind::broadcast) return;
+  if (shape_.kind == Kind::broadcast) return;
   // The longest part of a window that this rank owns, with room for rounding at both ends.
-  const std::size_t own =
-      std::min(longest(), Rails{*this, {0, longest()}}.of(local_).count() + 2 * in_a_line(size_of(c_.dtype)));
+  const std::size_t own = std::min(
+      longest(), Rails{*this, {0, longest()}}.of(local_).count() + 2 * in_a_line(size_of(shape_.dtype)));
   if (widens()) raw_ = lay_out(longest(), wide_);
   sums_ = lay_out(own, wide_);
-  const bool whole = c_.kind == Kind::reduce || algorithm_ == Algorithm::recursive_doubling;
+  const bool whole = shape_.kind == Kind::reduce || algorithm_ == Algorithm::recursive_doubling;
   received_ = lay_out(whole ? own : begin_of_part(last_rail() - first_rail(), own), wide_);
   each_ = work_bytes() - received_;
   for (int m = 2; algorithm_ == Algorithm::reduce_scatter_all_gather && m < topology_.nodes(); ++m)
     lay_out(each_ / size_of(wide_), wide_);
-  if (c_.kind == Kind::reduce) held_ = lay_out(own, c_.dtype);
+  if (shape_.kind == Kind::reduce) held_ = lay_out(own, shape_.dtype);
 }
 
 ShardedProgram::Algorithm ShardedProgram::choose() const {
   const std::size_t rail = (longest() + topology_.rails() - 1) / topology_.rails();
-  const std::size_t wide = rail * size_of(wide_), narrow = rail * size_of(c_.dtype);
-  if (c_.kind == Kind::all_reduce)
-    return all_reduces_by_recursive_doubling(LinkModel{}, topology_.nodes(), wide, narrow, windows_ > 1)
+  const std::size_t wide = rail * size_of(wide_), narrow = rail * size_of(shape_.dtype);
+  if (shape_.kind == Kind::all_reduce)
+    return all_reduces_by_recursive_doubling(shape_.link, topology_.nodes(), wide, narrow, windows_ > 1)
                ? Algorithm::recursive_doubling
                : Algorithm::reduce_scatter_all_gather;
-  if (c_.kind == Kind::reduce) return Algorithm::reduce_scatter_all_gather;
-  switch (choose_broadcast(LinkModel{}, topology_.nodes(), narrow, windows_)) {
+  if (shape_.kind == Kind::reduce) return Algorithm::reduce_scatter_all_gather;
+  switch (choose_broadcast(shape_.link, topology_.nodes(), narrow, windows_)) {
     case Broadcast::flat:
       return Algorithm::flat;
     case Broadcast::binomial:
@@ -75,18 +74,18 @@ ShardedProgram::Algorithm ShardedProgram::choose() const {
   return Algorithm::pipelined_chain;
 }
 
-std::vector<Step> ShardedProgram::steps(int stage, std::uint64_t window) const {
+Program::Steps ShardedProgram::make_steps(int stage, std::uint64_t window) const {
   Steps steps;
   const Rails rails{*this, range(window, count_of(0))};
-  if (c_.kind == Kind::broadcast)
+  if (shape_.kind == Kind::broadcast)
     broadcast(steps, stage, rails);
   else if (stage == 0)
     reduce_inside(steps, rails);
-  if (c_.kind == Kind::all_reduce && algorithm_ == Algorithm::reduce_scatter_all_gather)
+  if (shape_.kind == Kind::all_reduce && algorithm_ == Algorithm::reduce_scatter_all_gather)
     combine_by_reduce_scatter(steps, stage, rails);
-  else if (c_.kind == Kind::all_reduce && stage > 0)
+  else if (shape_.kind == Kind::all_reduce && stage > 0)
     combine_by_recursive_doubling(steps, stage, rails);
-  else if (c_.kind == Kind::reduce && stage > 0)
+  else if (shape_.kind == Kind::reduce && stage > 0)
     combine_at_root(steps, stage, rails);
   return steps;
 }
@@ -94,7 +93,7 @@ std::vector<Step> ShardedProgram::steps(int stage, std::uint64_t window) const {
 // ---- rails
 
 ShardedProgram::Range ShardedProgram::Rails::rail(int k) const {
-  const std::size_t size = size_of(program.c_.dtype);
+  const std::size_t size = size_of(program.shape_.dtype);
   const int rails = program.topology_.rails();
   return {window.lo + cut(window.count(), k, rails, size),
           window.lo + cut(window.count(), k + 1, rails, size)};
@@ -108,7 +107,7 @@ ShardedProgram::Range ShardedProgram::Rails::of(int local) const {
 
 ShardedProgram::Range ShardedProgram::Rails::part(int k, int node) const {
   const Range all = rail(k);
-  const std::size_t size = size_of(program.c_.dtype);
+  const std::size_t size = size_of(program.shape_.dtype);
   const int nodes = program.topology_.nodes();
   return {all.lo + cut(all.count(), node, nodes, size), all.lo + cut(all.count(), node + 1, nodes, size)};
 }
@@ -119,7 +118,7 @@ Piece ShardedProgram::in_own(std::size_t base, Range of, Range own) const {
 
 /// Cuts at cache lines make a part up to two lines longer than a node's share of the rail.
 std::size_t ShardedProgram::begin_of_part(int index, std::size_t before) const {
-  const std::size_t line = in_a_line(size_of(c_.dtype));
+  const std::size_t line = in_a_line(size_of(shape_.dtype));
   return (before / topology_.nodes() / line + 3 * index) * line;
 }
 
@@ -134,12 +133,12 @@ Piece ShardedProgram::received_part(int node, int k, const Rails& rails) const {
 /// Leaves in this rank's sums what the ranks of the node have for its rails.
 void ShardedProgram::reduce_inside(Steps& steps, const Rails& rails) const {
   if (widens())
-    steps.push_back(Cast{c_.dtype, wide_, true, 1, work(raw_, rails.window.count(), wide_),
+    steps.push_back(Cast{shape_.dtype, wide_, true, 1, work(raw_, rails.window.count(), wide_),
                          data(Where::in, 0, rails.window)});
   NodeCollective step;
   step.kind = Kind::reduce_scatter;
   step.dtype = wide_;
-  step.op = inside_node(c_.op);
+  step.op = inside_node(shape_.op);
   for (int l = 0; l < topology_.node_size(node_); ++l) {
     const Range of = rails.of(l);
     step.counts.push_back(of.count());
@@ -155,15 +154,15 @@ void ShardedProgram::reduce_inside(Steps& steps, const Rails& rails) const {
 void ShardedProgram::collect_inside(Steps& steps, const Rails& rails, Kind kind) const {
   NodeCollective step;
   step.kind = kind;
-  step.dtype = c_.dtype;
+  step.dtype = shape_.dtype;
   const bool to_root = kind == Kind::gather;
-  if (to_root) step.root = topology_.local_rank(c_.root);
+  if (to_root) step.root = topology_.local_rank(shape_.root);
   for (int l = 0; l < topology_.node_size(node_); ++l) {
     const Range of = rails.of(l);
     step.counts.push_back(of.count());
-    if (!to_root || rank_ == c_.root) step.out.push_back(data(Where::out, 0, of));
+    if (!to_root || rank_ == shape_.root) step.out.push_back(data(Where::out, 0, of));
   }
-  step.in = {step.out.empty() ? work(held_, step.counts[local_], c_.dtype) : step.out[local_]};
+  step.in = {step.out.empty() ? work(held_, step.counts[local_], shape_.dtype) : step.out[local_]};
   steps.emplace_back(std::move(step));
 }
 
@@ -206,13 +205,13 @@ void ShardedProgram::combine_by_recursive_doubling(Steps& steps, int stage, cons
 
   const auto combine = [&](int other, const Piece& dst) {
     if (dst.count == 0) return;
-    steps.push_back(Reduce{wide_, between_nodes(c_.op), dst,
+    steps.push_back(Reduce{wide_, between_nodes(shape_.op), dst,
                            other > node_ ? std::vector{mine, theirs} : std::vector{theirs, mine}});
   };
   if (stage == first && absorbs) combine(node_ + 1, mine);
   if (stage > first && stage <= last && !folded)
     combine(tree.partner(node_, stage - first - 1),
-            stage == last && !needs_narrowing(c_.dtype, c_.op) ? result : mine);
+            stage == last && !needs_narrowing(shape_.dtype, shape_.op) ? result : mine);
   if (stage == last && !folded) narrow(steps, result, mine);
 
   for (int k = first_rail(); k < last_rail(); ++k) {
@@ -238,7 +237,8 @@ void ShardedProgram::combine_at_root(Steps& steps, int stage, const Rails& rails
   const Range own = rails.of(local_);
   if (stage == 2) {
     if (node_ != root_node_) return;
-    const Piece result = rank_ == c_.root ? data(Where::out, 0, own) : work(held_, own.count(), c_.dtype);
+    const Piece result =
+        rank_ == shape_.root ? data(Where::out, 0, own) : work(held_, own.count(), shape_.dtype);
     std::vector<Piece> sums;
     for (int m = 0; m < topology_.nodes(); ++m)
       sums.push_back(m == node_ ? sum(own, own) : received(m, own, own));
@@ -259,15 +259,15 @@ void ShardedProgram::combine_at_root(Steps& steps, int stage, const Rails& rails
 /// Stage 0: inside the root's node. Then rails pass to nodes further from it, counted from the root's node.
 void ShardedProgram::broadcast(Steps& steps, int stage, const Rails& rails) const {
   const int nodes = topology_.nodes(), place = (node_ - root_node_ + nodes) % nodes;
-  const Where here = rank_ == c_.root ? Where::in : Where::out;
+  const Where here = rank_ == shape_.root ? Where::in : Where::out;
   if (stage == 0) {
     if (place > 0) return;
     NodeCollective step;
     step.kind = Kind::broadcast;
-    step.dtype = c_.dtype;
-    step.root = topology_.local_rank(c_.root);
+    step.dtype = shape_.dtype;
+    step.root = topology_.local_rank(shape_.root);
     step.counts = {rails.window.count()};
-    if (rank_ == c_.root) step.in = {data(Where::in, 0, rails.window)};
+    if (rank_ == shape_.root) step.in = {data(Where::in, 0, rails.window)};
     step.out = {data(here, 0, rails.window)};
     steps.emplace_back(std::move(step));
     return;

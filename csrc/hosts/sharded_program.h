@@ -15,11 +15,11 @@ namespace occl::hosts {
 
 class ShardedProgram final : public Program {
  public:
-  ShardedProgram(const Topology& topology, int rank, const coll::Collective& collective,
-                 std::size_t window_bytes);
-  std::vector<Step> steps(int stage, std::uint64_t window) const override;
+  ShardedProgram(const Topology& topology, int rank, const ProgramShape& shape);
 
  private:
+  Steps make_steps(int stage, std::uint64_t window) const override;
+
   /// The division of a window.
   struct Rails {
     const ShardedProgram& program;

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <random>
+#include <set>
 #include <utility>
 
 #include "base/error.h"
@@ -15,7 +16,7 @@
 #include "hosts/cost.h"
 #include "hosts/group_info.h"
 #include "hosts/preamble.h"
-#include "hosts/program.h"
+#include "hosts/program_cache.h"
 #include "hosts/schedule.h"
 #include "kernels/convert.h"
 #include "kernels/kernels.h"
@@ -169,7 +170,7 @@ class Simulation {
         s.out_blocks[0] = s.in_blocks[r];
       k.in = side(s.in_blocks);
       k.out = side(s.out_blocks);
-      s.program = Program::make(p, r, k, c.window_bytes, c.kind == Kind::all_to_all && c.listed);
+      s.program = Program::make(p, r, {k, c.window_bytes, c.kind == Kind::all_to_all && c.listed});
       s.schedule = std::make_unique<Schedule>(s.program->stages(), s.program->windows());
       for (int i = 0; i < s.program->stages(); ++i)
         s.work.emplace_back(s.program->work_bytes(), std::byte{0xa5});
@@ -227,11 +228,11 @@ class Simulation {
     SimulatedRank& s = ranks[r];
     const auto item = s.schedule->item();
     s.open.try_emplace({item.stage, item.window}, 0);
-    for (Step& step : s.program->steps(item.stage, item.window)) {
+    for (const Step& step : s.program->steps(item.stage, item.window)) {
       const Key key{s.program->ends_with(step, item.stage), item.window};
       if (auto* op = std::get_if<NodeCollective>(&step)) {
         ++s.open[key];
-        inside[p.node_of(r)][p.local_rank(r)].push_back({std::move(*op), r, key});
+        inside[p.node_of(r)][p.local_rank(r)].push_back({*op, r, key});
       } else if (auto* m = std::get_if<SendRecv>(&step)) {
         ++s.open[key];
         CHECK(p.node_of(m->peer) != p.node_of(r), "a message inside a node");
@@ -494,6 +495,60 @@ TEST("an estimate of an all_reduce grows with the bytes that the network carries
   CHECK(seconds_of(2, 1 << 20) < seconds_of(8, 1 << 20), "more nodes send more");
 }
 
+TEST("a collective of the same shape makes no second program, and one of another shape does") {
+  const Topology p({0, 0, 1});
+  ProgramCache programs(p, 0);
+  std::vector<coll::Block> blocks{{nullptr, 500}, {nullptr, 600}, {nullptr, 700}}, others = blocks;
+  others[1].count = 601;
+  coll::Collective first;
+  first.kind = Kind::broadcast;
+  first.dtype = DType::f32;
+  first.in = first.out = {nullptr, 5000, 1, nullptr};
+  std::vector<ProgramShape> shapes;
+  const auto add = [&](auto&& change) {
+    coll::Collective c = first;
+    change(c);
+    shapes.push_back({c, 1024});
+  };
+  add([](auto&) {});
+  add([](auto& c) { c.kind = Kind::all_reduce; });
+  add([](auto& c) { c.dtype = DType::i32; });
+  add([](auto& c) { c.root = 2; });
+  add([](auto& c) { c.in.count = c.out.count = 5001; });
+  for (auto* list : {&blocks, &others})
+    add([&](auto& c) { c.kind = Kind::all_gather, c.out = {nullptr, 700, 3, list->data()}; });
+  shapes.push_back({first, 1024, false, {1, 1, 1}});
+  static_assert(ProgramCache::kPrograms == 8);
+  std::vector<const Program*> made;
+  for (const ProgramShape& shape : shapes) made.push_back(&programs.get(shape));
+  CHECK(std::set(made.begin(), made.end()).size() == 8, "different shapes share a program");
+  std::byte elsewhere[1];
+  first.in.base = first.out.base = elsewhere;
+  CHECK(&programs.get({first, 1024}) == made[0], "the place of the data makes a second program");
+  for (std::size_t i = 0; i < shapes.size(); ++i)
+    CHECK(&programs.get(shapes[i]) == made[i] && made[i]->shape() == shapes[i], "shape ", i);
+  programs.get({first, 2048});  // a ninth
+  for (std::size_t i = 1; i < shapes.size(); ++i)
+    CHECK(&programs.get(shapes[i]) == made[i], "shape ", i, " was used later than the first");
+}
+
+TEST("the steps of a program are the same again, whether or not they are kept") {
+  const Topology p({0, 0, 1, 2});
+  coll::Collective c;
+  c.kind = Kind::all_reduce;
+  c.dtype = DType::bf16;
+  c.op = ReduceOp::sum;
+  for (const std::size_t count : {1000, 1000000}) {  // the second has more steps than are kept
+    c.in = c.out = {nullptr, count, 1, nullptr};
+    const auto program = Program::make(p, 1, {c, 4096});
+    for (int round = 0; round < 2; ++round)
+      for (std::uint64_t window = 0; window < program->windows(); ++window)
+        for (int stage = 0; stage < program->stages(); ++stage)
+          CHECK(program->steps(stage, window) == Program::make(p, 1, {c, 4096})->steps(stage, window),
+                "window ", window, ", stage ", stage);
+  }
+}
+
 /// The messages that one rank sends and receives one after the other, and altogether.
 TEST("small data takes a logarithmic number of steps") {
   for (const int nodes : {2, 31, 64}) {
@@ -508,7 +563,7 @@ TEST("small data takes a logarithmic number of steps") {
         c.dtype = DType::f32;
         c.op = kind == Kind::all_reduce ? ReduceOp::sum : ReduceOp::none;
         c.in = c.out = {reinterpret_cast<std::byte*>(data.data()), data.size(), 1, nullptr};
-        const auto program = Program::make(p, rank, c, 1 << 20);
+        const auto program = Program::make(p, rank, {c, 1 << 20});
         stages = program->stages();
         std::size_t messages = 0;
         for (int stage = 0; stage < stages; ++stage)
@@ -599,7 +654,7 @@ TEST("sums of nodes are combined in the order of the nodes on every node") {
     c.op = ReduceOp::sum;
     c.in = {reinterpret_cast<std::byte*>(data), 2, 1, nullptr};
     c.out = {reinterpret_cast<std::byte*>(out), 2, 1, nullptr};
-    const auto program = Program::make(p, rank, c, 4096);
+    const auto program = Program::make(p, rank, {c, 4096});
     std::vector<std::size_t> offsets;
     for (const Step& step : program->steps(2, 0))
       if (const auto* combine = std::get_if<Reduce>(&step))

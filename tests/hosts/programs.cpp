@@ -39,7 +39,7 @@ int main(int, char** argv) {
   std::size_t longest = 0;
   for (int rank = 0; rank < topology.size(); ++rank) {
     if (rank % ranks == 0) of_node = 0;
-    const auto program = Program::make(topology, rank, c, window);
+    const auto program = Program::make(topology, rank, {c, window});
     windows = program->windows();
     stages = program->stages();
     longest = program->longest();
