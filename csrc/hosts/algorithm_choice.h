@@ -8,7 +8,7 @@
 //
 //     broadcast of a rail to M - 1 other nodes
 //     flat                        from the root's node to all   1          M - 1       (M-1) b
-//     binomial                    each that has it sends it on  R          1           R b
+//     binomial                    each node that has it sends   R          1           R b
 //     pipelined_chain             from node to node, windows    M - 1      1           b
 //                                 overlap
 //

@@ -17,7 +17,7 @@ struct Costs {
   const Tuning& tuning;
   const LinkModel& link;
 
-  double inside(coll::Kind kind, DType dtype, int root, std::size_t largest) const {
+  double node_collective(coll::Kind kind, DType dtype, int root, std::size_t largest) const {
     coll::Collective c;
     c.kind = kind;
     c.dtype = dtype;
@@ -29,7 +29,7 @@ struct Costs {
     std::size_t largest = 0;
     for (const std::size_t count : step.counts) largest = std::max(largest, count);
     for (const Piece& piece : step.in) largest = std::max(largest, step.counts.empty() ? piece.count : 0);
-    return inside(step.kind, step.dtype, step.root, largest);
+    return node_collective(step.kind, step.dtype, step.root, largest);
   }
   /// Of messages that are in flight together.
   double latency(std::size_t messages) const {
@@ -41,8 +41,8 @@ struct Costs {
   }
   /// The cost of the preamble, which precedes every collective.
   double preamble() const {
-    double all = inside(coll::Kind::gather, DType::bytes, 0, kCallHeaderBytes) +
-                 inside(coll::Kind::broadcast, DType::bytes, 0, kCallHeaderBytes);
+    double all = node_collective(coll::Kind::gather, DType::bytes, 0, kCallHeaderBytes) +
+                 node_collective(coll::Kind::broadcast, DType::bytes, 0, kCallHeaderBytes);
     for (const auto& round : bruck_rounds(topology.nodes())) {
       std::size_t headers = 0;
       for (const HeaderExchange& exchange : round) headers += exchange.headers;
@@ -71,8 +71,8 @@ double seconds(const Topology& topology, int rank, const coll::Task& task, std::
   for (int stage = 0; stage < program->stages(); ++stage) {
     std::size_t messages = 0, sent = 0, received = 0;
     for (const Step& step : program->steps(stage, 0)) {
-      if (const auto* node_operation = std::get_if<NodeCollective>(&step))
-        inside += costs.of(*node_operation);
+      if (const auto* node_collective = std::get_if<NodeCollective>(&step))
+        inside += costs.of(*node_collective);
       if (const auto* message = std::get_if<SendRecv>(&step)) {
         messages += message->send;
         (message->send ? sent : received) += message->piece.bytes();

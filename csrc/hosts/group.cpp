@@ -260,8 +260,8 @@ void Group::carry_out(const NodeCollective& step, std::uint64_t window, int plac
 }
 
 void Group::carry_out(const Step& step, std::uint64_t window, int place) {
-  if (const auto* inside = std::get_if<NodeCollective>(&step)) {
-    carry_out(*inside, window, place);
+  if (const auto* node_collective = std::get_if<NodeCollective>(&step)) {
+    carry_out(*node_collective, window, place);
   } else if (const auto* message = std::get_if<SendRecv>(&step)) {
     const Piece& piece = message->piece;
     const auto s = info_.channel(Channel::data);
@@ -304,7 +304,7 @@ bool Group::advance_messages(coll::OperationList& done) {
 
 void Group::check(coll::OperationList&) {
   check_node();
-  collect_ended(InFlight::kEverywhere);  // a message may have failed that nothing waits for yet
+  collect_ended(InFlight::kEverywhere);  // a message that nothing waits for yet can have failed
   read_notices();
   for (const coll::Operation* op = collectives().begin(); op; op = coll::OperationList::next(*op))
     if (op->deadline().passed_by(grace(*op))) time_out(*op);
@@ -390,10 +390,10 @@ void Group::send_notices(std::uint64_t kind, const std::string& text) {
   if (!leads() || silent_) return;
   for (const auto& round : rounds_)
     for (const HeaderExchange& exchange : round) {
-      const auto header = std::make_shared<CallHeader>();
-      header->number = kind;
-      header->refuse(text);
-      unacknowledged_.post(info_.topology.leader(node_after(-exchange.distance)), Channel::notices, header,
+      const auto notice = std::make_shared<CallHeader>();
+      notice->number = kind;
+      notice->refuse(text);
+      unacknowledged_.post(info_.topology.leader(node_after(-exchange.distance)), Channel::notices, notice,
                            Deadline::after(kLingerTime));
     }
 }

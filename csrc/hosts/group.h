@@ -149,7 +149,7 @@ class Group final : public coll::Communicator {
   std::thread failure_monitor_;
 
   std::optional<Error> loss_;              // a rank has left, or has died: no collective can begin any more
-  Deadline patience_ = Deadline::never();  // for the one that had begun before, and may not need that rank
+  Deadline patience_ = Deadline::never();  // for one that had begun before, and can do without it
   bool leaving_ = false;                   // this rank calls nothing any more
   bool silent_ = false;                    // this rank has left or given up
 };

@@ -24,10 +24,10 @@ class MonitoredBarrier {
            const std::function<void()>& interrupted);
 
  private:
-  enum class Peer { waited_for, came, gone };
+  enum class Report { awaited, arrived, lost };
 
   void post(int peer, const CallHeader& header, std::chrono::nanoseconds patience);
-  Peer look(int peer);
+  Report poll(int peer);
   std::vector<int> missing();
   std::string why(int peer);
 
@@ -37,7 +37,7 @@ class MonitoredBarrier {
   std::uint64_t number_ = 0;  // barriers so far
   // The posted receive per rank. Survives a failed barrier: a late report is matched by number and dropped.
   std::vector<PendingReceive<CallHeader>> expected_;
-  std::vector<Peer> peers_;  // by rank, in this barrier
+  std::vector<Report> reports_;  // by rank, of this barrier
 };
 
 }  // namespace occl::hosts

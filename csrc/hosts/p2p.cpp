@@ -270,7 +270,7 @@ bool PointToPoint::collect_local(OperationList& done) {
     if (it->node_operation->released())
       it = local_.erase(it);
     else
-      (it++)->op = nullptr;  // peers may use its buffers until the node's group is closed
+      (it++)->op = nullptr;  // peers can use its buffers until the node's group is closed
   }
   return moved;
 }

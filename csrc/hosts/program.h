@@ -84,7 +84,7 @@ class Program {
   static void send(Steps& steps, int peer, const Piece& piece, bool overwritten = false);
   static void receive(Steps& steps, int peer, const Piece& piece, bool early = false);
   /// Combines the nodes' sums, which are scratch memory and are used up, and leaves the result in `dst`.
-  /// `wide`: scratch memory for as many elements, may be one of the sums.
+  /// `wide`: scratch memory for as many elements, can be one of the sums.
   void finish(Steps& steps, const Piece& dst, const Piece& wide, const std::vector<Piece>& sums) const;
   /// Rounds and divides a sum of all nodes, where that is needed.
   void narrow(Steps& steps, const Piece& dst, const Piece& wide) const;

@@ -27,7 +27,7 @@ class Schedule {
   bool done() const;
   Item item() const { return {stage_, time_ - static_cast<std::uint64_t>(stage_)}; }
   void next();
-  /// What must have ended before `item` starts; none: it may start.
+  /// What must have ended before `item` starts; none: it can start.
   std::optional<Item> needs(Item item) const;
 
  private:

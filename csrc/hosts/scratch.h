@@ -15,7 +15,7 @@ class Scratch {
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
 
-  /// Makes it at least this large; what was in it is lost. Nothing may be in transit. Throws
+  /// Makes it at least this large; what was in it is lost. Nothing must be in transit. Throws
   /// Error(out_of_memory).
   void reserve(std::size_t bytes) {
     if (bytes <= block_.bytes) return;

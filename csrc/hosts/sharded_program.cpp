@@ -170,7 +170,7 @@ void ShardedProgram::collect_inside(Steps& steps, const Rails& rails, Kind kind)
 
 /// Stage 1: each node gets its part of each rail from all others. Stage 2: it combines them and sends the
 /// result to all others. Receives are started one stage early: those of stage 1 go to scratch memory, those
-/// of stage 2 to the output, which may be the input, but no rank of the node reads that after stage 0.
+/// of stage 2 to the output, which can be the input, but no rank of the node reads that after stage 0.
 void ShardedProgram::combine_by_reduce_scatter(Steps& steps, int stage, const Rails& rails) const {
   if (stage == 3) return collect_inside(steps, rails, Kind::all_gather);
   const Range own = rails.of(local_);

@@ -131,7 +131,7 @@ Made make_subgroup(Group& parent, const Subgroup& wanted, const std::function<Tu
       coll::fail_waiting(parent_info.name, parent_info.rank, missing, wanted, deadline);
     }
     if (!handshake) make();
-    // This process may end next, and the first ranks of other nodes wait for the message.
+    // This process can exit next, and the first ranks of other nodes wait for the message.
     if (rank == 0)
       parent.engine().wait_until([&] { return parent.control_messages().arrived(); },
                                  Deadline::after(left + kGrace), interrupted);

@@ -27,7 +27,7 @@ struct Made {
   std::shared_ptr<coll::Group> node;  // the same, if all its ranks are on one node; otherwise null
 };
 
-/// As coll::make_subgroup; `link` is that of the new group. It may take 1.5 seconds longer than the deadline.
+/// As coll::make_subgroup; `link` is that of the new group. It can take 1.5 seconds longer than the deadline.
 Made make_subgroup(Group& parent, const coll::Subgroup& wanted, const std::function<Tuning()>& tuning,
                    std::shared_ptr<Link> link, Deadline deadline, const std::function<void()>& interrupted);
 

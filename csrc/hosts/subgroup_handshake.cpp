@@ -68,7 +68,7 @@ void SubgroupHandshake::fail_with(const std::exception& error) {
   failed_ = true;
   for (Other& other : others_) {
     try {
-      if (!other.has_failed) read(other);  // its call may have come
+      if (!other.has_failed) read(other);  // its call can have arrived
     } catch (const Error&) {
     }
     if (other.has_failed) {
@@ -127,7 +127,7 @@ void SubgroupHandshake::take(Other& other, const SubgroupMessage& message) {
     case Kind::over:
       break;
   }
-  // A rank that gave up because of the timeout may call again: only those that answered fail with it.
+  // A rank that gave up because of the timeout can call again: only ranks that answered fail with it.
   const bool closes = message.call != 0 && message.call == other.call;
   const bool counts = closes ? about_this && (message.call == other.answered || !message.late)
                              : (message.call != 0 ? message.call == own_call_ : about_this);
