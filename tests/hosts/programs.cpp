@@ -3,9 +3,9 @@
 //
 //   programs KIND NODES RANKS BYTES WINDOW     KIND: all_reduce or broadcast, float32; RANKS: of each node
 //
-//   by recursive doubling, the number of the algorithm of a broadcast (hosts/algorithm_choice.h), then windows and stages, the messages
-//   and bytes that the rank sends that sends most, the bytes that the node sends that sends most, and what a
-//   leader sends to exchange headers (messages, headers)
+//   by recursive doubling, the number of the algorithm of a broadcast (hosts/algorithm_choice.h), then
+//   windows and stages, the messages and bytes that the rank sends that sends most, the bytes that the node
+//   sends that sends most, and what a leader sends to exchange headers (messages, headers)
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -13,9 +13,9 @@
 #include <variant>
 #include <vector>
 
+#include "hosts/algorithm_choice.h"
 #include "hosts/preamble.h"
 #include "hosts/program.h"
-#include "hosts/algorithm_choice.h"
 
 using namespace occl;
 using namespace occl::hosts;
@@ -58,7 +58,8 @@ int main(int, char** argv) {
     for (const HeaderExchange& exchange : round) ++messages, headers += exchange.headers;
 
   const std::size_t rail = (longest + ranks - 1) / ranks * 4;
-  std::printf("%d %d %llu %d %zu %zu %zu %zu %zu\n", all_reduces_by_recursive_doubling({}, nodes, rail, rail, windows > 1),
+  std::printf("%d %d %llu %d %zu %zu %zu %zu %zu\n",
+              all_reduces_by_recursive_doubling({}, nodes, rail, rail, windows > 1),
               static_cast<int>(choose_broadcast({}, nodes, rail, windows)),
               static_cast<unsigned long long>(windows), stages, most_messages, most_bytes, most_of_node,
               messages, headers);
