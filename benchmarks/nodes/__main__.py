@@ -23,9 +23,9 @@ from benchmarks.nodes.sent import (
     IN_A_ROW,
     MAX_RANKS,
     all_reduce,
+    call_header_rounds,
     doublings,
     folds,
-    note_rounds,
     store_calls,
 )
 from benchmarks.nodes.times import (
@@ -142,7 +142,7 @@ def prediction_table(cell: Callable[[int, int, Network], str]) -> str:
 def count_table() -> str:
     rows = []
     for nodes in COUNTED_NODES:
-        rounds, large = note_rounds(nodes), all_reduce(nodes, RANKS, 64 << 20)
+        rounds, large = call_header_rounds(nodes), all_reduce(nodes, RANKS, 64 << 20)
         least = 2 * (nodes - 1) / nodes * (64 << 20)
         rows.append(
             [
@@ -161,7 +161,7 @@ def count_table() -> str:
         )
     header = [
         "nodes",
-        "notes of a leader, in rounds",
+        "call headers of a leader, in rounds",
         "bytes of these",
         "in parts",
         "doubling",

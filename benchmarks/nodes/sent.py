@@ -24,14 +24,24 @@ def constant(file: str, name: str) -> int:
     return int(found[1]) << int(found[2] or 0)
 
 
-IN_A_ROW = constant("hosts/algorithm_choice.cpp", "kInARow")
-AT_A_TIME = constant("hosts/algorithm_choice.cpp", "kAtATime")
+def link(name: str) -> float:
+    """A number of the model of a link."""
+    text = (CSRC / "hosts/link_model.h").read_text()
+    if not (found := re.search(rf"\b{name} = ([\d.e-]+);", text)):
+        raise RuntimeError(f"hosts/link_model.h defines no {name} that is a number")
+    return float(found[1])
+
+
+RATE = link("bytes_per_second")
+IN_A_ROW = round(link("message_seconds") * RATE)
+AT_A_TIME = round(link("message_beside") * RATE)
+"""Of a message that the next one waits for, and of one beside others: the bytes that pass in that time."""
 WINDOW = constant("hosts/group_info.h", "kWindowBytes")
 MESSAGES = constant("hosts/program.cpp", "kMessages")
 WINDOWS = constant("hosts/program.cpp", "kWindows")
 SHORT_WINDOWS = constant("hosts/program.cpp", "kShortWindows")
-NOTE = constant("hosts/preamble.h", "kNoteBytes")
-NOTE_DATA = NOTE - 32
+CALL_HEADER = constant("hosts/preamble.h", "kCallHeaderBytes")
+CALL_HEADER_DATA = CALL_HEADER - 32
 RADIX = constant("hosts/preamble.cpp", "kRadix")
 SPREAD = constant("pg/rendezvous/store_exchange.h", "kSpread")
 MAX_RANKS = constant("base/limits.h", "kMaxRanks")
@@ -39,7 +49,7 @@ MAX_RANKS = constant("base/limits.h", "kMaxRanks")
 
 @dataclass(frozen=True)
 class Sent:
-    """What a call sends between nodes, beside the notes."""
+    """What a call sends between nodes, beside the call headers."""
 
     way: str
     windows: int
@@ -102,8 +112,8 @@ def all_reduce(nodes: int, ranks: int, size: int, window_bytes: int = WINDOW) ->
     """Of ``size`` bytes over nodes of ``ranks`` each."""
     if nodes == 1:
         return Sent("inside", 0, 0, 0, 0, 0)
-    if size <= NOTE_DATA:
-        return Sent("notes", 0, 0, 0, 0, 0)
+    if size <= CALL_HEADER_DATA:
+        return Sent("call headers", 0, 0, 0, 0, 0)
     elements = size // ITEM
     window = window_of(nodes, ranks, size, window_bytes)
     full = (elements - 1) // window
@@ -138,8 +148,8 @@ def all_reduce(nodes: int, ranks: int, size: int, window_bytes: int = WINDOW) ->
     )
 
 
-def note_rounds(nodes: int) -> list[int]:
-    """The messages that a leader sends in each round of notes: csrc/hosts/preamble.cpp."""
+def call_header_rounds(nodes: int) -> list[int]:
+    """The messages that a leader sends in each round of call headers: csrc/hosts/preamble.cpp."""
     rounds, have = [], 1
     while have < nodes:
         rounds.append(min(RADIX - 1, -(-nodes // have) - 1))

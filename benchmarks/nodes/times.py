@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from benchmarks.nodes.sent import AT_A_TIME, IN_A_ROW, NOTE, all_reduce, note_rounds
+from benchmarks.nodes.sent import AT_A_TIME, CALL_HEADER, IN_A_ROW, all_reduce, call_header_rounds
 
 
 @dataclass(frozen=True)
@@ -11,7 +11,7 @@ class Costs:
     """In microseconds, and bytes that one core moves in one of them."""
 
     call: float
-    """A call over two nodes whose data travels in the notes."""
+    """A call over two nodes whose data travels in the call headers."""
     in_a_row: float
     """A message that must arrive before the next one can be sent."""
     byte: float
@@ -19,7 +19,7 @@ class Costs:
 
     @property
     def beside(self) -> float:
-        """A message beside others, in the proportion of csrc/hosts/algorithm_choice.cpp."""
+        """A message beside others, in the proportion of csrc/hosts/link_model.h."""
         return self.in_a_row * AT_A_TIME / IN_A_ROW
 
 
@@ -38,10 +38,10 @@ def time_of(
     costs: Costs, nodes: int, ranks: int, size: int, network: Network, cores: float
 ) -> tuple[float, str]:
     """Microseconds of an all_reduce, and what takes most of them."""
-    sent, rounds = all_reduce(nodes, ranks, size), note_rounds(nodes)
-    notes = (nodes - 2) * NOTE
+    sent, rounds = all_reduce(nodes, ranks, size), call_header_rounds(nodes)
+    headers = (nodes - 2) * CALL_HEADER
     latency = costs.call + costs.in_a_row * (len(rounds) - 1 + sent.in_a_row)
-    latency += costs.beside * (sum(rounds) - 1) + max(network.us(notes, 1), notes * costs.byte)
+    latency += costs.beside * (sum(rounds) - 1) + max(network.us(headers, 1), headers * costs.byte)
     bounds = {
         "link": network.us(sent.node_bytes),
         "bytes": sent.node_bytes * costs.byte / cores,

@@ -5,24 +5,25 @@
 
 namespace occl::hosts {
 
-void Mail::post(int to, const Letter& letter) {
-  // If it does not arrive, neither does the letter that this rank waits for. A peer that waits for no letters
-  // does not receive it before it makes a group again.
-  outbox_.post(to, Stream::mail, std::make_shared<Letter>(letter), Deadline::after(kPartingTime));
+void ControlMessages::post(int to, const SubgroupMessage& message) {
+  // The linger time is short: if this message is lost, so is the one that this rank waits for. A peer that is
+  // making no group receives it only when it makes one again.
+  unacknowledged_.post(to, Channel::control, std::make_shared<SubgroupMessage>(message),
+                       Deadline::after(kLingerTime));
 }
 
-std::optional<Letter> Mail::take(int from) {
-  Parcel<Letter>& box = boxes_[from];
-  if (!box.message) receive_object(link_, from, m_.stream(Stream::mail), box);
-  if (!box.message->ended()) return {};
-  const auto error = box.message->error();
-  box.message.reset();
-  if (error) throw m_.lost(from, link_, *error);
-  const Letter& letter = *box.content;
-  if (letter.kind > Letter::Kind::over || letter.ranks.size > kMaxRanks ||
-      (letter.kind == Letter::Kind::failed && letter.reason.front() == 0))
-    throw m_.malformed(from, "letter about a new group");
-  return letter;
+std::optional<SubgroupMessage> ControlMessages::take(int from) {
+  PendingReceive<SubgroupMessage>& pending = pending_[from];
+  if (!pending.message) receive_object(link_, from, info_.channel(Channel::control), pending);
+  if (!pending.message->ended()) return {};
+  const auto error = pending.message->error();
+  pending.message.reset();
+  if (error) throw info_.lost(from, link_, *error);
+  const SubgroupMessage& message = *pending.content;
+  if (message.kind > SubgroupMessage::Kind::over || message.ranks.size > kMaxRanks ||
+      (message.kind == SubgroupMessage::Kind::failed && message.reason.front() == 0))
+    throw info_.malformed(from, "subgroup message");
+  return message;
 }
 
 }  // namespace occl::hosts

@@ -1,4 +1,4 @@
-// What a rank knows of a group over several nodes.
+// The facts about a group over several nodes that each of its ranks has.
 #pragma once
 
 #include <cstdint>
@@ -11,40 +11,41 @@
 
 namespace occl::hosts {
 
-/// The streams of a group's messages between two ranks (Link).
-enum class Stream : std::uint32_t {
-  notes,      // the council (hosts/preamble.h)
+/// The channels of a group's messages between two ranks (Link).
+enum class Channel : std::uint32_t {
+  preamble,   // hosts/preamble.h
   data,       // the program (hosts/program.h)
-  news,       // between leaders: why the group has ended
+  notices,    // between leaders: why the group has ended
   envelopes,  // point-to-point messages (hosts/p2p.h), as are the next two
-  answers,
+  acks,
   payloads,
-  roll_call,  // the monitored barrier (hosts/monitored_barrier.h)
-  mail,       // new groups of some of its ranks (hosts/control_messages.h)
+  monitored_barrier,  // hosts/monitored_barrier.h
+  control,            // new groups of some of its ranks (hosts/control_messages.h)
 };
-inline constexpr std::uint32_t kStreams = 8;
+inline constexpr std::uint32_t kChannels = 8;
 
 inline constexpr std::size_t kWindowBytes = std::size_t{4} << 20;
 
-/// The channel of the group for which the link was made, which ends with it.
-inline constexpr std::uint32_t kFirstChannel = 0;
+/// The number of the group for which the link was made.
+inline constexpr std::uint32_t kFirstGroupNumber = 0;
 
-struct Membership {
+struct GroupInfo {
   std::string name;
   int rank = 0;
-  Partition partition{{0}};
+  Topology topology{{0}};
   std::vector<std::string> processes;  // by rank: "pid 4711, host a"
-  /// Of the link, the same on every rank; no other group of the link has it.
-  std::uint32_t channel = kFirstChannel;
+  /// The group's number on the link: equal on all ranks, and different from those of all other groups.
+  std::uint32_t number = kFirstGroupNumber;
   /// How much of the data the ranks of a node handle in a window. Smaller windows overlap better, and cost
   /// more synchronisation and scratch memory of a few times this size.
   std::size_t window_bytes = kWindowBytes;
-  std::uint64_t group = 0;  // the same on all ranks, and of no other group: for coll::Activity
+  std::uint64_t group =
+      0;  // equal on all ranks, and different from those of all other groups: for coll::Activity
 
-  std::uint32_t stream(Stream s) const { return channel * kStreams + static_cast<std::uint32_t>(s); }
+  std::uint32_t channel(Channel s) const { return number * kChannels + static_cast<std::uint32_t>(s); }
   /// "rank 3 (pid 4711, host a)"
   std::string describe(int of) const { return concat("rank ", of, " (", processes[of], ")"); }
-  /// The error for bytes of another rank that no rank sends: `what` they should be, "letter".
+  /// The error for bytes that no correct rank sends; `what` they should be: "subgroup message".
   Error malformed(int peer, const char* what) const {
     return Error(Errc::protocol, concat(describe(peer), " sent a malformed ", what, " in group ", name,
                                         ": another library may use the engine of this group; give each "

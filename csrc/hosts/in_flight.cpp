@@ -4,8 +4,8 @@
 
 namespace occl::hosts {
 
-UnderWay::Nested::Nested(const coll::Task& given, std::vector<coll::Block> in, std::vector<coll::Block> out,
-                         Deadline deadline)
+InFlight::NodeOperation::NodeOperation(const coll::Task& given, std::vector<coll::Block> in,
+                                       std::vector<coll::Block> out, Deadline deadline)
     : in(std::move(in)), out(std::move(out)), task(given), operation(*this, task, deadline) {
   if (auto* c = std::get_if<coll::Collective>(&task)) {
     if (c->in.n > 1) c->in.list = this->in.data();
@@ -13,16 +13,16 @@ UnderWay::Nested::Nested(const coll::Task& given, std::vector<coll::Block> in, s
   }
 }
 
-void UnderWay::add(coll::Group& node, std::unique_ptr<Nested> nested, int place) {
-  items_.push_back({std::move(nested), nullptr, -1, place});
-  node.submit(items_.back().nested->operation);
+void InFlight::add(coll::Group& node, std::unique_ptr<NodeOperation> node_operation, int place) {
+  items_.push_back({std::move(node_operation), nullptr, -1, place});
+  node.submit(items_.back().node_operation->operation);
 }
 
-void UnderWay::add(std::unique_ptr<Link::Message> message, int peer, int place) {
+void InFlight::add(std::unique_ptr<Link::Message> message, int peer, int place) {
   items_.push_back({nullptr, std::move(message), peer, place});
 }
 
-void UnderWay::cancel() {
+void InFlight::cancel() {
   items_.remove_if([](const Item& item) { return item.message != nullptr; });
 }
 

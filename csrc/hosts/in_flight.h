@@ -1,4 +1,4 @@
-// Operations of the node's group and messages over the link that have been started and have not ended.
+// The operations of the node's group and the messages over the link that have started and not ended.
 #pragma once
 
 #include <list>
@@ -10,20 +10,20 @@
 
 namespace occl::hosts {
 
-class UnderWay {
+class InFlight {
  public:
   /// An operation of the node's group, with what it points to.
-  class Nested final : public coll::Listener {
+  class NodeOperation final : public coll::Listener {
    public:
-    explicit Nested(const coll::Task& given, std::vector<coll::Block> in = {},
-                    std::vector<coll::Block> out = {}, Deadline deadline = Deadline::never());
+    explicit NodeOperation(const coll::Task& given, std::vector<coll::Block> in = {},
+                           std::vector<coll::Block> out = {}, Deadline deadline = Deadline::never());
     void completed(coll::Operation&) noexcept override {
       completed_.store(true, std::memory_order_release);  // pairs with ended
     }
     void released(coll::Operation&) noexcept override {
       released_.store(true, std::memory_order_release);  // pairs with ended
     }
-    /// It may be destroyed, or has failed.
+    /// True once the operation is safe to destroy or has failed.
     bool ended() const {
       return released_.load(std::memory_order_acquire) ||  // pairs with released
              (completed_.load(std::memory_order_acquire) && operation.error());
@@ -39,7 +39,7 @@ class UnderWay {
   };
 
   /// `place` is handed to `ended` when it ends.
-  void add(coll::Group& node, std::unique_ptr<Nested> nested, int place);
+  void add(coll::Group& node, std::unique_ptr<NodeOperation> node_operation, int place);
   void add(std::unique_ptr<Link::Message> message, int peer, int place);
 
   bool empty() const { return items_.empty(); }
@@ -47,19 +47,19 @@ class UnderWay {
   static constexpr int kEverywhere = -1;
   /// Calls ended(place) for each that has ended, and forgets it; true if there was one. If an operation has
   /// failed, throws its error; if a message has, calls lost(peer, error), which throws. `place`: which
-  /// messages are asked; one that is not asked wakes no thread.
+  /// messages are polled; a message that is not polled wakes no thread.
   template <class Ended, class Lost>
-  bool reap(int place, Ended&& ended, Lost&& lost) {
+  bool collect_ended(int place, Ended&& ended, Lost&& lost) {
     bool any = false;
     for (auto it = items_.begin(); it != items_.end();) {
-      const bool asked = it->nested || place == kEverywhere || it->place == place;
-      if (!asked || !(it->message ? it->message->ended() : it->nested->ended())) {
+      const bool asked = it->node_operation || place == kEverywhere || it->place == place;
+      if (!asked || !(it->message ? it->message->ended() : it->node_operation->ended())) {
         ++it;
         continue;
       }
       if (it->message) {
         if (const auto error = it->message->error()) lost(it->peer, *error);
-      } else if (const Error* error = it->nested->operation.error()) {
+      } else if (const Error* error = it->node_operation->operation.error()) {
         throw *error;
       }
       ended(it->place);
@@ -76,7 +76,7 @@ class UnderWay {
 
  private:
   struct Item {
-    std::unique_ptr<Nested> nested;
+    std::unique_ptr<NodeOperation> node_operation;
     std::unique_ptr<Link::Message> message;
     int peer = -1;  // of the message
     int place = 0;

@@ -1,4 +1,4 @@
-// The monitored barrier of a group over several nodes: every rank reports to rank 0, which tells all of them
+// The monitored barrier of a group over several nodes: every rank reports to rank 0, which tells all ranks
 // which ranks are missing. The group stays usable after it.
 #pragma once
 
@@ -13,10 +13,10 @@
 
 namespace occl::hosts {
 
-class RollCall {
+class MonitoredBarrier {
  public:
-  RollCall(const Membership& membership, Link& link, Outbox& outbox)
-      : m_(membership), link_(link), outbox_(outbox) {}
+  MonitoredBarrier(const GroupInfo& info, Link& link, UnacknowledgedSends& unacknowledged)
+      : info_(info), link_(link), unacknowledged_(unacknowledged) {}
 
   /// A call of all ranks, one at a time. Throws as coll::monitored_barrier does. The error of `group`
   /// ends it.
@@ -24,20 +24,20 @@ class RollCall {
            const std::function<void()>& interrupted);
 
  private:
-  enum class Peer { waited_for, came, gone };
+  enum class Report { awaited, arrived, lost };
 
-  void post(int peer, const Note& note, std::chrono::nanoseconds patience);
-  Peer look(int peer);
+  void post(int peer, const CallHeader& header, std::chrono::nanoseconds patience);
+  Report poll(int peer);
   std::vector<int> missing();
   std::string why(int peer);
 
-  const Membership& m_;
+  const GroupInfo& info_;
   Link& link_;
-  Outbox& outbox_;
+  UnacknowledgedSends& unacknowledged_;
   std::uint64_t number_ = 0;  // barriers so far
-  // What is expected from each rank: it stays until it comes, whichever barrier it is for.
-  std::vector<Parcel<Note>> expected_;
-  std::vector<Peer> peers_;  // by rank, in this barrier
+  // The posted receive per rank. Survives a failed barrier: a late report is matched by number and dropped.
+  std::vector<PendingReceive<CallHeader>> expected_;
+  std::vector<Report> reports_;  // by rank, of this barrier
 };
 
 }  // namespace occl::hosts

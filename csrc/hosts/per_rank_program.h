@@ -1,11 +1,11 @@
-// The collectives with a block for each rank, over several nodes. A block is held, in each node, by one local
-// rank (hosts/topology.h), through which it leaves or enters the node.
+// The programs of collectives with a block for each rank, over several nodes. In each node one local rank is
+// the proxy of a block (hosts/topology.h): the block leaves and enters the node through it.
 //
-//                    inside the node               between nodes              inside the node
-//   all_gather       all_gather of own blocks      blocks to their holders    all_gather of others' blocks
-//   gather           gather (root's node)          blocks to their holders    gather (root's node)
-//   scatter          scatter (root's node)         held blocks to their rank
-//   reduce_scatter   reduce_scatter to holders     held sums to their rank    (and a last reduction)
+//                    inside the node               between nodes               inside the node
+//   all_gather       all_gather of own blocks      blocks to their proxies     all_gather of others' blocks
+//   gather           gather (root's node)          blocks to their proxies     gather (root's node)
+//   scatter          scatter (root's node)         proxies' blocks to their rank
+//   reduce_scatter   reduce_scatter to proxies     proxies' sums to their rank (and a last reduction)
 //   all_to_all       all_to_all                    blocks to their rank
 #pragma once
 
@@ -15,23 +15,23 @@
 
 namespace occl::hosts {
 
-class OverBlocks final : public Program {
+class PerRankProgram final : public Program {
  public:
-  OverBlocks(const Partition& partition, int rank, const coll::Collective& collective,
-             std::size_t window_bytes, bool pairwise);
-  std::vector<Step> steps(int stage, std::uint64_t window) const override;
+  PerRankProgram(const Topology& topology, int rank, const ProgramShape& shape);
 
  private:
+  Steps make_steps(int stage, std::uint64_t window) const override;
+
   using PieceOf = std::function<Piece(int rank)>;
   Range block(std::uint64_t window, int rank) const { return range(window, count_of(rank)); }
-  Piece held(int rank, std::size_t count, DType dtype) const {
-    return work(held_ + rank * each_, count, dtype);
+  Piece proxied(int rank, std::size_t count, DType dtype) const {
+    return work(proxied_ + rank * each_, count, dtype);
   }
   /// The local collective of the same kind on the blocks of these ranks, one for each local rank, -1 for
   /// none. `listed` gives the blocks of the side that has one for each rank, `own` that of this rank's side.
   void among(Steps& steps, const std::vector<int>& ranks, const PieceOf& listed, const PieceOf& own) const;
   /// The same for all blocks of the ranks of a node, which can take several rounds.
-  void among_held(Steps& steps, int of_node, const PieceOf& listed, const PieceOf& own) const;
+  void among_proxied(Steps& steps, int of_node, const PieceOf& listed, const PieceOf& own) const;
 
   void all_gather(Steps& steps, int stage, std::uint64_t window) const;
   void gather(Steps& steps, int stage, std::uint64_t window) const;
@@ -39,10 +39,9 @@ class OverBlocks final : public Program {
   void reduce_scatter(Steps& steps, int stage, std::uint64_t window) const;
   void all_to_all(Steps& steps, int stage) const;
 
-  const bool pairwise_;
   // Offsets in the scratch memory.
   std::size_t raw_ = 0;       // each rank's input in the wide dtype
-  std::size_t held_ = 0;      // each rank's block, where this rank holds it, or its sum
+  std::size_t proxied_ = 0;   // each rank's block, where this rank is its proxy, or its sum
   std::size_t received_ = 0;  // each node's sum of this rank's block
   std::size_t last_ = 0;      // the sum of all nodes
   std::size_t each_ = 0;      // bytes from one block to the next

@@ -1,15 +1,16 @@
-// How all ranks of all nodes meet at the start of a collective. Each rank writes what it calls into a note of
-// fixed size. The first rank of each node, its leader, gathers the notes of its node, compares them, and
-// exchanges one note with the other leaders. What the leaders find is told to every rank of the node.
+// The preamble of a collective: all ranks of all nodes compare their calls. Each rank writes its call into a
+// call header of fixed size. The first rank of each node, its leader, gathers the headers of its node,
+// compares them, and exchanges one header with the other leaders. Each leader then broadcasts the agreement
+// in its node: the common call, or why there is none.
 //
-//     ranks           notes ─▶ leader          (a gather inside the node)
-//     leaders         note ◀──▶ note           (messages, in rounds)
-//     leader          verdict ─▶ ranks         (a broadcast inside the node)
+//     ranks           call headers ─▶ leader         (a gather inside the node)
+//     leaders         call header ◀──▶ call header   (messages, in rounds)
+//     leader          agreement ─▶ ranks             (a broadcast inside the node)
 //
-// Notes are of one size whatever is called, so ranks that call different operations still meet. A small
-// reduction or broadcast travels in the notes and needs nothing else.
+// All call headers have one size, so ranks that call different operations still exchange them. The data of a
+// small reduction or broadcast travels in the headers, and the collective needs nothing else.
 //
-// Pure functions on notes; hosts/group.h moves them.
+// Pure functions on call headers; hosts/group.h moves them.
 #pragma once
 
 #include <array>
@@ -25,53 +26,53 @@
 
 namespace occl::hosts {
 
-inline constexpr std::size_t kNoteBytes = 1024;
+inline constexpr std::size_t kCallHeaderBytes = 1024;
 
-struct Note {
+struct CallHeader {
   std::uint64_t signature = 0;  // coll::Signature
   std::uint64_t number = 0;     // of the operation in its group
   double factor = 1;            // PREMUL_SUM
-  std::uint32_t refused = 0;    // 1: the ranks of the node do not agree, and `data` says why
+  std::uint32_t refused = 0;    // 1: the calls of the node's ranks differ, and `data` says how
   std::uint32_t pairwise = 0;   // 1: some rank lists the sizes of an all_to_all
-  std::array<std::byte, kNoteBytes - 32> data{};
+  std::array<std::byte, kCallHeaderBytes - 32> data{};
 
   /// Why the sender refused, or ended the group; never empty.
   std::string text() const;
   void refuse(const std::string& text);
   std::byte* bytes() { return reinterpret_cast<std::byte*>(this); }
 };
-static_assert(sizeof(Note) == kNoteBytes);
+static_assert(sizeof(CallHeader) == kCallHeaderBytes);
 
-/// Whether the data of the collective travels in the notes.
-bool fits_note(const coll::Collective& c);
+/// Whether the data of the collective travels in the headers.
+bool fits_header(const coll::Collective& c);
 
-/// Writes what this rank calls, and its data where that fits.
-void write_note(Note& note, const coll::Collective& c, std::uint64_t number, int rank);
+/// Writes this rank's call, and its data if that fits.
+void write_header(CallHeader& header, const coll::Collective& c, std::uint64_t number, int rank);
 
 /// Names a rank: "rank 3 (pid 4711, host a)".
 using Describe = std::function<std::string(int rank)>;
 
-/// The leader's note to the other leaders: a refusal if the notes of its node, in the order of its ranks, do
-/// not fit each other, or else the node's sum.
-Note note_of_node(const coll::Collective& c, std::span<const Note> notes, const Partition& partition,
-                  int node, const Describe& describe);
+/// The leader's header to the other leaders: a refusal if the headers of its node, in the order of its ranks,
+/// do not match, or else the node's sum.
+CallHeader header_of_node(const coll::Collective& c, std::span<const CallHeader> headers,
+                          const Topology& topology, int node, const Describe& describe);
 
-/// What all nodes together find, from the notes of all leaders: a refusal, or the result.
-Note verdict(const coll::Collective& c, std::span<const Note> notes, const Partition& partition, int node,
-             const Describe& describe);
+/// The agreement of all nodes, from the headers of all leaders: a refusal, or the result.
+CallHeader agreement(const coll::Collective& c, std::span<const CallHeader> headers, const Topology& topology,
+                     int node, const Describe& describe);
 
-/// Leaders exchange notes in rounds, so that each sends and receives about 7 log8(nodes) messages and has the
-/// notes of all nodes at the end, those of the next nodes first. In a round a leader sends the notes that it
-/// has, and no more than are wanted, to the leaders so far before it, and receives as many from those so far
+/// The rounds in which leaders exchange headers: each sends and receives about 7 log8(nodes) messages, and
+/// then has the headers of all nodes, those of the next nodes first. In round k a leader sends its first
+/// min(8^k, missing) headers to the leaders at distance i*8^k before it, and receives as many from those
 /// behind it. (An all-gather after Bruck et al., Efficient algorithms for all-to-all communications in
 /// multiport message-passing systems, 1997.)
-struct Exchange {
-  int distance = 0;  // between the two nodes; where the received notes begin
-  int notes = 0;
+struct HeaderExchange {
+  int distance = 0;  // between the two nodes; where the received headers begin
+  int headers = 0;
 };
-std::vector<std::vector<Exchange>> exchanges(int nodes);
+std::vector<std::vector<HeaderExchange>> bruck_rounds(int nodes);
 
-/// Takes the result out of a verdict, where the data travels in the notes.
-void read_result(const Note& verdict, const coll::Collective& c, int rank);
+/// Copies the result out of an agreement, if the data travels in the headers.
+void read_result(const CallHeader& agreement, const coll::Collective& c, int rank);
 
 }  // namespace occl::hosts

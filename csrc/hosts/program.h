@@ -1,27 +1,27 @@
-// How a collective of a group of several nodes is carried out: for each rank a short program of operations of
-// its node's group, messages to ranks of other nodes, and kernels. Pure arithmetic, no I/O: tests run the
-// programs of all ranks in one thread.
+// The program by which a rank carries out its part of a collective of several nodes: operations of its node's
+// group, messages to ranks of other nodes, and kernels. Pure arithmetic, no I/O: tests run the programs of
+// all ranks in one thread.
 //
-// A collective is cut into windows, and each window passes through the same stages. The steps of a stage are
-// started together, and the next stage of the window begins when they have ended (hosts/schedule.h).
+// A collective is cut into windows, and each window passes through the same stages. The steps of a stage
+// start together, and the next stage of the window begins when they have ended (hosts/schedule.h).
 //
-//     hosts/sharded_program.h      all_reduce, reduce, broadcast: the data is divided among the ranks of a
-//     node hosts/per_rank_program.h     the other collectives: each rank of a node handles blocks of other
-//     nodes
+//     hosts/sharded_program.h    all_reduce, reduce, broadcast: a rank handles a shard of the data
+//     hosts/per_rank_program.h   the other collectives: a rank handles blocks of other nodes
 //
 // Either way every rank sends and receives a part, so that all ranks of a node drive the network, and no byte
 // enters or leaves a node twice.
 //
-// I2: hosts/reduction_tree.h says in which order contributions are combined, whatever the size and the way.
+// I2: hosts/reduction_tree.h says in which order contributions are combined, whatever the size and algorithm.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
-#include "coll/task/collective.h"
 #include "hosts/program_ops.h"
+#include "hosts/program_shape.h"
 #include "hosts/reduction_tree.h"
 #include "hosts/topology.h"
 
@@ -29,29 +29,27 @@ namespace occl::hosts {
 
 class Program {
  public:
-  /// `window_bytes`: how much of the data the ranks of a node handle in a window, roughly; of little data,
-  /// down to a half of it. `pairwise`: some rank lists the sizes of an all_to_all. The partition and the
-  /// collective must live as long as the program.
-  static std::unique_ptr<Program> make(const Partition& partition, int rank,
-                                       const coll::Collective& collective, std::size_t window_bytes,
-                                       bool pairwise = false);
+  /// The topology must live as long as the program.
+  static std::unique_ptr<Program> make(const Topology& topology, int rank, const ProgramShape& shape);
   virtual ~Program() = default;
 
+  const ProgramShape& shape() const { return shape_; }
   std::uint64_t windows() const { return windows_; }
   int stages() const { return stages_; }
   /// Elements of the longest window of any block.
   std::size_t longest() const { return longest_; }
-  /// The data of all windows, in windows of the longest one's size.
+  /// Total size in full windows (can be fractional).
   double longest_windows() const {
     return longest_ ? static_cast<double>(largest_) / static_cast<double>(longest_) : 0;
   }
   /// Scratch memory that one window needs; the same for each.
   std::size_t work_bytes() const { return work_bytes_; }
-  /// The steps of a stage of a window, for this rank.
-  virtual std::vector<Step> steps(int stage, std::uint64_t window) const = 0;
-  /// The stage that a step, started in `stage`, must end with: what needs that stage needs the step.
+  /// The steps of a stage of a window, for this rank. Valid until the next call. The first ones are kept for
+  /// the next collective of this shape, up to a limit.
+  const std::vector<Step>& steps(int stage, std::uint64_t window);
+  /// The last stage that can run before a step that started in `stage` has completed.
   int ends_with(const Step& step, int stage) const {
-    const auto* message = std::get_if<Message>(&step);
+    const auto* message = std::get_if<SendRecv>(&step);
     if (!message) return stage;
     if (message->send && !message->overwritten) return stages_ - 1;
     return message->early ? stage + 1 : stage;
@@ -64,7 +62,9 @@ class Program {
     std::size_t count() const { return hi - lo; }
   };
 
-  Program(const Partition& partition, int rank, const coll::Collective& collective, std::size_t window_bytes);
+  Program(const Topology& topology, int rank, const ProgramShape& shape, std::size_t window_bytes);
+
+  virtual Steps make_steps(int stage, std::uint64_t window) const = 0;
 
   /// Elements of a window, of a block of `count`.
   Range range(std::uint64_t window, std::size_t count) const {
@@ -72,7 +72,7 @@ class Program {
   }
   /// Elements of the block of `rank`; where there is only one block, of that.
   std::size_t count_of(int rank) const;
-  bool widens() const { return wide_ != c_.dtype; }
+  bool widens() const { return wide_ != shape_.dtype; }
 
   Piece data(Where where, std::uint32_t block, Range range) const;
   Piece work(std::size_t offset, std::size_t count, DType dtype) const {
@@ -84,13 +84,13 @@ class Program {
   static void send(Steps& steps, int peer, const Piece& piece, bool overwritten = false);
   static void receive(Steps& steps, int peer, const Piece& piece, bool early = false);
   /// Combines the nodes' sums, which are scratch memory and are used up, and leaves the result in `dst`.
-  /// `wide`: scratch memory for as many elements, may be one of the sums.
+  /// `wide`: scratch memory for as many elements, can be one of the sums.
   void finish(Steps& steps, const Piece& dst, const Piece& wide, const std::vector<Piece>& sums) const;
   /// Rounds and divides a sum of all nodes, where that is needed.
   void narrow(Steps& steps, const Piece& dst, const Piece& wide) const;
 
-  const Partition& p_;
-  const coll::Collective& c_;
+  const Topology& topology_;
+  const ProgramShape shape_;
   const int rank_, node_, local_, root_node_;
   const DType wide_;
   std::uint64_t windows_ = 1;
@@ -105,6 +105,9 @@ class Program {
   std::uint64_t whole_ = 0;  // windows of that length, before the last one
   std::size_t divided_ = 0;  // elements of the last one if it is divided further, otherwise 0
   std::size_t work_bytes_ = 0;
+  std::vector<std::optional<Steps>> kept_;  // by window and stage
+  std::size_t number_kept_ = 0;             // of steps
+  Steps last_;                              // the last ones that are not kept
 };
 
 /// Elements of `size` bytes in a cache line, at least one.

@@ -34,17 +34,17 @@ bool needs_narrowing(DType dtype, ReduceOp op) {
   return wide_dtype(dtype, op) != dtype || op == ReduceOp::avg;
 }
 
-Tree::Tree(int nodes) : nodes_(nodes) {
+ReductionTree::ReductionTree(int nodes) : nodes_(nodes) {
   while (2 << rounds_ <= nodes) ++rounds_;
   extra_ = nodes - (1 << rounds_);
 }
 
-int Tree::partner(int node, int round) const {
+int ReductionTree::partner(int node, int round) const {
   const int place = node < 2 * extra_ ? node / 2 : node - extra_;
   return node_at(place ^ (1 << round));
 }
 
-std::vector<Tree::Merge> Tree::merges() const {
+std::vector<ReductionTree::Merge> ReductionTree::merges() const {
   std::vector<Merge> list;
   for (int i = 0; i < extra_; ++i) list.push_back({2 * i, 2 * i + 1});
   for (int round = 0; round < rounds_; ++round)

@@ -1,9 +1,9 @@
-// How the contributions of all ranks become a result: each node combines those of its ranks, in rank order,
-// and the nodes' sums are combined by a tree that depends on the number of nodes alone. The result is then
-// rounded, and divided for AVG, once.
+// The order in which contributions of all ranks become a result: each node combines those of its ranks, in
+// rank order, and the nodes' sums are combined by a tree that depends on the number of nodes alone. The
+// result is then rounded, and divided for AVG, once.
 //
-// The tree pairs neighbours, so the order of the nodes is kept, and the two sides of each pair can exchange
-// their sums and combine them at the same time (hosts/algorithm_choice.h).
+// The tree pairs neighbours, so the order of the nodes is kept, and both nodes of a pair can exchange their
+// sums and combine them at the same time (hosts/algorithm_choice.h).
 //
 //     5 nodes     0 1   2   3   4
 //     folded      0+1   2   3   4       until a power of two is left
@@ -26,16 +26,16 @@ ReduceOp between_nodes(ReduceOp op);
 bool needs_narrowing(DType dtype, ReduceOp op);
 
 /// The tree over a number of nodes.
-class Tree {
+class ReductionTree {
  public:
-  explicit Tree(int nodes);
+  explicit ReductionTree(int nodes);
 
   /// Rounds in which pairs combine, after folding.
   int rounds() const { return rounds_; }
   /// Whether a node is folded into the one before it. It takes no part in the rounds.
   bool folded(int node) const { return node < 2 * extra_ && node % 2 == 1; }
   /// Whether the next node is folded into this one.
-  bool takes_next(int node) const { return node < 2 * extra_ && node % 2 == 0; }
+  bool absorbs_next(int node) const { return node < 2 * extra_ && node % 2 == 0; }
   bool folds() const { return extra_ > 0; }
   /// The node with which a node that is not folded combines in a round.
   int partner(int node, int round) const;

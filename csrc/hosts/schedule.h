@@ -1,13 +1,14 @@
-// The order in which a rank starts the stages of the windows of a program; the same on every rank, so that
+// The order in which a rank starts the stages of a program's windows. It is equal on all ranks, so that
 // operations of the node's group meet and messages between two ranks match.
 //
-//     stage 0 of window 0; stage 0 of window 1, stage 1 of window 0; stage 0 of window 2, stage 1 of window
-//     1, ...
+//     stage 0 of window 0
+//     stage 0 of window 1, stage 1 of window 0
+//     stage 0 of window 2, stage 1 of window 1, ...
 //
 // Early stages come first, so that the network has the next window before this one is combined.
 //
-// A stage may start when the window's previous stage has ended, and the first one when the scratch memory of
-// the window is free: at most `stages` windows are under way.
+// A stage can start when the window's previous stage has ended, and the first one when the scratch memory of
+// the window is free: at most `stages` windows are in flight.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +27,7 @@ class Schedule {
   bool done() const;
   Item item() const { return {stage_, time_ - static_cast<std::uint64_t>(stage_)}; }
   void next();
-  /// What must have ended before `item` starts; none: it may start.
+  /// What must have ended before `item` starts; none: it can start.
   std::optional<Item> needs(Item item) const;
 
  private:

@@ -1,4 +1,5 @@
-// Memory of this rank that the ranks of its node can map, for what a group of several nodes has in transit.
+// The scratch memory of a rank for data of a group over several nodes that is in transit. The ranks of its
+// node can map it.
 #pragma once
 
 #include <memory>
@@ -14,7 +15,7 @@ class Scratch {
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
 
-  /// Makes it at least this large; what was in it is lost. Nothing may be in transit. Throws
+  /// Makes it at least this large; what was in it is lost. Nothing must be in transit. Throws
   /// Error(out_of_memory).
   void reserve(std::size_t bytes) {
     if (bytes <= block_.bytes) return;

@@ -1,5 +1,5 @@
-// all_reduce, reduce and broadcast over several nodes. The data of a window is divided into rails, and each
-// rail passes between the nodes through the ranks that own it (hosts/topology.h).
+// The programs of all_reduce, reduce and broadcast over several nodes. The data of a window is divided into
+// rails, and each rail passes between the nodes through the ranks that own it (hosts/topology.h).
 //
 //                inside the node               between nodes                inside the node
 //   all_reduce   reduce_scatter over rails     all-reduce of each rail      all_gather over rails
@@ -13,16 +13,16 @@
 
 namespace occl::hosts {
 
-class OverRails final : public Program {
+class ShardedProgram final : public Program {
  public:
-  OverRails(const Partition& partition, int rank, const coll::Collective& collective,
-            std::size_t window_bytes);
-  std::vector<Step> steps(int stage, std::uint64_t window) const override;
+  ShardedProgram(const Topology& topology, int rank, const ProgramShape& shape);
 
  private:
-  /// How a window is divided.
+  Steps make_steps(int stage, std::uint64_t window) const override;
+
+  /// The division of a window.
   struct Rails {
-    const OverRails& program;
+    const ShardedProgram& program;
     Range window;
 
     Range rail(int k) const;
@@ -40,20 +40,20 @@ class OverRails final : public Program {
   /// Where the part of the rank's rail `index` begins, after rails of `before` elements.
   std::size_t begin_of_part(int index, std::size_t before) const;
   /// The rails that this rank owns.
-  int first_rail() const { return p_.first_rail(node_, local_); }
-  int last_rail() const { return p_.first_rail(node_, local_ + 1); }
+  int first_rail() const { return topology_.first_rail(node_, local_); }
+  int last_rail() const { return topology_.first_rail(node_, local_ + 1); }
 
   void reduce_inside(Steps& steps, const Rails& rails) const;
   void collect_inside(Steps& steps, const Rails& rails, coll::Kind kind) const;
-  void combine_in_parts(Steps& steps, int stage, const Rails& rails) const;
-  void combine_by_doubling(Steps& steps, int stage, const Rails& rails) const;
+  void combine_by_reduce_scatter(Steps& steps, int stage, const Rails& rails) const;
+  void combine_by_recursive_doubling(Steps& steps, int stage, const Rails& rails) const;
   void combine_at_root(Steps& steps, int stage, const Rails& rails) const;
   void broadcast(Steps& steps, int stage, const Rails& rails) const;
 
-  enum class Way { parts, doubling, star, tree, chain };
-  Way choose() const;
+  enum class Algorithm { reduce_scatter_all_gather, recursive_doubling, flat, binomial, pipelined_chain };
+  Algorithm choose() const;
 
-  const Way way_;
+  const Algorithm algorithm_;
   // Offsets in the scratch memory.
   std::size_t raw_ = 0;       // the input in the wide dtype
   std::size_t sums_ = 0;      // this node's sums of the rank's rails

@@ -1,4 +1,4 @@
-// What the first rank of a node writes and reads while a group over several nodes is made: the letters of
+// The handshake between the first ranks of nodes while they make a group over several nodes: the messages of
 // hosts/subgroup.h.
 #pragma once
 
@@ -16,34 +16,35 @@
 
 namespace occl::hosts {
 
-/// How much longer a rank waits than one that knows more than it: the group's first rank than the ranks of
-/// nodes, the first ranks of other nodes than that one, and all others than these.
+/// Extra wait per level, so that the rank that knows the cause reports first: node members < group leader <
+/// node leaders < everyone else.
 inline constexpr std::chrono::milliseconds kGrace{500};
 
-/// What all ranks of the new group must know of it.
-struct Terms {
-  std::uint64_t group = 0;    // Membership::group
-  std::uint32_t channel = 0;  // Membership::channel
+/// The identifiers of a new group, which its first rank chooses.
+struct GroupIds {
+  std::uint64_t group = 0;   // GroupInfo::group
+  std::uint32_t number = 0;  // GroupInfo::number
 };
 
-class Talks {
+class SubgroupHandshake {
  public:
-  /// `m`: of the parent; `partition`: of the new group; `rank`: this one's there.
-  Talks(const Membership& m, Mail& mail, const coll::Subgroup& wanted, const Partition& partition, int rank,
-        Deadline deadline);
+  /// `info`: of the parent; `topology`: of the new group; `rank`: this one's there.
+  SubgroupHandshake(const GroupInfo& info, ControlMessages& messages, const coll::Subgroup& wanted,
+                    const Topology& topology, int rank, Deadline deadline);
 
   // All of these throw Error(aborted) with the reason of another node that has failed, Error(peer_exited) if
   // one is not reached, and Error(mismatch) if one wants another group.
 
-  /// The group's first rank calls the others, and these begin to listen.
+  /// The group's first rank calls the others, and these begin to receive.
   void begin();
   /// The first rank: whether all others have answered. Throws Error(timeout) naming those that have not.
   bool all_here();
-  void tell(const Terms& terms);
-  /// Another node's first rank: answers, and returns what the group's first rank says. Throws Error(timeout).
-  std::optional<Terms> hear();
+  void announce(const GroupIds& ids);
+  /// Another node's first rank: answers, and returns the ids that the group's first rank announces, once they
+  /// have arrived. Throws Error(timeout).
+  std::optional<GroupIds> await_ids();
 
-  /// This rank has failed: tells those that may wait for it. Throws nothing of the above.
+  /// This rank has failed: tells the ranks that can be waiting for it. Throws none of the errors above.
   void fail_with(const std::exception& error);
 
  private:
@@ -57,18 +58,18 @@ class Talks {
     Deadline dispute = Deadline::never();
   };
 
-  Letter letter(Letter::Kind kind, std::uint64_t call) const;
+  SubgroupMessage message(SubgroupMessage::Kind kind, std::uint64_t call) const;
   void read(Other& other);
-  void take(Other& other, const Letter& letter);
+  void take(Other& other, const SubgroupMessage& message);
   void wait_no_longer_than(std::chrono::milliseconds grace, const std::string& missing) const;
 
-  const Membership& m_;
-  Mail& mail_;
+  const GroupInfo& info_;
+  ControlMessages& messages_;
   const coll::Subgroup& wanted_;
   const Deadline deadline_;
   std::uint64_t own_call_ = 0;  // 0: this rank is not the group's first
-  std::vector<Other> others_;   // those that this rank writes to
-  std::optional<Terms> made_;
+  std::vector<Other> others_;   // the ranks that this rank sends to
+  std::optional<GroupIds> made_;
   bool failed_ = false;
 };
 

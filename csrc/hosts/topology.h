@@ -1,4 +1,4 @@
-// How the ranks of a group are divided into nodes. The ranks of a node share memory; ranks of different nodes
+// The division of a group's ranks into nodes. The ranks of a node share memory; ranks of different nodes
 // exchange messages over a Link.
 //
 // The nodes of a group are numbered by their first rank, and the ranks of a node from 0 on in the group's
@@ -14,10 +14,10 @@
 
 namespace occl::hosts {
 
-class Partition {
+class Topology {
  public:
-  /// `node_of`: for each rank any number that its node's other ranks have too, and no rank of another node.
-  explicit Partition(const std::vector<int>& node_of);
+  /// `node_of`: a node label per rank.
+  explicit Topology(const std::vector<int>& node_of);
 
   int size() const { return static_cast<int>(node_of_.size()); }
   int nodes() const { return static_cast<int>(members_.size()); }
@@ -28,7 +28,7 @@ class Partition {
   /// The ranks of a node, in the group's order.
   const std::vector<int>& members(int node) const { return members_[node]; }
   int node_size(int node) const { return static_cast<int>(members_[node].size()); }
-  /// The rank that speaks for its node when the nodes meet.
+  /// The rank that exchanges call headers for its node.
   int leader(int node) const { return members_[node].front(); }
 
   /// The rank of `node` that owns `rail`. Owners are in the order of their rails.
@@ -36,12 +36,12 @@ class Partition {
   /// The first rail of a local rank; that of the next local rank is the end.
   int first_rail(int node, int local) const;
 
-  /// The rank of `node` that holds the block of `rank`: in the rank's own node the rank itself, elsewhere a
-  /// counterpart. The holders of a node's ranks are in the order of these ranks.
-  int holder(int node, int rank) const;
-  /// The ranks of `of_node` whose blocks `local` of `node` holds.
-  std::vector<int> held(int node, int local, int of_node) const;
-  /// The most blocks of `of_node` that one local rank of `node` holds.
+  /// The rank of `node` that has the block of `rank` there: in the rank's own node the rank itself, elsewhere
+  /// a counterpart. The proxies of a node's ranks are in the order of these ranks.
+  int proxy(int node, int rank) const;
+  /// The ranks of `of_node` for which `local` of `node` is the proxy.
+  std::vector<int> proxied(int node, int local, int of_node) const;
+  /// The most ranks of `of_node` that one local rank of `node` is the proxy of.
   int rounds(int node, int of_node) const;
 
  private:

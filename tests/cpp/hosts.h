@@ -26,13 +26,13 @@ class Wire {
     bool ended = false, given_up = false;
     std::string broken;
   };
-  using Key = std::tuple<int, int, std::uint32_t>;  // from, to, stream
+  using Key = std::tuple<int, int, std::uint32_t>;  // from, to, channel
 
   explicit Wire(int ranks) : engines(ranks), sent(ranks) {}
 
   std::shared_ptr<Side> start(bool send, const Key& key, std::byte* data, std::size_t bytes,
                               hosts::Link::Owner owner) {
-    const auto [from, to, stream] = key;
+    const auto [from, to, channel] = key;
     auto side = std::make_shared<Side>(
         Side{data, bytes, send ? from : to, &mutex, std::move(owner), false, false, ""});
     std::lock_guard lock(mutex);
@@ -75,10 +75,10 @@ class Wire {
   }
 
   Mutex mutex;
-  Atomic<bool> stuck = false;          // Link::stuck of all ranks
-  Atomic<std::uint32_t> channels = 1;  // that groups have; the first group has 0
-  std::vector<coll::Engine*> engines;  // by rank
-  std::vector<std::size_t> sent;       // bytes, by rank
+  Atomic<bool> stuck = false;               // Link::stuck of all ranks
+  Atomic<std::uint32_t> group_numbers = 1;  // that groups have; the first group has 0
+  std::vector<coll::Engine*> engines;       // by rank
+  std::vector<std::size_t> sent;            // bytes, by rank
 
  private:
   void match(bool send, const Key& key, const std::shared_ptr<Side>& side) {
@@ -128,19 +128,21 @@ class MemoryLink final : public hosts::Link {
     std::shared_ptr<Wire::Side> side;
   };
 
-  std::unique_ptr<Message> send(int peer, std::uint32_t stream, const std::byte* data, std::size_t bytes,
+  std::unique_ptr<Message> send(int peer, std::uint32_t channel, const std::byte* data, std::size_t bytes,
                                 Owner owner) override {
-    return std::make_unique<InMemory>(wire_.start(true, {rank_, on_wire(peer), stream},
+    return std::make_unique<InMemory>(wire_.start(true, {rank_, on_wire(peer), channel},
                                                   const_cast<std::byte*>(data), bytes, std::move(owner)));
   }
-  std::unique_ptr<Message> receive(int peer, std::uint32_t stream, std::byte* data, std::size_t bytes,
+  std::unique_ptr<Message> receive(int peer, std::uint32_t channel, std::byte* data, std::size_t bytes,
                                    Owner owner) override {
     return std::make_unique<InMemory>(
-        wire_.start(false, {on_wire(peer), rank_, stream}, data, bytes, std::move(owner)));
+        wire_.start(false, {on_wire(peer), rank_, channel}, data, bytes, std::move(owner)));
   }
-  std::uint32_t new_channel() override { return wire_.channels.fetch_add(1, std::memory_order_relaxed); }
-  bool can_come_from(int, std::uint32_t channel) const override {
-    return channel != hosts::kFirstChannel && channel < wire_.channels.load(std::memory_order_relaxed);
+  std::uint32_t new_group_number() override {
+    return wire_.group_numbers.fetch_add(1, std::memory_order_relaxed);
+  }
+  bool can_come_from(int, std::uint32_t number) const override {
+    return number != hosts::kFirstGroupNumber && number < wire_.group_numbers.load(std::memory_order_relaxed);
   }
   bool stuck() const override { return wire_.stuck.load(std::memory_order_relaxed); }
   const std::string& describe() const override { return name_; }
@@ -158,23 +160,23 @@ class MemoryLink final : public hosts::Link {
 class Hosts {
  public:
   explicit Hosts(const std::vector<int>& node_of)
-      : partition(node_of), wire(partition.size()), ranks(partition.size()) {
+      : topology(node_of), wire(topology.size()), ranks(topology.size()) {
     std::vector<std::string> names;
-    for (int r = 0; r < partition.size(); ++r)
-      names.push_back(concat("pid ", 100 + r, ", host ", char('a' + partition.node_of(r) % 26)));
-    for (int m = 0; m < partition.nodes(); ++m)
-      nodes.push_back(std::make_unique<Cluster>(partition.node_size(m), Tuning{}, std::vector<std::int64_t>{},
-                                                partition.members(m)));
-    for (int r = 0; r < partition.size(); ++r) {
-      Rank& local = (*nodes[partition.node_of(r)])[partition.local_rank(r)];
+    for (int r = 0; r < topology.size(); ++r)
+      names.push_back(concat("pid ", 100 + r, ", host ", char('a' + topology.node_of(r) % 26)));
+    for (int m = 0; m < topology.nodes(); ++m)
+      nodes.push_back(std::make_unique<Cluster>(topology.node_size(m), Tuning{}, std::vector<std::int64_t>{},
+                                                topology.members(m)));
+    for (int r = 0; r < topology.size(); ++r) {
+      Rank& local = (*nodes[topology.node_of(r)])[topology.local_rank(r)];
       wire.engines[r] = local.engine.get();
       ranks[r].rank = r;
-      ranks[r].size = partition.size();
+      ranks[r].size = topology.size();
       ranks[r].number = local.number;
       ranks[r].regions = local.regions;
       ranks[r].endpoint = local.endpoint;
       ranks[r].engine_of_another = local.engine.get();
-      ranks[r].wide = std::make_shared<hosts::Group>(hosts::Membership{"0", r, partition, names, 0, 64 << 10},
+      ranks[r].wide = std::make_shared<hosts::Group>(hosts::GroupInfo{"0", r, topology, names, 0, 64 << 10},
                                                      local.group, std::make_shared<MemoryLink>(wire, r));
       local.engine->add(ranks[r].wide);
     }
@@ -208,7 +210,7 @@ class Hosts {
     if (error) std::rethrow_exception(error);
   }
 
-  const hosts::Partition partition;
+  const hosts::Topology topology;
   Wire wire;
   std::vector<std::unique_ptr<Cluster>> nodes;
   std::vector<Rank> ranks;

@@ -147,13 +147,13 @@ coll::Transfer message(bool send, int peer, std::int64_t* data, std::size_t coun
   return {send, peer, tag, DType::i64, {reinterpret_cast<std::byte*>(data), count}};
 }
 
-TEST("a collective ends when the other nodes have this rank's notes, because its process may end then") {
+TEST("a collective ends when the other nodes have this rank's headers, because its process may end then") {
   Hosts hosts({0, 1, 2});
   hosts.wire.hold(0, 2);
   hosts.each([&](Rank& rank) {
     if (rank.rank != 0) return rank.run(coll::Collective{});
     Call call(coll::Collective{}, Deadline::after(rank.patience));
-    int looks = 0;  // since rank 0 has the notes of all, while rank 2 waits for that of rank 0
+    int looks = 0;  // since rank 0 has the headers of all, while rank 2 waits for that of rank 0
     bool released = false;
     const auto interrupted = [&] {
       {
@@ -177,7 +177,7 @@ TEST("a collective ends well although a rank that took part in it has ended mean
   Atomic<int> looks = 0;  // of rank 2 since rank 0 is gone
   hosts.each([&](Rank& rank) {
     std::int64_t data = 1;
-    if (rank.rank < 2) rank.run(all_reduce(&data, 1));  // rank 1 as soon as rank 2 has its note
+    if (rank.rank < 2) rank.run(all_reduce(&data, 1));  // rank 1 as soon as rank 2 has its header
     if (rank.rank == 0) {
       hosts.wire.cut(0);
       cut = true;
@@ -304,43 +304,43 @@ TEST("a large message that does not fit its receive fails both sides, and the gr
 
 /// Rank 1, on another node, sends an object that no correct rank sends; returns how rank 0 ends.
 template <class T>
-Error error_after(hosts::Stream stream, const T& object) {
+Error error_after(hosts::Channel channel, const T& object) {
   Hosts hosts({0, 1});
   MemoryLink link(hosts.wire, 1);
   std::int64_t data = 0;
-  hosts.ranks[0].run(message(true, 1, &data, 1));  // from now on answers are received
+  hosts.ranks[0].run(message(true, 1, &data, 1));  // from now on acks are received
   const auto sent =
-      hosts::send_object(link, 0, static_cast<std::uint32_t>(stream), std::make_shared<T>(object));
+      hosts::send_object(link, 0, static_cast<std::uint32_t>(channel), std::make_shared<T>(object));
   return error_of([&] { hosts.ranks[0].run(message(false, 1, &data, 1)); });
 }
 
 TEST("what no rank sends ends the group with an error that names the sender") {
   const std::string sent = "rank 1 (pid 101, host b) sent a malformed ";
-  hosts::Messenger::Answer answer;
+  hosts::PointToPoint::Ack ack;
   for (const std::uint64_t id : {0, 1, 2}) {  // of no message; good of one that has ended; of one to come
-    answer.id = id;
-    answer.good = id == 1;
-    const Error error = error_after(hosts::Stream::answers, answer);
-    CHECK(contains(error, sent + "answer to a message in group 0"), error.what());
+    ack.id = id;
+    ack.good = id == 1;
+    const Error error = error_after(hosts::Channel::acks, ack);
+    CHECK(contains(error, sent + "acknowledgement of a message in group 0"), error.what());
   }
-  hosts::Note news;
-  news.number = 3;
-  const Error error = error_after(hosts::Stream::news, news);
+  hosts::CallHeader notice;
+  notice.number = 3;
+  const Error error = error_after(hosts::Channel::notices, notice);
   CHECK(contains(error, sent + "message about the end of the group in group 0"), error.what());
 }
 
-TEST("an answer that does not repeat the message, and a second one, end the group") {
+TEST("an ack that does not repeat the message, and a second one, end the group") {
   for (const bool twice : {false, true}) {
     Hosts hosts({0, 1});
     MemoryLink link(hosts.wire, 1);
     std::vector<std::int64_t> data(1000);
-    hosts::Messenger::Answer answer;
-    answer.id = 1, answer.count = twice ? 1000 : 999, answer.dtype = static_cast<std::uint32_t>(DType::i64);
+    hosts::PointToPoint::Ack ack;
+    ack.id = 1, ack.count = twice ? 1000 : 999, ack.dtype = static_cast<std::uint32_t>(DType::i64);
     for (int i = 0; i < 1 + twice; ++i)
-      hosts::send_object(link, 0, static_cast<std::uint32_t>(hosts::Stream::answers),
-                         std::make_shared<hosts::Messenger::Answer>(answer));
+      hosts::send_object(link, 0, static_cast<std::uint32_t>(hosts::Channel::acks),
+                         std::make_shared<hosts::PointToPoint::Ack>(ack));
     const Error error = error_of([&] { hosts.ranks[0].run(message(true, 1, data.data(), 1000)); });
-    CHECK(contains(error, "sent a malformed answer to a message in group 0"), error.what());
+    CHECK(contains(error, "sent a malformed acknowledgement of a message in group 0"), error.what());
   }
 }
 

@@ -75,16 +75,16 @@ class Meeting {
   std::atomic<int> come_ = 0;
 };
 
-int letters_of(Hosts& hosts, int rank) {
+int messages_of(Hosts& hosts, int rank) {
   std::lock_guard lock(hosts.wire.mutex);
-  return static_cast<int>(hosts.wire.sent[rank] / sizeof(hosts::Letter));
+  return static_cast<int>(hosts.wire.sent[rank] / sizeof(hosts::SubgroupMessage));
 }
 
-/// A short attempt, which begins when rank `patient` has written a letter, or that rank's, which is long.
+/// A short attempt, which begins when rank `patient` has written a message, or that rank's, which is long.
 Attempt impatient(Hosts& hosts, const Rank& rank, const std::vector<int>& ranks, int patient) {
   if (rank.rank == patient) return {.ranks = ranks};
   const auto tuning = [&hosts, &rank, patient] {
-    while (patient != kNone && letters_of(hosts, patient) == 0 && !rank.wide->error())
+    while (patient != kNone && messages_of(hosts, patient) == 0 && !rank.wide->error())
       std::this_thread::yield();
     return Tuning{};
   };
@@ -260,7 +260,7 @@ TEST("a rank that gave up is not taken for one that waits") {
 
 TEST("an answer to an earlier call does not count") {
   Hosts hosts({0, 1});
-  const int before = letters_of(hosts, 1);
+  const int before = messages_of(hosts, 1);
   std::atomic<int> looks = 0;
   std::atomic<bool> made = false;
   hosts.each([&](Rank& rank) {
@@ -273,7 +273,7 @@ TEST("an answer to an earlier call does not count") {
         fail(Errc::invalid_argument, "nonsense");
       };
       error_of([&] { make(hosts, rank, odd); });
-      while (letters_of(hosts, 1) == before && !rank.wide->error()) std::this_thread::yield();
+      while (messages_of(hosts, 1) == before && !rank.wide->error()) std::this_thread::yield();
       again.interrupted = [&] {
         if (looks++ == 0) hosts.wire.release();  // the answer to the first call arrives, and that it is over
       };
@@ -312,26 +312,26 @@ TEST("a rank that gives up after its node has answered tells all others") {
   }
 }
 
-TEST("a letter without a reason, and a number that no group can have, are errors that name their writer") {
-  using Kind = hosts::Letter::Kind;
+TEST("a message without a reason, and a number that no group can have, are errors that name their writer") {
+  using Kind = hosts::SubgroupMessage::Kind;
   for (const Kind kind : {Kind::failed, Kind::made, Kind(9)}) {
     Hosts hosts({0, 1});
     MemoryLink link(hosts.wire, 0);
-    const int before = letters_of(hosts, 1);
-    const auto write = [&](Kind kind, std::uint32_t channel) {
-      hosts::Letter letter;
-      letter.kind = kind, letter.call = 1, letter.channel = channel, letter.ranks = coll::RankList({0, 1});
-      hosts::send_object(link, 1, static_cast<std::uint32_t>(hosts::Stream::mail),
-                         std::make_shared<hosts::Letter>(letter));
+    const int before = messages_of(hosts, 1);
+    const auto write = [&](Kind kind, std::uint32_t number) {
+      hosts::SubgroupMessage message;
+      message.kind = kind, message.call = 1, message.number = number, message.ranks = coll::RankList({0, 1});
+      hosts::send_object(link, 1, static_cast<std::uint32_t>(hosts::Channel::control),
+                         std::make_shared<hosts::SubgroupMessage>(message));
     };
     write(Kind::call, 0);
     Attempt attempt{.ranks = {0, 1}};
     bool written = false;
     attempt.interrupted = [&] {  // once rank 1 has answered
-      if (!written && letters_of(hosts, 1) > before) write(kind, 1 << 30), written = true;
+      if (!written && messages_of(hosts, 1) > before) write(kind, 1 << 30), written = true;
     };
     const Error error = error_of([&] { make(hosts, hosts.ranks[1], attempt); });
-    const char* what = kind == Kind::made ? "number of a new group" : "letter about a new group";
+    const char* what = kind == Kind::made ? "number of a new group" : "subgroup message";
     CHECK(contains(error, concat("rank 0 (pid 100, host a) sent a malformed ", what, " in group 0")),
           error.what());
   }

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <random>
+#include <set>
 #include <utility>
 
 #include "base/error.h"
@@ -15,7 +16,7 @@
 #include "hosts/cost.h"
 #include "hosts/group_info.h"
 #include "hosts/preamble.h"
-#include "hosts/program.h"
+#include "hosts/program_cache.h"
 #include "hosts/schedule.h"
 #include "kernels/convert.h"
 #include "kernels/kernels.h"
@@ -169,7 +170,7 @@ class Simulation {
         s.out_blocks[0] = s.in_blocks[r];
       k.in = side(s.in_blocks);
       k.out = side(s.out_blocks);
-      s.program = Program::make(p, r, k, c.window_bytes, c.kind == Kind::all_to_all && c.listed);
+      s.program = Program::make(p, r, {k, c.window_bytes, c.kind == Kind::all_to_all && c.listed});
       s.schedule = std::make_unique<Schedule>(s.program->stages(), s.program->windows());
       for (int i = 0; i < s.program->stages(); ++i)
         s.work.emplace_back(s.program->work_bytes(), std::byte{0xa5});
@@ -227,12 +228,12 @@ class Simulation {
     SimulatedRank& s = ranks[r];
     const auto item = s.schedule->item();
     s.open.try_emplace({item.stage, item.window}, 0);
-    for (Step& step : s.program->steps(item.stage, item.window)) {
+    for (const Step& step : s.program->steps(item.stage, item.window)) {
       const Key key{s.program->ends_with(step, item.stage), item.window};
-      if (auto* op = std::get_if<Inside>(&step)) {
+      if (auto* op = std::get_if<NodeCollective>(&step)) {
         ++s.open[key];
-        inside[p.node_of(r)][p.local_rank(r)].push_back({std::move(*op), r, key});
-      } else if (auto* m = std::get_if<Message>(&step)) {
+        inside[p.node_of(r)][p.local_rank(r)].push_back({*op, r, key});
+      } else if (auto* m = std::get_if<SendRecv>(&step)) {
         ++s.open[key];
         CHECK(p.node_of(m->peer) != p.node_of(r), "a message inside a node");
         CHECK(m->piece.count > 0, "an empty message");
@@ -241,7 +242,7 @@ class Simulation {
         const std::pair<int, int> pair = m->send ? std::pair(r, m->peer) : std::pair(m->peer, r);
         if (queue.size() <= (m->send ? receives : sends)[pair].size()) deliverable.push_back(pair);
         if (m->send) sent[p.node_of(r)] += m->piece.bytes();
-      } else if (auto* k = std::get_if<Combine>(&step)) {
+      } else if (auto* k = std::get_if<Reduce>(&step)) {
         std::vector<const void*> from;
         for (const Piece& src : k->srcs) {
           CHECK(src.count == k->dst.count, "a combination of different counts");
@@ -249,7 +250,7 @@ class Simulation {
         }
         void* const to[] = {at(r, item.window, k->dst)};
         kernels::reduce(k->dtype, k->op, to, from, k->dst.count, kernels::Store::cached);
-      } else if (auto* v = std::get_if<Convert>(&step)) {
+      } else if (auto* v = std::get_if<Cast>(&step)) {
         CHECK(v->src.count == v->dst.count && kernels::convertible(v->narrow, v->wide),
               "a conversion that does not fit");
         void* const to = at(r, item.window, v->dst);
@@ -258,10 +259,10 @@ class Simulation {
           kernels::widen(v->narrow, v->wide, to, from, v->src.count);
         else
           kernels::narrow(v->narrow, v->wide, to, from, v->src.count, v->divisor);
-      } else if (auto* a = std::get_if<Announce>(&step)) {
+      } else if (auto* a = std::get_if<WriteCount>(&step)) {
         const auto count = static_cast<std::int64_t>(a->count);
         std::memcpy(at(r, item.window, a->to), &count, sizeof(count));
-      } else if (auto* e = std::get_if<Compare>(&step)) {
+      } else if (auto* e = std::get_if<CheckCount>(&step)) {
         std::int64_t count;
         std::memcpy(&count, at(r, item.window, e->received), sizeof(count));
         CHECK(count == static_cast<std::int64_t>(e->expected), "the sizes of a pair differ");
@@ -282,7 +283,7 @@ class Simulation {
   }
 
   struct Queued {
-    Inside op;
+    NodeCollective op;
     int rank;
     Key key;
   };
@@ -301,10 +302,10 @@ class Simulation {
       ops.push_back(std::move(inside[m][l].front()));
       inside[m][l].pop_front();
     }
-    const Inside& first = ops[0].op;
+    const NodeCollective& first = ops[0].op;
     const coll::Traits& t = coll::traits(first.kind);
     for (int d = 0; d < n; ++d) {
-      const Inside& op = ops[d].op;
+      const NodeCollective& op = ops[d].op;
       CHECK(op.kind == first.kind && op.dtype == first.dtype && op.op == first.op && op.root == first.root &&
                 op.counts == first.counts && ops[d].key == ops[0].key,
             "local ranks start different operations");
@@ -364,7 +365,7 @@ class Simulation {
         }
   }
 
-  const Partition p;
+  const Topology p;
   const Case c;
   std::mt19937 random;
   std::vector<SimulatedRank> ranks;
@@ -473,7 +474,7 @@ TEST("no node sends more than the least possible") {
 
 TEST("an estimate of an all_reduce grows with the bytes that the network carries and with the nodes") {
   const auto seconds_of = [](int nodes, std::size_t count) {
-    const Partition p(nodes_of(std::vector<int>(nodes, 2)));
+    const Topology p(nodes_of(std::vector<int>(nodes, 2)));
     coll::Collective c;
     c.kind = Kind::all_reduce;
     c.dtype = DType::f32;
@@ -482,22 +483,76 @@ TEST("an estimate of an all_reduce grows with the bytes that the network carries
     c.largest = c.volume = count;
     return hosts::seconds(p, 0, c, kWindowBytes, false, Tuning{});
   };
-  const Wire wire;
+  const LinkModel link;
   for (const int nodes : {2, 8, 32}) {
     const std::size_t count = 64 << 20, bytes = count * 4;
-    const double on_link = 2.0 * (nodes - 1) / nodes * static_cast<double>(bytes) / wire.bytes_per_second;
+    const double on_link = 2.0 * (nodes - 1) / nodes * static_cast<double>(bytes) / link.bytes_per_second;
     CHECK(seconds_of(nodes, count) > on_link, "the network cannot be faster, ", nodes, " nodes");
     CHECK(seconds_of(nodes, count) < 3 * on_link, "nothing else is that slow, ", nodes, " nodes");
-    CHECK(seconds_of(nodes, 1) >= wire.message_seconds, "a note is a message");
-    CHECK(seconds_of(nodes, 1) < seconds_of(nodes, 1000), "it fits a note");
+    CHECK(seconds_of(nodes, 1) >= link.message_seconds, "a header is a message");
+    CHECK(seconds_of(nodes, 1) < seconds_of(nodes, 1000), "it fits a header");
   }
   CHECK(seconds_of(2, 1 << 20) < seconds_of(8, 1 << 20), "more nodes send more");
+}
+
+TEST("a collective of the same shape makes no second program, and one of another shape does") {
+  const Topology p({0, 0, 1});
+  ProgramCache programs(p, 0);
+  std::vector<coll::Block> blocks{{nullptr, 500}, {nullptr, 600}, {nullptr, 700}}, others = blocks;
+  others[1].count = 601;
+  coll::Collective first;
+  first.kind = Kind::broadcast;
+  first.dtype = DType::f32;
+  first.in = first.out = {nullptr, 5000, 1, nullptr};
+  std::vector<ProgramShape> shapes;
+  const auto add = [&](auto&& change) {
+    coll::Collective c = first;
+    change(c);
+    shapes.push_back({c, 1024});
+  };
+  add([](auto&) {});
+  add([](auto& c) { c.kind = Kind::all_reduce; });
+  add([](auto& c) { c.dtype = DType::i32; });
+  add([](auto& c) { c.root = 2; });
+  add([](auto& c) { c.in.count = c.out.count = 5001; });
+  for (auto* list : {&blocks, &others})
+    add([&](auto& c) { c.kind = Kind::all_gather, c.out = {nullptr, 700, 3, list->data()}; });
+  shapes.push_back({first, 1024, false, {1, 1, 1}});
+  static_assert(ProgramCache::kPrograms == 8);
+  std::vector<const Program*> made;
+  for (const ProgramShape& shape : shapes) made.push_back(&programs.get(shape));
+  CHECK(std::set(made.begin(), made.end()).size() == 8, "different shapes share a program");
+  std::byte elsewhere[1];
+  first.in.base = first.out.base = elsewhere;
+  CHECK(&programs.get({first, 1024}) == made[0], "the place of the data makes a second program");
+  for (std::size_t i = 0; i < shapes.size(); ++i)
+    CHECK(&programs.get(shapes[i]) == made[i] && made[i]->shape() == shapes[i], "shape ", i);
+  programs.get({first, 2048});  // a ninth
+  for (std::size_t i = 1; i < shapes.size(); ++i)
+    CHECK(&programs.get(shapes[i]) == made[i], "shape ", i, " was used later than the first");
+}
+
+TEST("the steps of a program are the same again, whether or not they are kept") {
+  const Topology p({0, 0, 1, 2});
+  coll::Collective c;
+  c.kind = Kind::all_reduce;
+  c.dtype = DType::bf16;
+  c.op = ReduceOp::sum;
+  for (const std::size_t count : {1000, 1000000}) {  // the second has more steps than are kept
+    c.in = c.out = {nullptr, count, 1, nullptr};
+    const auto program = Program::make(p, 1, {c, 4096});
+    for (int round = 0; round < 2; ++round)
+      for (std::uint64_t window = 0; window < program->windows(); ++window)
+        for (int stage = 0; stage < program->stages(); ++stage)
+          CHECK(program->steps(stage, window) == Program::make(p, 1, {c, 4096})->steps(stage, window),
+                "window ", window, ", stage ", stage);
+  }
 }
 
 /// The messages that one rank sends and receives one after the other, and altogether.
 TEST("small data takes a logarithmic number of steps") {
   for (const int nodes : {2, 31, 64}) {
-    const Partition p(nodes_of(std::vector<int>(nodes, 1)));
+    const Topology p(nodes_of(std::vector<int>(nodes, 1)));
     for (const Kind kind : {Kind::all_reduce, Kind::broadcast}) {
       std::vector<float> data(1000);
       std::size_t most = 0;
@@ -508,14 +563,15 @@ TEST("small data takes a logarithmic number of steps") {
         c.dtype = DType::f32;
         c.op = kind == Kind::all_reduce ? ReduceOp::sum : ReduceOp::none;
         c.in = c.out = {reinterpret_cast<std::byte*>(data.data()), data.size(), 1, nullptr};
-        const auto program = Program::make(p, rank, c, 1 << 20);
+        const auto program = Program::make(p, rank, {c, 1 << 20});
         stages = program->stages();
         std::size_t messages = 0;
         for (int stage = 0; stage < stages; ++stage)
-          for (const Step& step : program->steps(stage, 0)) messages += std::holds_alternative<Message>(step);
+          for (const Step& step : program->steps(stage, 0))
+            messages += std::holds_alternative<SendRecv>(step);
         most = std::max(most, messages);
       }
-      const int rounds = doublings(nodes);
+      const int rounds = log2_ceil(nodes);
       CHECK(stages <= rounds + 4, coll::traits(kind).name, " over ", nodes, ": ", stages);
       CHECK(most <= 2u * static_cast<unsigned>(rounds) + 2, coll::traits(kind).name, " over ", nodes, ": ",
             most);
@@ -523,19 +579,19 @@ TEST("small data takes a logarithmic number of steps") {
   }
 }
 
-TEST("leaders have the notes of all nodes after their exchanges") {
+TEST("leaders have the headers of all nodes after their exchanges") {
   for (const int nodes : {1, 2, 3, 8, 9, 40, 64, 65, 200}) {
     std::vector<std::vector<int>> has(nodes);
     for (int m = 0; m < nodes; ++m) has[m] = {m};
     std::size_t messages = 0;
-    for (const auto& round : exchanges(nodes)) {
+    for (const auto& round : bruck_rounds(nodes)) {
       const auto before = has;
       for (int m = 0; m < nodes; ++m)
-        for (const auto& [distance, notes] : round) {
+        for (const auto& [distance, headers] : round) {
           const auto& from = before[(m + distance) % nodes];
-          CHECK(notes <= static_cast<int>(from.size()), "a leader sends what it does not have");
-          has[m].resize(std::max<std::size_t>(has[m].size(), distance + notes), -1);
-          std::copy_n(from.begin(), notes, has[m].begin() + distance);
+          CHECK(headers <= static_cast<int>(from.size()), "a leader sends what it does not have");
+          has[m].resize(std::max<std::size_t>(has[m].size(), distance + headers), -1);
+          std::copy_n(from.begin(), headers, has[m].begin() + distance);
         }
       messages += round.size();
     }
@@ -550,18 +606,18 @@ TEST("leaders have the notes of all nodes after their exchanges") {
 TEST("sums of nodes are combined by one tree whatever the size") {
   for (const int nodes : {3, 4, 5, 7, 8, 12}) {
     const std::vector<int> shape(nodes, 1);
-    const Partition p(nodes_of(shape));
+    const Topology p(nodes_of(shape));
     std::vector<std::string> tree(nodes);
     for (int m = 0; m < nodes; ++m) tree[m] = std::to_string(m);
-    for (const auto& [into, from] : Tree(nodes).merges()) {
+    for (const auto& [into, from] : ReductionTree(nodes).merges()) {
       CHECK(into < from, "the order of the nodes is lost");
       tree[into] = "(" + tree[into] + "+" + tree[from] + ")";
     }
-    // By doubling: what each node has after each round.
-    const Tree t(nodes);
+    // By recursive doubling: what each node has after each round.
+    const ReductionTree t(nodes);
     std::vector<std::string> sums(nodes);
     for (int m = 0; m < nodes; ++m)
-      sums[m] = t.takes_next(m) ? concat("(", m, "+", m + 1, ")") : std::to_string(m);
+      sums[m] = t.absorbs_next(m) ? concat("(", m, "+", m + 1, ")") : std::to_string(m);
     for (int round = 0; round < t.rounds(); ++round) {
       const auto before = sums;
       for (int m = 0; m < nodes; ++m) {
@@ -577,7 +633,7 @@ TEST("sums of nodes are combined by one tree whatever the size") {
 
 TEST("narrow floats are rounded once") {
   // 256 + 1 and 1 + 1 on two nodes: 259 is 260 in bfloat16, and 258 if the first sum is rounded too.
-  const Partition p({0, 0, 1, 1});
+  const Topology p({0, 0, 1, 1});
   CHECK(wide_dtype(DType::bf16, ReduceOp::sum) == DType::f32, "sums of bfloat16");
   CHECK(wide_dtype(DType::bf16, ReduceOp::max) == DType::bf16, "maxima of bfloat16");
   CHECK(wide_dtype(DType::f32, ReduceOp::sum) == DType::f32, "sums of float32");
@@ -589,7 +645,7 @@ TEST("narrow floats are rounded once") {
 }
 
 TEST("sums of nodes are combined in the order of the nodes on every node") {
-  const Partition p({0, 1});
+  const Topology p({0, 1});
   float data[2] = {1, 2}, out[2] = {};
   for (int rank = 0; rank < 2; ++rank) {
     coll::Collective c;
@@ -598,10 +654,10 @@ TEST("sums of nodes are combined in the order of the nodes on every node") {
     c.op = ReduceOp::sum;
     c.in = {reinterpret_cast<std::byte*>(data), 2, 1, nullptr};
     c.out = {reinterpret_cast<std::byte*>(out), 2, 1, nullptr};
-    const auto program = Program::make(p, rank, c, 4096);
+    const auto program = Program::make(p, rank, {c, 4096});
     std::vector<std::size_t> offsets;
     for (const Step& step : program->steps(2, 0))
-      if (const auto* combine = std::get_if<Combine>(&step))
+      if (const auto* combine = std::get_if<Reduce>(&step))
         for (const Piece& src : combine->srcs) offsets.push_back(src.offset);
     CHECK(offsets.size() == 2 && (offsets[rank] < offsets[1 - rank]), "rank ", rank,
           " combines its own sum, which lies first, in the place of its node");

@@ -1,5 +1,5 @@
-// Ranks of other nodes that send any bytes where notes, news, envelopes, answers, payloads, roll calls and
-// letters are expected, in any order, and whose connections break.
+// Ranks of other nodes that send any bytes where call headers, notices, envelopes, acks, payloads, barrier
+// reports and messages are expected, in any order, and whose connections break.
 #include <map>
 #include <string>
 #include <thread>
@@ -13,6 +13,7 @@ namespace fuzz {
 namespace {
 
 using namespace occl::hosts;
+using hosts::Channel;
 
 constexpr std::chrono::hours kLong{1};
 
@@ -22,17 +23,17 @@ class HostileLink final : public Link {
  public:
   HostileLink(Input& in, Engine& engine) : in_(in), engine_(engine) {}
 
-  std::unique_ptr<Message> send(int, std::uint32_t stream, const std::byte* data, std::size_t bytes,
+  std::unique_ptr<Message> send(int, std::uint32_t channel, const std::byte* data, std::size_t bytes,
                                 Owner) override {
-    sent_[stream].assign(data, data + bytes);
+    sent_[channel].assign(data, data + bytes);
     return std::make_unique<Sent>(in_.below(64) == 63);
   }
-  std::unique_ptr<Message> receive(int, std::uint32_t stream, std::byte* data, std::size_t bytes,
+  std::unique_ptr<Message> receive(int, std::uint32_t channel, std::byte* data, std::size_t bytes,
                                    Owner owner) override {
-    return std::make_unique<Received>(*this, stream, std::span(data, bytes), std::move(owner));
+    return std::make_unique<Received>(*this, channel, std::span(data, bytes), std::move(owner));
   }
-  std::uint32_t new_channel() override { return 7; }
-  bool can_come_from(int, std::uint32_t channel) const override { return channel < 100; }
+  std::uint32_t new_group_number() override { return 7; }
+  bool can_come_from(int, std::uint32_t number) const override { return number < 100; }
   bool stuck() const override { return false; }
   const std::string& describe() const override { return name_; }
 
@@ -49,24 +50,24 @@ class HostileLink final : public Link {
   };
 
   struct Received final : Message {
-    Received(HostileLink& link, std::uint32_t stream, std::span<std::byte> to, Owner owner)
-        : link(link), stream(stream), to(to), owner(std::move(owner)) {}
+    Received(HostileLink& link, std::uint32_t channel, std::span<std::byte> to, Owner owner)
+        : link(link), channel(channel), to(to), owner(std::move(owner)) {}
     bool ended() const override {
-      if (!over) over = link.give(stream, to, broken);
+      if (!over) over = link.give(channel, to, broken);
       return over;
     }
     std::optional<Error> error() const override {
       return broken ? std::optional(Error(Errc::system, "closed")) : std::nullopt;
     }
     HostileLink& link;
-    const std::uint32_t stream;
+    const std::uint32_t channel;
     const std::span<std::byte> to;
     const Owner owner;
     mutable bool over = false, broken = false;
   };
 
   /// Whether a message ends now.
-  bool give(std::uint32_t stream, std::span<std::byte> to, bool& broken) {
+  bool give(std::uint32_t channel, std::span<std::byte> to, bool& broken) {
     if (std::this_thread::get_id() != main_) return false;  // the group's thread that watches
     const std::size_t how = in_.below(32);
     broken = in_.empty() || how == 31;
@@ -75,20 +76,20 @@ class HostileLink final : public Link {
       engine_.ring();  // the next look may find more
       return false;
     }
-    fill(stream, to);
+    fill(channel, to);
     return true;
   }
 
   /// What a correct rank might send, with some numbers replaced; or anything.
-  void fill(std::uint32_t stream, std::span<std::byte> to) {
+  void fill(std::uint32_t channel, std::span<std::byte> to) {
     std::fill(to.begin(), to.end(), std::byte{0});
     if (in_.below(8) == 0) return in_.fill(to.data(), std::min<std::size_t>(to.size(), in_.byte()));
     const auto put = [&](const auto& object) {
       std::memcpy(to.data(), &object, std::min(sizeof(object), to.size()));
     };
-    switch (static_cast<Stream>(stream % kStreams)) {
-      case Stream::envelopes: {
-        hosts::Messenger::Envelope e;
+    switch (static_cast<Channel>(channel % kChannels)) {
+      case Channel::envelopes: {
+        hosts::PointToPoint::Envelope e;
         e.id = in_.byte();
         e.count = wanted.buffer.count;
         e.tag = wanted.tag;
@@ -96,25 +97,25 @@ class HostileLink final : public Link {
         put(e);
         break;
       }
-      case Stream::answers: {
-        hosts::Messenger::Envelope e;
-        const auto& sent = sent_[stream - 1];  // Stream::envelopes
+      case Channel::acks: {
+        hosts::PointToPoint::Envelope e;
+        const auto& sent = sent_[channel - 1];  // Channel::envelopes
         std::memcpy(&e, sent.data(), std::min(sizeof(e), sent.size()));
-        hosts::Messenger::Answer a;
+        hosts::PointToPoint::Ack a;
         a.id = e.id, a.count = e.count, a.tag = e.tag, a.dtype = e.dtype, a.order = e.order;
         a.good = static_cast<std::uint32_t>(in_.below(2));
         put(a);
         break;
       }
-      case Stream::news: {
-        Note note;
-        if (in_.below(2)) note.refuse("rank 1 is tired");
-        note.number = 1 + in_.below(3);
-        put(note);
+      case Channel::notices: {
+        CallHeader header;
+        if (in_.below(2)) header.refuse("rank 1 is tired");
+        header.number = 1 + in_.below(3);
+        put(header);
         break;
       }
       default: {  // the same as this rank has sent
-        const auto& sent = sent_[stream];
+        const auto& sent = sent_[channel];
         for (std::size_t at = 0; !sent.empty() && at < to.size(); at += sent.size())
           std::memcpy(to.data() + at, sent.data(), std::min(sent.size(), to.size() - at));
       }
@@ -131,7 +132,7 @@ class HostileLink final : public Link {
   Engine& engine_;
   const std::thread::id main_ = std::this_thread::get_id();
   const std::string name_ = "fuzz";
-  std::map<std::uint32_t, std::vector<std::byte>> sent_;  // by stream: the last message
+  std::map<std::uint32_t, std::vector<std::byte>> sent_;  // by channel: the last message
 };
 
 /// Whether it ended with an error that says what.
@@ -193,19 +194,20 @@ struct Operations {
   std::vector<std::unique_ptr<Call>> calls;
 };
 
-void write_letters(Input& in, hosts::Group& group) {
-  const Membership& m = group.membership();
+void shake_hands(Input& in, hosts::Group& group) {
+  const GroupInfo& m = group.info();
   std::vector<int> ranks, node_of;
   for (int i = 0; i < group.size(); ++i) ranks.push_back(i), node_of.push_back(i);
   const Subgroup wanted{ranks, "new"};
-  Talks talks(m, group.mail(), wanted, Partition(node_of), m.rank, Deadline::after(kLong));
+  SubgroupHandshake handshake(m, group.control_messages(), wanted, Topology(node_of), m.rank,
+                              Deadline::after(kLong));
   const bool failed = fails([&] {
-    talks.begin();
+    handshake.begin();
     for (int turn = 0; turn < 40; ++turn)
-      if (m.rank == 0 ? talks.all_here() : talks.hear().has_value()) break;
-    if (m.rank == 0) talks.tell({1, 2});
+      if (m.rank == 0 ? handshake.all_here() : handshake.await_ids().has_value()) break;
+    if (m.rank == 0) handshake.announce({1, 2});
   });
-  if (failed || in.below(2)) talks.fail_with(Error(Errc::aborted, "enough"));
+  if (failed || in.below(2)) handshake.fail_with(Error(Errc::aborted, "enough"));
 }
 
 }  // namespace
@@ -220,11 +222,11 @@ void one(Input& in) {
   for (int i = 0; i < size; ++i) node_of.push_back(i), processes.push_back(concat("pid ", i));
   auto link = std::make_shared<HostileLink>(in, *world.engine);
   Operations operations;
-  hosts::Group group({"fuzz", rank, Partition(node_of), processes, kFirstChannel, 4096},
+  hosts::Group group({"fuzz", rank, Topology(node_of), processes, kFirstGroupNumber, 4096},
                      std::make_shared<coll::Group>(*world.engine, std::move(mesh)), link);
   switch (in.below(4)) {
     case 0:
-      write_letters(in, group);
+      shake_hands(in, group);
       break;
     case 1:
       fails([&] { group.monitored_barrier(kLong, in.below(2), [] {}); });

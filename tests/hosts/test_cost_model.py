@@ -32,12 +32,12 @@ CASES = [
 ]
 SOURCES = [
     "algorithm_choice",
-    "reduction_tree",
-    "program",
-    "sharded_program",
     "per_rank_program",
-    "topology",
     "preamble",
+    "program",
+    "reduction_tree",
+    "sharded_program",
+    "topology",
 ]
 RESULTS = Path(cpp_build.ROOT, "benchmarks", "results")
 
@@ -50,7 +50,7 @@ needs_compiler = pytest.mark.skipif(
 def programs(tmp_path_factory) -> Callable[..., list[int]]:
     """Runs ``programs.cpp``, and returns the numbers that it prints."""
     program = tmp_path_factory.mktemp("programs") / "programs"
-    # Only the functions that are used are linked, because the notes' contents need the kernels.
+    # Only the functions that are used are linked, because the contents of call headers need the kernels.
     flags = ["-std=c++20", "-O1", "-Icsrc", "-ffunction-sections", "-Wl,--gc-sections"]
     files = ["tests/hosts/programs.cpp", *(f"csrc/hosts/{name}.cpp" for name in SOURCES)]
     command = [*shlex.split(cpp_build.compiler()), *flags, *files, "-o", str(program)]
@@ -69,7 +69,7 @@ def test_an_all_reduce_is_counted_as_its_programs_send_it(programs):
     for nodes, ranks, size in CASES:
         # As groups have it, and smaller, so that parts are not all equal and some are empty.
         for window in (sent.WINDOW, 12_000):
-            doubling, _, windows, stages, messages, of_rank, of_node, letters, notes = programs(
+            doubling, _, windows, stages, messages, of_rank, of_node, messages_of_leader, headers = programs(
                 "all_reduce", nodes, ranks, size, window
             )
             found = sent.all_reduce(nodes, ranks, size, window)
@@ -79,7 +79,7 @@ def test_an_all_reduce_is_counted_as_its_programs_send_it(programs):
             assert (found.rank_bytes, found.node_bytes) == (of_rank, of_node), case
             # The programs begin and end inside the node; folded nodes get the result in the last stage.
             assert found.in_a_row == stages - 2, case
-            assert (sum(sent.note_rounds(nodes)), nodes - 1) == (letters, notes), case
+            assert (sum(sent.call_header_rounds(nodes)), nodes - 1) == (messages_of_leader, headers), case
             ways.add((found.way, windows > 1))
     assert len(ways) == 4, ways
 
@@ -109,7 +109,7 @@ def test_no_node_sends_more_than_the_least_possible_where_parts_fill_cache_lines
 def test_counts_and_times_do_not_fall_with_the_number_of_nodes():
     network, numbers = times.Network(100, 1), [1 << i for i in range(1, 11)]
     for values in (
-        [sum(sent.note_rounds(nodes)) for nodes in range(1, 1025)],
+        [sum(sent.call_header_rounds(nodes)) for nodes in range(1, 1025)],
         [sent.all_reduce(nodes, 8, 64 << 20).messages for nodes in numbers],
         [sent.all_reduce(nodes, 8, 64 << 20).node_bytes for nodes in numbers],
         [times.time_of(times.AS_NCCL, nodes, 8, 4, network, 8)[0] for nodes in range(2, 1025)],
@@ -141,8 +141,8 @@ def test_a_limited_link_costs_its_bytes_where_it_is_the_slowest():
 class CountingStore(dist.Store):
     """Passes every call on, and counts them by name.
 
-    A rank that waits looks at announcements now and then (csrc/pg/rendezvous/attempt.h). So each counts once
-    for rank 0, which must read all, and not at all for others.
+    A rank that waits polls announcements (csrc/pg/rendezvous/attempt.h). So each counts once for rank 0,
+    which must read all, and not at all for others.
     """
 
     def __init__(self, store: dist.Store, rank: int) -> None:

@@ -172,7 +172,7 @@ std::vector<int> nodes_from(const std::vector<std::vector<std::uint8_t>>& reach)
   return node_of;
 }
 
-std::string describe_nodes(const hosts::Partition& partition, const std::vector<Card>& cards,
+std::string describe_nodes(const hosts::Topology& partition, const std::vector<Card>& cards,
                            const std::vector<std::string>& obstacles) {
   std::string text;
   for (int m = 0; m < partition.nodes(); ++m) {

@@ -63,7 +63,7 @@ std::vector<int> nodes_from(const std::vector<std::vector<std::uint8_t>>& reach)
 
 /// "0 1 (host a), 2 3 (host b: another network namespace)": each node, and why it is apart from the first.
 /// `obstacles` are those of the first rank.
-std::string describe_nodes(const hosts::Partition& partition, const std::vector<Card>& cards,
+std::string describe_nodes(const hosts::Topology& partition, const std::vector<Card>& cards,
                            const std::vector<std::string>& obstacles);
 
 }  // namespace occl::pg

@@ -68,19 +68,19 @@ std::vector<Card> exchange_cards(Board& board, const Card& own) {
 
 /// Which ranks of the group share memory.
 struct Division {
-  hosts::Partition partition;
+  hosts::Topology partition;
   std::vector<std::string> obstacles;  // as obstacles_to returns them
   bool by_place = false;               // concluded from the places: no memory was mapped yet
 };
 
 Division divide(Board& board, const std::vector<Card>& cards, int rank, Deadline deadline) {
   if (auto nodes = nodes_by_place(cards))
-    return {hosts::Partition(*std::move(nodes)), std::vector<std::string>(cards.size()), true};
+    return {hosts::Topology(*std::move(nodes)), std::vector<std::string>(cards.size()), true};
   auto obstacles = obstacles_to(cards, rank, deadline);
   std::vector<std::uint8_t> reach;
   for (const auto& obstacle : obstacles) reach.push_back(obstacle.empty());
   board.put(kReach, reach);
-  return {hosts::Partition(nodes_from(board.read(kReach))), std::move(obstacles)};
+  return {hosts::Topology(nodes_from(board.read(kReach))), std::move(obstacles)};
 }
 
 bool one_network(const std::vector<Card>& cards) {
@@ -92,7 +92,7 @@ bool one_network(const std::vector<Card>& cards) {
 }
 
 [[noreturn]] void fail_to_connect(const PreparedBetween& prepared, const Board& board,
-                                  const std::string& name, int rank, const hosts::Partition& partition,
+                                  const std::string& name, int rank, const hosts::Topology& partition,
                                   const std::exception& error) {
   std::string others;
   for (int m = 0; m < partition.nodes(); ++m)
@@ -105,7 +105,7 @@ bool one_network(const std::vector<Card>& cards) {
 
 /// Connects the nodes. Throws Error(system) naming the ranks of other nodes.
 Between connect(const PreparedBetween& prepared, const c10::intrusive_ptr<c10d::Store>& store, Board& board,
-                const std::string& name, int rank, const hosts::Partition& partition, Deadline deadline) try {
+                const std::string& name, int rank, const hosts::Topology& partition, Deadline deadline) try {
   using std::chrono::milliseconds;
   const auto left = std::chrono::duration_cast<milliseconds>(deadline.left(deadline.span()));
   const auto call = [prepared, store, left](c10d::Store&) {
@@ -128,7 +128,7 @@ Met meet_over_nodes(const c10::intrusive_ptr<c10d::Store>& store, Board& board, 
                     int rank, const std::vector<Card>& cards, const Division& division,
                     const std::function<Tuning()>& tuning, Deadline deadline,
                     const PrepareBetween& prepare_between) {
-  const hosts::Partition& partition = division.partition;
+  const hosts::Topology& partition = division.partition;
   const int size = partition.size();
   const int node = partition.node_of(rank), local = partition.local_rank(rank);
   const std::vector<int>& members = partition.members(node);
@@ -170,15 +170,15 @@ Met meet_over_nodes(const c10::intrusive_ptr<c10d::Store>& store, Board& board, 
     throw;
   }
   board.leave_store();
-  hosts::Membership membership{name, rank, partition, board.processes(), hosts::kFirstChannel};
-  membership.group = group_number;
+  hosts::GroupInfo info{name, rank, partition, board.processes(), hosts::kFirstGroupNumber};
+  info.group = group_number;
   if (rank == 0)
     LOG(INFO) << "occl: group " << name << " of " << size << " ranks spans " << partition.nodes()
               << " nodes: " << describe_nodes(partition, cards, division.obstacles)
               << ". Between them: " << prepared.name;
   auto group = coll::Group::open(engine(), std::move(mesh), deadline, interrupt_check());
   met.group = std::make_shared<hosts::Group>(
-      std::move(membership), std::move(group),
+      std::move(info), std::move(group),
       std::make_shared<BackendLink>(met.between.inter_node, met.between.ranks, name));
   engine().add(met.group);
   return met;

@@ -27,7 +27,7 @@ constexpr std::chrono::milliseconds kForever = std::chrono::hours(24 * 30);
 constexpr std::chrono::milliseconds kPatience{300}, kStubborn{10'000};
 
 /// A tag is an int.
-constexpr std::uint32_t kLastChannel = INT_MAX / hosts::kStreams - 1;
+constexpr std::uint32_t kLastGroupNumber = INT_MAX / hosts::kChannels - 1;
 
 /// Sends of a lane that may wait to be asked for.
 constexpr std::size_t kUnasked = 16;
@@ -208,19 +208,19 @@ void Waiters::work(State& state) {
 InterNode::InterNode(std::string name, c10::intrusive_ptr<c10d::Backend> backend)
     : backend_(std::move(backend)), name_(std::move(name)) {}
 
-std::uint32_t InterNode::new_channel() {
+std::uint32_t InterNode::new_group_number() {
   // Each rank has every size-th number.
-  const std::uint64_t count = channels_.fetch_add(1, std::memory_order_relaxed);
-  const std::uint64_t channel = count * backend_->getSize() + backend_->getRank();
-  if (channel > kLastChannel)
+  const std::uint64_t count = group_numbers_.fetch_add(1, std::memory_order_relaxed);
+  const std::uint64_t number = count * backend_->getSize() + backend_->getRank();
+  if (number > kLastGroupNumber)
     fail(Errc::closed, "rank ", backend_->getRank(), " has no group tags left on ", name_,
          ": destroy the default group and create it again");
-  return static_cast<std::uint32_t>(channel);
+  return static_cast<std::uint32_t>(number);
 }
 
-bool InterNode::can_come_from(int rank, std::uint32_t channel) const {
+bool InterNode::can_come_from(int rank, std::uint32_t number) const {
   const auto size = static_cast<std::uint32_t>(backend_->getSize());
-  return channel >= size && channel <= kLastChannel && channel % size == static_cast<std::uint32_t>(rank);
+  return number >= size && number <= kLastGroupNumber && number % size == static_cast<std::uint32_t>(rank);
 }
 
 /// The group that broke the connection to a rank, or nothing.
@@ -312,20 +312,21 @@ BackendLink::BackendLink(std::shared_ptr<InterNode> inter_node, std::vector<int>
       ranks_(std::move(ranks)),
       facts_(std::make_shared<Facts>(inter_node_, std::move(group))) {}
 
-std::unique_ptr<hosts::Link::Message> BackendLink::start(bool send, int peer, std::uint32_t stream,
+std::unique_ptr<hosts::Link::Message> BackendLink::start(bool send, int peer, std::uint32_t channel,
                                                          std::byte* data, std::size_t bytes, Owner owner) {
   return std::make_unique<BackendMessage>(
-      facts_, inter_node_->start(send, ranks_[peer], static_cast<int>(stream), data, bytes, std::move(owner),
+      facts_, inter_node_->start(send, ranks_[peer], static_cast<int>(channel), data, bytes, std::move(owner),
                                  facts_->group));
 }
 
-std::unique_ptr<hosts::Link::Message> BackendLink::send(int peer, std::uint32_t stream, const std::byte* data,
-                                                        std::size_t bytes, Owner owner) {
-  return start(true, peer, stream, const_cast<std::byte*>(data), bytes, std::move(owner));
+std::unique_ptr<hosts::Link::Message> BackendLink::send(int peer, std::uint32_t channel,
+                                                        const std::byte* data, std::size_t bytes,
+                                                        Owner owner) {
+  return start(true, peer, channel, const_cast<std::byte*>(data), bytes, std::move(owner));
 }
-std::unique_ptr<hosts::Link::Message> BackendLink::receive(int peer, std::uint32_t stream, std::byte* data,
+std::unique_ptr<hosts::Link::Message> BackendLink::receive(int peer, std::uint32_t channel, std::byte* data,
                                                            std::size_t bytes, Owner owner) {
-  return start(false, peer, stream, data, bytes, std::move(owner));
+  return start(false, peer, channel, data, bytes, std::move(owner));
 }
 
 }  // namespace occl::pg

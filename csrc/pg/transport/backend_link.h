@@ -81,9 +81,9 @@ class InterNode {
   c10d::Backend& backend() { return *backend_; }
   /// A number that no other group on this backend has. Only one rank of a new group calls it, and tells the
   /// others. Throws Error(closed) when there are no more.
-  std::uint32_t new_channel();
-  /// Whether `new_channel` of this rank can return such a number.
-  bool can_come_from(int rank, std::uint32_t channel) const;
+  std::uint32_t new_group_number();
+  /// Whether `new_group_number` of this rank can return such a number.
+  bool can_come_from(int rank, std::uint32_t number) const;
 
   /// Starts a message of bytes to or from a rank of the backend, of a group with this name.
   std::shared_ptr<Pending> start(bool send, int rank, int tag, std::byte* data, std::size_t bytes,
@@ -105,7 +105,8 @@ class InterNode {
   std::vector<std::weak_ptr<Pending>> under_way_;
   std::map<int, std::string>
       broken_;  // by rank: the group that gave a message up, and so broke the connection
-  std::atomic<std::uint32_t> channels_ = 1;  // that this rank may not take any more; relaxed: only a number
+  std::atomic<std::uint32_t> group_numbers_ =
+      1;                             // that this rank may not take any more; relaxed: only a number
   std::atomic<bool> stuck_ = false;  // a message did not end after its abort; relaxed: only shortens waits
   const c10::intrusive_ptr<c10d::Backend> backend_;
   const std::string name_;
@@ -117,9 +118,9 @@ class BackendLink final : public hosts::Link {
   /// `ranks`: of the backend, by rank of the group; whose name is for texts.
   BackendLink(std::shared_ptr<InterNode> inter_node, std::vector<int> ranks, std::string group);
 
-  std::unique_ptr<Message> send(int peer, std::uint32_t stream, const std::byte* data, std::size_t bytes,
+  std::unique_ptr<Message> send(int peer, std::uint32_t channel, const std::byte* data, std::size_t bytes,
                                 Owner owner) override;
-  std::unique_ptr<Message> receive(int peer, std::uint32_t stream, std::byte* data, std::size_t bytes,
+  std::unique_ptr<Message> receive(int peer, std::uint32_t channel, std::byte* data, std::size_t bytes,
                                    Owner owner) override;
   const std::string& describe() const override { return inter_node_->describe(); }
   bool stuck() const override { return facts_->stuck.load(std::memory_order_relaxed); }
@@ -130,13 +131,13 @@ class BackendLink final : public hosts::Link {
     const std::string group;
     std::atomic<bool> stuck = false;  // relaxed: read by the thread that gives messages up
   };
-  std::uint32_t new_channel() override { return inter_node_->new_channel(); }
-  bool can_come_from(int peer, std::uint32_t channel) const override {
-    return inter_node_->can_come_from(ranks_[peer], channel);
+  std::uint32_t new_group_number() override { return inter_node_->new_group_number(); }
+  bool can_come_from(int peer, std::uint32_t number) const override {
+    return inter_node_->can_come_from(ranks_[peer], number);
   }
 
  private:
-  std::unique_ptr<Message> start(bool send, int peer, std::uint32_t stream, std::byte* data,
+  std::unique_ptr<Message> start(bool send, int peer, std::uint32_t channel, std::byte* data,
                                  std::size_t bytes, Owner owner);
 
   const std::shared_ptr<InterNode> inter_node_;
