@@ -23,6 +23,7 @@
 #include <string>
 #include <thread>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -127,6 +128,8 @@ class BackendLink final : public hosts::Link {
 
   /// What its messages use, which can outlive it.
   struct Facts {
+    Facts(std::shared_ptr<InterNode> through, std::string name)
+        : inter_node(std::move(through)), group(std::move(name)) {}
     const std::shared_ptr<InterNode> inter_node;
     const std::string group;
     std::atomic<bool> stuck = false;  // relaxed: read by the thread that gives messages up
