@@ -13,10 +13,10 @@ from typing import Any
 from occl import versions
 from occl.tools.doctor import subprocesses
 from occl.tools.doctor.report import HINT, PROBLEM, WARNING, Line, Section
-from occl.tools.doctor.settings import VARIABLES
 from occl.tools.doctor.subprocesses import Ended
 from occl.tools.doctor.system import remedy
 from occl.tools.text import size
+from occl.variables import NAMES
 from occl.versions import REQUIREMENT
 
 SECONDS = 120.0
@@ -51,7 +51,7 @@ def supported(version: str) -> bool:
 
 def wrong_variable(reason: str) -> str:
     """What to do if an error names one of our environment variables; else ""."""
-    named = [name for name in VARIABLES if re.search(rf"\b{name}\b", reason)]
+    named = [name for name in NAMES if re.search(rf"\b{name}\b", reason)]
     return f"Correct or unset the environment variable {named[0]}." if named else ""
 
 
