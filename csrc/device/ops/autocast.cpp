@@ -9,6 +9,7 @@ namespace occl::device {
 
 // The macros are PyTorch's: they register into a torch::Library called `m`, and name these without a
 // namespace.
+using at::DimnameList;
 using at::IntArrayRef;
 using at::Scalar;
 using at::ScalarType;

@@ -1,9 +1,8 @@
-// The base class of the backend: c10d::Backend with the capabilities that PyTorch asks for, and laid out so
-// that it can stand in the place of Gloo.
+// The base class of the backend: c10d::Backend with the methods that only some versions of PyTorch have, and
+// laid out so that it can stand in the place of Gloo.
 //
-// Up to 2.13 PyTorch has one virtual method for each capability. Later versions have one for all of them,
-// capabilities(), and the old ones are no longer virtual. (The operations that later versions rename, such as
-// all_gather_single, forward to those that process_group.h overrides.)
+// The operations that 2.14 renames, such as all_gather_single, forward to those that process_group.h
+// overrides.
 //
 // In the place of Gloo (torch_occl.replace), a group's backend has the type GLOO. DistributedDataParallel's
 // logger casts a backend of that type to c10d::ProcessGroupGloo and reads `options_->threads`, whatever its
@@ -12,10 +11,10 @@
 // test_ddp_logging_data_cpu, with occl in the place of Gloo, does.
 #pragma once
 
-#include <torch/headeronly/version.h>
-
 #include <memory>
+#include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <unordered_map>
 #include <vector>
 
 namespace occl::pg {
@@ -24,17 +23,16 @@ class BackendBase : public c10d::Backend {
  public:
   using c10d::Backend::Backend;
 
-#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR > 13
-  c10d::BackendCapabilities capabilities() const override {
-    using enum c10d::BackendCapability;
-    return {SPLITTING, COALESCING, TIME_ESTIMATION, SHRINKING};
-  }
-#else
   bool supportsSplitting() const override { return true; }
   bool supportsCoalescing() const override { return true; }
   bool supportsTimeEstimation() const override { return true; }
   bool supportsShrinking() const override { return true; }
-#endif
+
+  /// Overrides PyTorch's method from 2.12 on. Remove with 2.11.
+  virtual std::unordered_map<std::string, std::uint64_t> getMemoryStats() = 0;
+  /// Override PyTorch's methods from 2.15 on. Remove with 2.14.
+  virtual void startTimeEstimate() = 0;
+  virtual float endTimeEstimate() = 0;
 
  private:
   struct GlooOptions final : c10d::Backend::Options {
