@@ -88,3 +88,9 @@ def test_no_module_compares_the_running_version_with_a_number():
     compares = re.compile(r"torch\.__version__.*[<>]|TorchVersion|torch\.version\.__version__")
     modules = [path for name in ("occl", "torch_occl") for path in (ROOT / name).rglob("*.py")]
     assert [path for path in modules if compares.search(path.read_text())] == []
+
+
+@pytest.mark.full
+def test_the_stand_in_for_gloo_has_the_layout_of_gloo():
+    with headers["no_gloo"]() as gloo:
+        assert headers["failure"](headers["LAYOUT"], INCLUDE, gloo) == ""

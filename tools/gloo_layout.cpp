@@ -11,7 +11,9 @@
 #include <vector>
 
 namespace gloo {
-class Context;
+struct Context {
+  void setTimeout(std::chrono::milliseconds);
+};
 namespace transport {
 class Device;
 class UnboundBuffer {};
@@ -33,16 +35,21 @@ struct Store {
 
 #pragma GCC diagnostic ignored "-Winvalid-offsetof"
 
+struct Layout {
+  std::size_t options, threads, size_of_threads;
+  bool operator==(const Layout&) const = default;
+};
+
 struct Theirs : c10d::ProcessGroupGloo {
-  static constexpr std::size_t options = offsetof(Theirs, options_);
-  static constexpr std::size_t threads = offsetof(Options, threads);
+  static constexpr Layout layout() {
+    return {offsetof(Theirs, options_), offsetof(Options, threads), sizeof(Options::threads)};
+  }
 };
 
 struct Ours : occl::pg::BackendBase {
-  static constexpr std::size_t options = offsetof(Ours, options_);
-  static constexpr std::size_t threads = offsetof(GlooOptions, threads);
+  static constexpr Layout layout() {
+    return {offsetof(Ours, options_), offsetof(GlooOptions, threads), sizeof(GlooOptions::threads)};
+  }
 };
 
-static_assert(Ours::options == Theirs::options);
-static_assert(Ours::threads == Theirs::threads);
-static_assert(sizeof(Ours::GlooOptions::threads) == sizeof(Theirs::Options::threads));
+static_assert(Ours::layout() == Theirs::layout());

@@ -8,6 +8,7 @@ not compile. Virtual methods are compared with those of the PyTorch that is inst
 """
 
 import argparse
+import contextlib
 import os
 import re
 import shlex
@@ -16,6 +17,7 @@ import sys
 import sysconfig
 import tempfile
 import zipfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -36,6 +38,9 @@ INTERFACES = {
     "ProfilerStubs": "torch/csrc/profiler/stubs/base.h",
 }
 """The classes that csrc derives from, and the headers that have them."""
+
+LAYOUT = ROOT / "tools" / "gloo_layout.cpp"
+"""Compiles if the stand-in for Gloo's class has the layout of that class."""
 
 VIRTUAL = re.compile(r"^\s*virtual\s+[^;{}]*?(\w+)\s*\(", re.MULTILINE)
 
@@ -92,9 +97,25 @@ def compare(new: Path, known: Path) -> list[str]:
     return lines
 
 
-def failure(source: Path, include: Path) -> str:
-    """What the compiler says about a source that it does not accept."""
-    folders = [ROOT / "csrc", sysconfig.get_path("include")]
+@contextlib.contextmanager
+def no_gloo() -> Iterator[Path]:
+    """A folder with empty headers of Gloo, which do not come with PyTorch."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("algorithm", "common/error", "context", "rendezvous/store", "transport/device"):
+            header = Path(folder, "gloo", f"{name}.h")
+            header.parent.mkdir(parents=True, exist_ok=True)
+            header.touch()
+        yield Path(folder)
+
+
+def failure(source: Path, include: Path, *more: Path) -> str:
+    """What the compiler says about a source that it does not accept.
+
+    Args:
+        include: PyTorch's headers.
+        more: folders with other headers.
+    """
+    folders = [ROOT / "csrc", sysconfig.get_path("include"), *more]
     system = [include, include / "torch" / "csrc" / "api" / "include"]
     command = [*shlex.split(os.environ.get("CXX", "g++")), "-std=c++20", "-fsyntax-only", "-w"]
     command += ["-DTORCH_EXTENSION_NAME=_C", "-DTORCH_API_INCLUDE_EXTENSION_H"]
@@ -121,10 +142,10 @@ def main() -> None:
     for line in compare(include, Path(torch.__file__).parent / "include"):
         print(f"  {line}", flush=True)
     layers = [path for layer in LAYERS for path in sorted((ROOT / "csrc" / layer).rglob("*.cpp"))]
-    sources = [path.resolve() for path in arguments.sources] or layers
+    sources = [path.resolve() for path in arguments.sources] or [LAYOUT, *layers]
     jobs = int(os.environ.get("MAX_JOBS", os.cpu_count() or 1))
-    with ThreadPoolExecutor(jobs) as pool:
-        failures = list(pool.map(lambda source: failure(source, include), sources))
+    with ThreadPoolExecutor(jobs) as pool, no_gloo() as gloo:
+        failures = list(pool.map(lambda source: failure(source, include, gloo), sources))
     for source, said in zip(sources, failures, strict=True):
         if said:
             print(f"{source.relative_to(ROOT)} does not compile:\n{said}", flush=True)

@@ -6,9 +6,8 @@
 //
 // In the place of Gloo (torch_occl.replace), a group's backend has the type GLOO. DistributedDataParallel's
 // logger casts a backend of that type to c10d::ProcessGroupGloo and reads `options_->threads`, whatever its
-// class. So the two members lie where ProcessGroupGloo has its own, and the value is Gloo's default. The
-// headers of Gloo do not come with PyTorch, so the compiler cannot compare the two classes: PyTorch's
-// test_ddp_logging_data_cpu, with occl in the place of Gloo, does.
+// class. So the two members lie where ProcessGroupGloo has its own, and the value is Gloo's default.
+// tools/gloo_layout.cpp compares the two classes.
 #pragma once
 
 #include <memory>
@@ -34,7 +33,7 @@ class BackendBase : public c10d::Backend {
   virtual void startTimeEstimate() = 0;
   virtual float endTimeEstimate() = 0;
 
- private:
+ protected:
   struct GlooOptions final : c10d::Backend::Options {
     GlooOptions() : c10d::Backend::Options("gloo") {}
     std::vector<std::shared_ptr<void>> devices;
