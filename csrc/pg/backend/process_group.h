@@ -77,8 +77,8 @@ class ProcessGroupOCCL final : public GroupBackend {
 
   /// Operations called between these two are not carried out. endTimeEstimate returns the sum of their
   /// estimated durations in microseconds (time_estimate.h).
-  void startTimeEstimate();
-  float endTimeEstimate() { return estimate_.end(); }
+  void startTimeEstimate() override;
+  float endTimeEstimate() override { return estimate_.end(); }
 
  private:
   /// Launches the request or requests that `make` returns. If it throws, ranks that wait for this one are
