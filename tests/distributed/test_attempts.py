@@ -12,9 +12,9 @@ from itertools import chain, product, repeat
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed import _dist2
 from torch_occl._C import ProcessGroupOCCL
 
+from tests.support.running import with_dist2
 from tests.support.thinning import first
 from tests.support.worker import EndInterpreter, listen, tell
 
@@ -272,6 +272,8 @@ def goes_on(rank, n, device, *, port, nodes, how):
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(n)}
     if nodes:
         os.environ |= {"OCCL_NODE": nodes[rank], "GLOO_SOCKET_IFNAME": "lo"}
+    from torch.distributed import _dist2
+
     group = _dist2.new_group("occl", timedelta(seconds=20), torch.device("cpu"))
     if rank > 0:
         return globals()[how](group, rank)
@@ -279,6 +281,7 @@ def goes_on(rank, n, device, *, port, nodes, how):
     raise EndInterpreter(0)
 
 
+@with_dist2
 @pytest.mark.parametrize(
     ("nodes", "how", "expected"),
     [

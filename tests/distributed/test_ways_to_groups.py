@@ -11,7 +11,6 @@ from itertools import product
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed import _dist2
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
 from torch.utils.data import DataLoader
@@ -20,6 +19,7 @@ from torch_occl._C import ProcessGroupOCCL
 
 from tests.support.checks import assert_works, backend
 from tests.support.devices import DEVICES
+from tests.support.running import is_group, with_dist2
 from tests.support.worker import listen, tell
 
 RANKS = 4
@@ -188,7 +188,7 @@ def splits(rank, n, device, *, store, how):
     begin(rank, store, how)
     for _ in range(2):
         pair = dist.split_group(split_ranks=[[0, 1]])
-        assert (pair is not None) == (rank < 2)
+        assert is_group(pair) == (rank < 2)
         across = dist.split_group(split_ranks=[[0, 2], [1, 3]])
         assert_works(device, across)
         triple = dist.split_group(split_ranks=[[0, 1, 2], [3]])
@@ -196,7 +196,7 @@ def splits(rank, n, device, *, store, how):
         if rank < 3:
             inner = dist.split_group(parent_pg=triple, split_ranks=[[0, 2], [1]])
             assert_works(device, inner)
-        if pair is not None:
+        if is_group(pair):
             assert_works(device, pair)
     dist.destroy_process_group()
 
@@ -212,6 +212,8 @@ def test_uneven_splits_follow_each_other(fresh, start):
 
 
 def of_new_interface(rank, n, device, *, port):
+    from torch.distributed import _dist2
+
     environment(rank, n, port)
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
     limit = timedelta(seconds=50)
@@ -230,6 +232,7 @@ def environment(rank, n, port):
     os.environ |= {name: str(value) for name, value in values.items()}
 
 
+@with_dist2
 @pytest.mark.parametrize("device", DEVICES)
 def test_groups_of_the_new_interface_split(fresh, device):
     store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
