@@ -27,7 +27,7 @@ PRELOAD = ("torch.distributed.tensor", "torch.nn.parallel", "torch._dynamo")
 MOST_CLONES = 4
 """Warm processes that stay. Each has imported one test module, and tests come module by module."""
 
-MOST_TEAMS = 4
+MOST_TEAMS = 8
 """Teams that stay for the tests of one module: parametrized tests may come in turns."""
 
 OF_TEST = "PYTEST_CURRENT_TEST"
