@@ -54,6 +54,7 @@ DOMAINS = ("plain/test_domains", "tsan/test_domains")
 DISTANCES = ("plain/test_distances",)
 LETTING_BY = ("plain/test_letting_by",)
 BROKEN = ("plain/test_broken_peer",)
+KEPT_RANKS = ("tests/test_testing_kept_ranks.py::test_ranks_that_are_not_as_they_were_are_not_used_again",)
 HOSTILE = ("plain/test_hostile",)
 ENDPOINT = ("plain/test_endpoint",)
 ACTIVITY = ("plain/test_activity",)
@@ -365,6 +366,8 @@ MUTATIONS = [
     Mutation("streams do not hold a block", "memory/heap.cpp", "  block_at(p)->held = true;\n", "", ("plain/test_heap",)),
     Mutation("a stream's thread keeps its graph", "device/runtime/stream.cpp", "    c10::GradMode::set_enabled(false);\n", "", (ON_DEV + "test_tasks_run_without_gradients_on_the_device_of_their_stream",)),
     # Python.
+    Mutation("ranks stay after a failure", "occl/testing/session.py", "if not team.well or course.planned or left:", "if course.planned or left:", KEPT_RANKS),
+    Mutation("ranks stay as a test has left them", "occl/testing/session.py", "if not team.well or course.planned or left:", "if not team.well or course.planned:", KEPT_RANKS),
     Mutation("a stream does not wait for a stream", "torch_occl/dev/streams.py", "self.wait_event(stream.record_event())", "stream.record_event()", BUSY),
     Mutation("an event is recorded on the current stream", "torch_occl/dev/streams.py", "event.record(self)", "event.record()", BUSY),
     Mutation("streams are given back in the order they were taken", "torch_occl/dev/streams.py", "for stream in reversed(self._before.pop()):", "for stream in self._before.pop():", NESTED),

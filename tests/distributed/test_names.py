@@ -352,7 +352,7 @@ def test_a_timeout_is_changed_by_the_groups_own_method(fresh, device):
 @each_device
 def test_all_groups_are_aborted(fresh, device):
     with fresh(3) as team:
-        team.join().run(groups_are_aborted, device, store=team.zygote.new_file())
+        team.join().run(groups_are_aborted, device, store=team.source.new_file())
 
 
 @each_device
@@ -371,7 +371,7 @@ def test_monitored_barrier_is_the_groups_own_method(fresh, device):
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_debug_level_detail_checks_calls(fresh, world_size, device):
     with fresh(world_size) as team:
-        team.run(calls_are_checked, device, store=team.zygote.new_file())
+        team.run(calls_are_checked, device, store=team.source.new_file())
 
 
 @pytest.mark.parametrize(
@@ -386,18 +386,18 @@ def test_debug_level_detail_checks_calls(fresh, world_size, device):
 )
 def test_any_way_to_name_the_backends_makes_a_whole_group(fresh, name, bound):
     with fresh(2) as team:
-        team.run(devices_have_their_own_backends, "dev", store=team.zygote.new_file(), name=name, bound=bound)
+        team.run(devices_have_their_own_backends, "dev", store=team.source.new_file(), name=name, bound=bound)
 
 
 def test_without_a_backend_the_group_serves_the_accelerator_alone(fresh):
     with fresh(2) as team:
-        team.run(nothing_is_named, "dev", store=team.zygote.new_file())
+        team.run(nothing_is_named, "dev", store=team.source.new_file())
 
 
 @pytest.mark.parametrize(("device", "bound"), [("cpu", False), ("dev", False), ("dev", True)])
 def test_device_meshes_make_their_groups(fresh, device, bound):
     with fresh(4) as team:
-        team.run(meshes_are_made, device, store=team.zygote.new_file(), bound=bound)
+        team.run(meshes_are_made, device, store=team.source.new_file(), bound=bound)
 
 
 @each_device
@@ -424,7 +424,7 @@ def test_profiles_name_the_backend(pool, device, tmp_path):
 @pytest.mark.parametrize(("name", "bound"), [("occl", True), ("occl", False), ("cpu:gloo,dev:occl", True)])
 def test_groups_with_a_bound_device_are_split(fresh, name, bound):
     with fresh(4) as team:
-        team.run(groups_are_split, "dev", store=team.zygote.new_file(), name=name, bound=bound)
+        team.run(groups_are_split, "dev", store=team.source.new_file(), name=name, bound=bound)
 
 
 @with_dist2

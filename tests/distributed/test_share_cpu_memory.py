@@ -285,7 +285,7 @@ def test_a_group_of_forked_children_does_not_touch_their_parents_tensors(fresh, 
     with fresh(1) as team:
         if had_group:
             team.join()
-        team.run(has_forked_ranks, store=team.zygote.new_file())
+        team.run(has_forked_ranks, store=team.source.new_file())
 
 
 OUTLIVES = """

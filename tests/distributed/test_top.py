@@ -67,7 +67,7 @@ def stages(shown: dict, name: str) -> list[str]:
 def job(pool, size: int, body: Callable, **params: object) -> Iterator:
     """Ranks that run ``body`` in a group of their own, named "job"."""
     with pool.fresh(size) as team:
-        team.start(body, store=pool.zygote.new_file(), **params)
+        team.start(body, store=pool.source.new_file(), **params)
         yield team
 
 

@@ -181,7 +181,7 @@ COMBINATIONS = [(start, way) for start, way in product(STARTS, WAYS) if not meet
 def test_groups_and_meshes_are_made(fresh, start, way):
     device = "cpu" if start == "cpu:occl" or "dev" not in DEVICES else "dev"
     with fresh(RANKS) as team:
-        team.run(goes, device, store=team.zygote.new_file(), how=STARTS[start], way=way.__name__)
+        team.run(goes, device, store=team.source.new_file(), how=STARTS[start], way=way.__name__)
 
 
 def splits(rank, n, device, *, store, how):
@@ -208,7 +208,7 @@ BOUND = [name for name in STARTS if "device_id" in name and "gloo" not in name] 
 def test_uneven_splits_follow_each_other(fresh, start):
     """PyTorch's hashed names of the groups differ between ranks."""
     with fresh(RANKS) as team:
-        team.run(splits, "dev", store=team.zygote.new_file(), how=STARTS[start])
+        team.run(splits, "dev", store=team.source.new_file(), how=STARTS[start])
 
 
 def of_new_interface(rank, n, device, *, port):
@@ -265,7 +265,7 @@ def says_nothing_unasked(rank, n, device, *, store, how):
 def test_groups_begin_and_end_without_warnings(fresh, start):
     device = "cpu" if "cpu" in start or start == "occl" else "dev"
     with fresh(RANKS) as team:
-        team.run(says_nothing_unasked, device, store=team.zygote.new_file(), how=STARTS[start])
+        team.run(says_nothing_unasked, device, store=team.source.new_file(), how=STARTS[start])
         said = [member.output() for member in team.members]
         assert not any("Warning" in text for text in said), said
 
@@ -320,14 +320,14 @@ def staging_is_set(rank, n, device, *, store):
 @pytest.mark.parametrize("body", [options_are_copied, timeout_is_told, staging_is_set])
 def test_options_of_a_group(fresh, body, device):
     with fresh(RANKS) as team:
-        team.run(body, device, store=team.zygote.new_file())
+        team.run(body, device, store=team.source.new_file())
 
 
 if "dev" in DEVICES:
 
     def test_a_bound_group_has_gloo_groups_beside_it(fresh):
         with fresh(RANKS) as team:
-            team.run(gloo_beside, store=team.zygote.new_file())
+            team.run(gloo_beside, store=team.source.new_file())
 
 
 def standard_factory(rank, n, device, *, store):
@@ -359,7 +359,7 @@ def constructed(rank, n, device, *, store):
 @pytest.mark.parametrize("body", [standard_factory, constructed])
 def test_the_backend_is_made_as_others_are(fresh, body, device):
     with fresh(RANKS) as team:
-        team.run(body, device, store=team.zygote.new_file())
+        team.run(body, device, store=team.source.new_file())
 
 
 def rounds(rank, n, device, *, port, times):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.harness import RanksFailed
+from occl.testing import RanksFailed
 from tests.support.thinning import first
 
 from . import runner

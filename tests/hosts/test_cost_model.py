@@ -22,7 +22,7 @@ import torch.distributed as dist
 from benchmarks.nodes import sent, times
 from benchmarks.nodes.__main__ import Point, errors, fit
 from tests.support import cpp_build
-from tests.support.harness import Pool
+from tests.support.ranks import Ranks
 
 CASES = [
     (nodes, ranks, size)
@@ -191,8 +191,8 @@ def count_calls(rank: int, n: int, device: str, *, nodes: int, path: str) -> lis
 
 
 @pytest.fixture(scope="module")
-def ranks() -> Iterator[Pool]:
-    with Pool() as pool:
+def ranks() -> Iterator[Ranks]:
+    with Ranks() as pool:
         yield pool
 
 

@@ -31,7 +31,7 @@ from tests.hosts.launch import counts, placement
 from tests.support import cpp_build
 from tests.support.checks import assert_works
 from tests.support.devices import DEVICES
-from tests.support.harness import Pool, Team
+from tests.support.ranks import Ranks, Team
 from tests.support.worker import listen, tell
 from torch_occl import ProcessGroupOCCL
 
@@ -51,8 +51,8 @@ Entry = tuple[str, int, int, int]
 
 
 @pytest.fixture(scope="module")
-def ranks() -> Iterator[Pool]:
-    with Pool() as pool:
+def ranks() -> Iterator[Ranks]:
+    with Ranks() as pool:
         yield pool
 
 
@@ -174,10 +174,10 @@ def recorded(rank: int, n: int, device: str, *, operations: list[str], **how) ->
     return found | {"all": recorder.entries()}
 
 
-def messages_of_all_operations(ranks: Pool, library: Path, places: list[int], *device: str) -> list:
+def messages_of_all_operations(ranks: Ranks, library: Path, places: list[int], *device: str) -> list:
     """By rank: what `recorded` returns, on these nodes."""
     with ranks.fresh(len(places)) as team:
-        how = {"places": places, "library": library, "store": ranks.zygote.new_file()}
+        how = {"places": places, "library": library, "store": ranks.source.new_file()}
         return team.run(recorded, *device, operations=list(OPERATIONS), **how)
 
 
@@ -253,7 +253,7 @@ def forged(rank: int, n: int, device: str, **how) -> None:
 
 def test_a_rank_of_another_node_does_not_say_where_a_message_lies(ranks, library):
     with ranks.fresh(2) as team:
-        how = {"places": placement("1+1"), "library": library, "store": ranks.zygote.new_file()}
+        how = {"places": placement("1+1"), "library": library, "store": ranks.source.new_file()}
         team.run(forged, **how)
 
 
@@ -306,7 +306,7 @@ def one_connection(rank: int, n: int, device: str, **how) -> None:
 
 def test_a_group_that_gives_up_a_message_breaks_only_the_connection_to_that_rank(ranks, library):
     with ranks.fresh(3) as team:
-        how = {"places": placement("1+1+1"), "library": library, "store": ranks.zygote.new_file()}
+        how = {"places": placement("1+1+1"), "library": library, "store": ranks.source.new_file()}
         team.start(one_connection, **how)
         assert team.hear(0) == "done"
         end_well(team, "done")
@@ -330,7 +330,7 @@ def no_thread_for_the_payload(rank: int, n: int, device: str, **how) -> None:
 
 def test_a_message_that_no_thread_can_wait_for_is_given_up(ranks, library):
     with ranks.fresh(2) as team:
-        how = {"places": placement("1+1"), "library": library, "store": ranks.zygote.new_file()}
+        how = {"places": placement("1+1"), "library": library, "store": ranks.source.new_file()}
         team.start(no_thread_for_the_payload, **how)
         assert team.hear(0) == "receives"
         team.say(1, "send")
@@ -369,7 +369,7 @@ def stubborn(rank: int, n: int, device: str, **how) -> None:
 @pytest.mark.full  # it waits for the engine for 20 seconds
 def test_memory_stays_if_an_engine_does_not_end_a_message_at_its_abort(ranks, library):
     with ranks.fresh(2) as team:
-        how = {"places": placement("1+1"), "library": library, "store": ranks.zygote.new_file()}
+        how = {"places": placement("1+1"), "library": library, "store": ranks.source.new_file()}
         team.start(stubborn, **how)
         assert team.hear(0) == "done"
         end_well(team, "done")
@@ -381,5 +381,5 @@ def test_memory_stays_if_an_engine_does_not_end_a_message_at_its_abort(ranks, li
 @pytest.mark.parametrize("device", DEVICES)
 def test_groups_share_the_engine_and_those_inside_a_node_do_not_use_it(ranks, library, device):
     with ranks.fresh(4) as team:
-        how = {"places": placement("2+2"), "library": library, "store": ranks.zygote.new_file()}
+        how = {"places": placement("2+2"), "library": library, "store": ranks.source.new_file()}
         team.run(groups, device, **how)

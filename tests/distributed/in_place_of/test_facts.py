@@ -86,7 +86,7 @@ def barrier_is_monitored(rank, n, device, *, store):
 
 def test_a_monitored_barrier_needs_no_other_call(fresh):
     with fresh(2) as team:
-        team.start(barrier_is_monitored, store=team.zygote.new_file())
+        team.start(barrier_is_monitored, store=team.source.new_file())
         team.hear(0)
         team.kill(1)
         team.wait_for(0)
@@ -109,7 +109,7 @@ def timeout_is_changed(rank, n, device, *, store):
 
 def test_the_timeout_of_a_group_can_be_set(fresh):
     with fresh(2) as team:
-        team.start(timeout_is_changed, store=team.zygote.new_file())
+        team.start(timeout_is_changed, store=team.source.new_file())
         team.hear(0)
         team.say(1, "rank 0 is done")
         assert not any(outcome.failed for outcome in team.finish())
