@@ -32,7 +32,9 @@
 
 namespace occl::hosts {
 
-class Group final : public coll::Communicator {
+class Group final : public coll::Communicator,
+                    private coll::Collectives::Machine,
+                    private coll::Messages::Machine {
  public:
   /// `node`: the group of the ranks of this node, in the order of the topology. This group alone uses it.
   Group(GroupInfo info, std::shared_ptr<coll::Group> node, std::shared_ptr<Link> link);
@@ -59,7 +61,7 @@ class Group final : public coll::Communicator {
 
   void note_refusal(std::uint64_t, const std::string& text) override { node_->refuse(text); }
   void note_refused_message(int, bool, const std::string&) override {}
-  void forgive(const coll::Transfer&) override {}
+  void clear_refusal(const coll::Transfer&) override {}
 
   void start(coll::Operation& op) override;
   coll::Outcome advance() override;

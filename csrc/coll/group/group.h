@@ -18,7 +18,7 @@
 
 namespace occl::coll {
 
-class Group final : public Communicator {
+class Group final : public Communicator, private Collectives::Machine, private Messages::Machine {
  public:
   /// Makes the group of a mesh that has joined; the engine drives it from now on. Returns when each other
   /// rank has joined too: from then on any rank may leave without keeping others from joining. Throws what
@@ -61,26 +61,28 @@ class Group final : public Communicator {
   SubgroupState& subgroup_state() { return subgroup_state_; }
 
  private:
-  void note_refusal(std::uint64_t number, const std::string& text) override {
-    refusals_.refuse(number, text);
-  }
-  void note_refused_message(int peer, bool send, const std::string& text) override {
-    refusals_.refuse_message(peer, send, text);
-  }
-  void forgive(const Transfer& transfer) override { refusals_.forgive(transfer); }
-
+  // Collectives::Machine
   void start(Operation& op) override { executor_.start(op.collective(), op.sequence(), op.deadline()); }
   Outcome advance() override;
   Error mismatch() const override { return executor_.mismatch(); }
   bool exposed() const override { return executor_.exposed(); }
+  void note_refusal(std::uint64_t number, const std::string& text) override {
+    refusals_.refuse(number, text);
+  }
 
+  // Messages::Machine
   void post(Operation& message, OperationList& done) override { messenger_.post(message, done); }
   bool advance_messages(OperationList& done) override { return messenger_.advance(done); }
   bool owes_answers() const override { return messenger_.has_notes(); }
   void fail_messages(const Error& error, OperationList& done) override {
     messenger_.fail(Transfer::kAnyRank, error, done);
   }
+  void note_refused_message(int peer, bool send, const std::string& text) override {
+    refusals_.refuse_message(peer, send, text);
+  }
+  void clear_refusal(const Transfer& transfer) override { refusals_.clear(transfer); }
 
+  // Communicator
   void check(OperationList& done) override;
   void give_up(const Error& error) override { mesh_->give_up(error.what()); }
   void leave() override { mesh_->leave(); }
