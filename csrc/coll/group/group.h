@@ -73,7 +73,7 @@ class Group final : public Communicator, private Collectives::Machine, private M
   // Messages::Machine
   void post(Operation& message, OperationList& done) override { messenger_.post(message, done); }
   bool advance_messages(OperationList& done) override { return messenger_.advance(done); }
-  bool owes_answers() const override { return messenger_.has_notes(); }
+  bool owes_answers() const override { return messenger_.has_answers(); }
   void fail_messages(const Error& error, OperationList& done) override {
     messenger_.fail(Transfer::kAnyRank, error, done);
   }
