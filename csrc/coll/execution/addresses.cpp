@@ -61,7 +61,7 @@ std::byte* Addresses::slot_beside_post(const SharedBlock& block, Payload& small)
 void Addresses::locate_tensors() {
   OCCL_FAULT_POINT("meet.locate");
   if (agreed_.plan.two_level) return locate_for_domain();
-  const Collective& c = *agreed_.collective;
+  const Collective& c = agreed_.collective();
   const Traits& t = traits(c.kind);
   const auto me = static_cast<std::uint32_t>(mesh_.rank());
   const std::size_t size = agreed_.shape.element_size, block_bytes = agreed_.shape.largest * size;
@@ -78,7 +78,7 @@ void Addresses::locate_tensors() {
 
 /// In two levels: tensors of the ranks of this domain, and what this rank handles of other domains.
 void Addresses::locate_for_domain() {
-  const Collective& c = *agreed_.collective;
+  const Collective& c = agreed_.collective();
   const Traits& t = traits(c.kind);
   const Domains& d = agreed_.shape.domains;
   const int me = mesh_.rank(), domain = d.of(me), n = mesh_.size();
@@ -113,7 +113,7 @@ void Addresses::locate_for_domain() {
 std::byte* Addresses::tensor(int rank, bool output, std::uint32_t block, std::size_t bytes) const {
   const SharedBlock& shared = mesh_.member(rank).block;
   const Post& post = shared.post(agreed_.q);
-  const Traits& t = traits(agreed_.collective->kind);
+  const Traits& t = traits(agreed_.collective().kind);
   const bool per_rank = output ? t.out_per_rank : t.in_per_rank;
   const bool listed = per_rank && post.listed;
   auto ref = shm::Ref::unpack(listed ? shared.listed(agreed_.q)[block].ref : output ? post.out : post.in);
@@ -123,14 +123,14 @@ std::byte* Addresses::tensor(int rank, bool output, std::uint32_t block, std::si
 
 /// Mesh::reach, but null if there are no bytes.
 std::byte* Addresses::reach(int rank, shm::Ref ref, std::size_t bytes) const {
-  return bytes ? mesh_.reach(rank, ref, bytes, agreed_.deadline) : nullptr;
+  return bytes ? mesh_.reach(rank, ref, bytes, agreed_.operation->deadline()) : nullptr;
 }
 
 // ---- addressing
 
 /// The address of a peer's block that was located.
 std::byte* Addresses::of_peer(int rank, bool output, std::uint32_t block) const {
-  const Traits& t = traits(agreed_.collective->kind);
+  const Traits& t = traits(agreed_.collective().kind);
   return output ? out_[place(block, t.out_per_rank) + rank] : in_[place(block, t.in_per_rank) + rank];
 }
 
@@ -143,7 +143,7 @@ std::size_t Addresses::place(std::uint32_t block, bool per_rank) const {
 /// The same of what a rank stages.
 std::byte* Addresses::staged(const Side& side, int rank, const Move& move, std::size_t lo) const {
   const Plan& plan = agreed_.plan;
-  const Traits& t = traits(agreed_.collective->kind);
+  const Traits& t = traits(agreed_.collective().kind);
   const int area = side.where == Where::partial ? 2 : side.where == Where::result ? 1 : 0;
   std::uint32_t block = side.block;
   std::size_t place = 0;

@@ -44,7 +44,7 @@ class Addresses {
     // A rank reads its own contribution from its tensor; only what others read was staged.
     const bool source_of_own = own && side.where == Where::slot && &side == &move.src;
     if (is_staged(side.where) && !source_of_own) return staged(side, rank, move, lo);
-    const Collective& c = *agreed_.collective;
+    const Collective& c = agreed_.collective();
     const std::size_t size = agreed_.shape.element_size;
     const bool output = &side == &move.dst || side.where == Where::output;
     return (own ? (output ? c.out : c.in).at(side.block, size).data : of_peer(rank, output, side.block)) +

@@ -18,9 +18,9 @@ Executor::Executor(Mesh& mesh, Activity& activity)
       addresses_(mesh, meeting_.agreed()),
       arrivals_(mesh) {}
 
-void Executor::start(const Collective& collective, std::uint64_t number, Deadline deadline) {
+void Executor::start(const Operation& operation) {
   step_ = index_ = done_ = 0;
-  meeting_.begin(collective, number, deadline);
+  meeting_.begin(operation);
   large_ = !meeting_.first_step_made() && footprint(meeting_.agreed().shape) >= mesh_.size() * kSliceBytes;
   if (meeting_.first_step_made()) {
     addresses_.use_own_slot(meeting_.payload());
@@ -185,7 +185,7 @@ void Executor::list_moves(Moves& of_step) {
 /// Blocks may be shorter than the largest. The elements of the block of a move, as far as this rank knows its
 /// size: of its own blocks, on either side.
 std::size_t Executor::block_size(const Move& move) const {
-  const Collective& c = *meeting_.agreed().collective;
+  const Collective& c = meeting_.agreed().collective();
   const Plan& plan = meeting_.agreed().plan;
   const std::size_t size = meeting_.agreed().shape.element_size;
   const bool own_dst =
@@ -202,7 +202,7 @@ std::size_t Executor::block_size(const Move& move) const {
 /// Makes elements [lo, hi) of a move.
 void Executor::make(const Move& move, std::size_t lo, std::size_t hi) {
   OCCL_FAULT_POINT("move.slice");
-  const Collective& c = *meeting_.agreed().collective;
+  const Collective& c = meeting_.agreed().collective();
   const std::size_t bytes = (hi - lo) * meeting_.agreed().shape.element_size;
   std::array<void*, kMaxRanks + 1> dsts, srcs;
   const std::size_t n_src = addresses_.of_all(move.src, move, lo, srcs.data());
@@ -243,7 +243,7 @@ void Executor::make(const Move& move, std::size_t lo, std::size_t hi) {
 /// destination into the caches, so they gain nothing.
 bool Executor::passes_caches(Where where, const Move& move, std::size_t bytes) const {
   if (is_staged(where)) return mesh_.distances().past_caches_to_most(bytes, meeting_.agreed().plan.exchanges);
-  const Collective& c = *meeting_.agreed().collective;
+  const Collective& c = meeting_.agreed().collective();
   return meeting_.agreed().plan.streaming && !(move.reduce && c.in.base == c.out.base);
 }
 

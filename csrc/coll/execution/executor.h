@@ -27,9 +27,8 @@ class Executor {
  public:
   Executor(Mesh& mesh, Activity& activity);
 
-  /// Starts a collective of operation `number`. Requires that the previous one has ended. The collective
-  /// lives until the next one starts or the group ends.
-  void start(const Collective& collective, std::uint64_t number, Deadline deadline);
+  /// Starts the collective of an operation. Requires that the previous one has ended.
+  void start(const Operation& operation);
 
   /// Makes progress without waiting. After an exception no operation may start: the group must end.
   Outcome advance(Driver driver);

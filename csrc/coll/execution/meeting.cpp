@@ -15,13 +15,12 @@ constexpr std::uint64_t kMaxBlockBytes = std::uint64_t{1} << 47;
 
 Meeting::Meeting(Mesh& mesh) : mesh_(mesh), arrivals_(mesh) { agreed_.factors.assign(mesh.size(), 1.0); }
 
-void Meeting::begin(const Collective& collective, std::uint64_t number, Deadline deadline) {
-  agreed_.collective = &collective;
-  agreed_.deadline = deadline;
+void Meeting::begin(const Operation& operation) {
+  const Collective& collective = operation.collective();
+  agreed_.operation = &operation;
   ++agreed_.q;
-  number_ = number;
   // The same call again has the same shape, unless sizes by pair have changed that.
-  const auto signature = Signature::of(collective);
+  const auto signature = operation.signature();
   const bool again = signature == signature_ && collective.largest == agreed_.shape.largest && !pairwise_;
   if (!again) {
     signature_ = signature;
@@ -65,8 +64,8 @@ void Meeting::post() {
   if (!signature_.even() && !pairwise_) list_sizes();
   OCCL_FAULT_POINT("post.staged");
   Post& post = mesh_.own().post(agreed_.q);
-  post.number.store(number_, std::memory_order_relaxed);  // only for errors
-  post.factor = agreed_.collective->factor;
+  post.number.store(agreed_.operation->sequence(), std::memory_order_relaxed);  // only for errors
+  post.factor = agreed_.collective().factor;
   post.signature = signature_.word;
   post.payload = payload_;
   post.stamp.store(agreed_.q, std::memory_order_release);  // sync: post-stamp
@@ -99,7 +98,7 @@ std::uint64_t Meeting::own_ref(const Blocks& blocks) const {
 /// Shows sizes that must be the same on all ranks, for the error of a rank with other sizes.
 void Meeting::list_sizes() const {
   const Blocks& known =
-      traits(agreed_.collective->kind).in_per_rank ? agreed_.collective->in : agreed_.collective->out;
+      traits(agreed_.collective().kind).in_per_rank ? agreed_.collective().in : agreed_.collective().out;
   for (std::uint32_t i = 0; known.list && i < known.n; ++i)
     mesh_.own().listed(agreed_.q)[i].count = known.list[i].count;
 }
@@ -118,7 +117,7 @@ bool Meeting::all_posted() {
     if (stamp > agreed_.q)
       fail(Errc::protocol, mesh_.describe(rank), " of group ", mesh_.name(), " is at operation #",
            post.number.load(std::memory_order_relaxed), ", collective ", stamp,
-           ", where this rank is at operation #", number_, ", collective ", agreed_.q);
+           ", where this rank is at operation #", agreed_.operation->sequence(), ", collective ", agreed_.q);
     const Signature signature{post.signature};
     if (differs(signature) && odd_rank_ < 0) {
       odd_rank_ = rank;
@@ -148,7 +147,7 @@ bool Meeting::differs(Signature signature) {
 Error Meeting::mismatch() const {
   return Error(Errc::mismatch,
                concat(called(odd_rank_, odd_signature_), " where ", called(mesh_.rank(), signature_),
-                      " as operation #", number_, " of group ", mesh_.name()));
+                      " as operation #", agreed_.operation->sequence(), " of group ", mesh_.name()));
 }
 
 /// "rank 1 called all_gather(float32[uneven]) of 3, 4, 5 elements"
@@ -168,11 +167,11 @@ void Meeting::compare_pairs() const {
     const SharedBlock& block = mesh_.member(i).block;
     const auto even = Signature{block.post(agreed_.q).signature}.even();
     const std::uint64_t sent = even ? *even : block.listed(agreed_.q)[me].count;
-    const std::size_t expected = agreed_.collective->out.at(i, agreed_.shape.element_size).count;
+    const std::size_t expected = agreed_.collective().out.at(i, agreed_.shape.element_size).count;
     if (sent != expected)
-      fail(Errc::mismatch, "all_to_all #", number_, " of group ", mesh_.name(), ": rank ", i, " sends ", sent,
-           " elements to rank ", me, ", which expects ", expected, ". Entry ", me, " of rank ", i,
-           "'s input sizes must equal entry ", i, " of rank ", me, "'s output sizes");
+      fail(Errc::mismatch, "all_to_all #", agreed_.operation->sequence(), " of group ", mesh_.name(),
+           ": rank ", i, " sends ", sent, " elements to rank ", me, ", which expects ", expected, ". Entry ",
+           me, " of rank ", i, "'s input sizes must equal entry ", i, " of rank ", me, "'s output sizes");
   }
 }
 
@@ -180,10 +179,10 @@ void Meeting::compare_pairs() const {
 
 bool Meeting::agree() {
   OCCL_FAULT_POINT("meet.arrived");
-  if (agreed_.collective->op == ReduceOp::premul_sum)
+  if (agreed_.collective().op == ReduceOp::premul_sum)
     for (int i = 0; i < mesh_.size(); ++i)
       agreed_.factors[i] =
-          i == mesh_.rank() ? agreed_.collective->factor : mesh_.member(i).block.post(agreed_.q).factor;
+          i == mesh_.rank() ? agreed_.collective().factor : mesh_.member(i).block.post(agreed_.q).factor;
   // A small operation takes one step wherever its tensors lie, so there is nothing to learn.
   if (first_step_made_ && !pairwise_ && small_) return true;
   const bool mapped = learn_from_posts();
@@ -192,7 +191,7 @@ bool Meeting::agree() {
   // With sizes by pair the plan is another one than before. A rank that stages nothing has made that step.
   first_step_made_ = (first_step_made_ && !pairwise_) || !agreed_.stages(mesh_.rank());
   const bool direct = agreed_.plan.path == Path::direct;
-  const bool partial_sums = agreed_.plan.two_level && traits(agreed_.collective->kind).reduces;
+  const bool partial_sums = agreed_.plan.two_level && traits(agreed_.collective().kind).reduces;
   return (direct && !partial_sums) || (!pairwise_ && all_have_staged());
 }
 

@@ -19,13 +19,13 @@
 #include <string>
 #include <vector>
 
-#include "base/deadline.h"
 #include "base/error.h"
 #include "coll/execution/addresses.h"
 #include "coll/execution/agreement.h"
 #include "coll/execution/arrivals.h"
 #include "coll/mesh/mesh.h"
 #include "coll/plan/plan.h"
+#include "coll/task/operation.h"
 
 namespace occl::coll {
 
@@ -33,9 +33,8 @@ class Meeting {
  public:
   explicit Meeting(Mesh& mesh);
 
-  /// Writes what this rank can say about a collective of operation `number` into its post. No peer sees it
-  /// yet. The collective lives until the next one begins or the group ends.
-  void begin(const Collective& collective, std::uint64_t number, Deadline deadline);
+  /// Writes what this rank can say about the collective of an operation into its post. No peer sees it yet.
+  void begin(const Operation& operation);
   /// After `begin`: whether this rank makes the first step of `plan` before it posts.
   /// After `agree`: whether that step was made and counts.
   bool first_step_made() const { return first_step_made_; }
@@ -82,7 +81,6 @@ class Meeting {
   Agreement agreed_;
   Arrivals arrivals_;                       // of posts
   Signature signature_{~std::uint64_t{0}};  // that of no call
-  std::uint64_t number_ = 0;                // the operation's, for errors
   int last_ = -1;                           // see the function
   bool mapped_ = false;                     // peers can reach what the `direct` path needs of this rank
   bool first_step_made_ = false;            // see the function

@@ -62,7 +62,7 @@ class Group final : public Communicator, private Collectives::Machine, private M
 
  private:
   // Collectives::Machine
-  void start(Operation& op) override { executor_.start(op.collective(), op.sequence(), op.deadline()); }
+  void start(Operation& op) override { executor_.start(op); }
   Outcome advance() override;
   Error mismatch() const override { return executor_.mismatch(); }
   bool exposed() const override { return executor_.exposed(); }

@@ -154,7 +154,7 @@ void Activity::held(const Operation& op) {
   const Writing writing(r);
   r.stage.set(static_cast<std::uint64_t>(Stage::held));
   r.number.set(op.sequence());
-  r.signature.set(Signature::of(op.collective()).word);
+  r.signature.set(op.signature().word);
   r.volume.set(bytes_of(op.collective()));
   r.posted.set(ticks_now());
   r.deadline.set(static_cast<std::uint64_t>(op.deadline().at_ns()));
@@ -181,7 +181,7 @@ void Activity::posted(Operation& op) {
     const Writing writing(r);
     r.stage.set(static_cast<std::uint64_t>(Stage::meeting));
     r.number.set(op.sequence());
-    r.signature.set(Signature::of(op.collective()).word);
+    r.signature.set(op.signature().word);
     r.volume.set(bytes_);
     r.posted.set(now);
     r.deadline.set(static_cast<std::uint64_t>(op.deadline().at_ns()));
