@@ -120,7 +120,7 @@ void Executor::publish_tick() {
   ++tick_;
   mesh_.own().tick().store(tick_, std::memory_order_release);  // sync: tick
   OCCL_FAULT_POINT("tick.stamped");
-  mesh_.tell_all();
+  mesh_.bells().ring_all_soon();
   OCCL_FAULT_POINT("tick.rung");
   arrivals_.restart();
   stage_ = Stage::sync;

@@ -70,7 +70,7 @@ void Meeting::post() {
   post.payload = payload_;
   post.stamp.store(agreed_.q, std::memory_order_release);  // sync: post-stamp
   OCCL_FAULT_POINT("post.stamped");
-  mesh_.tell_all();
+  mesh_.bells().ring_all_soon();
   OCCL_FAULT_POINT("post.rung");
 }
 

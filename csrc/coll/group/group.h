@@ -86,7 +86,7 @@ class Group final : public Communicator, private Collectives::Machine, private M
   void check(OperationList& done) override;
   void give_up(const Error& error) override { mesh_->give_up(error.what()); }
   void leave() override { mesh_->leave(); }
-  void wake_peers() override { mesh_->ring_owed(); }
+  void wake_peers() override { mesh_->bells().ring_pending(); }
 
   Memory memory_held() const override { return {mesh_->block_bytes(), mesh_->staging_bytes()}; }
   std::string ahead_of_this(const shm::Peer& process) const override { return diagnosis_.ahead(process); }

@@ -34,7 +34,7 @@ class Showing {
  private:
   void show() const {
     parent_.mesh().own().offers().show(offer_);
-    parent_.mesh().ring_all();
+    parent_.mesh().bells().ring_all();
   }
 
   Group& parent_;

@@ -55,7 +55,7 @@ bool Pipe::write(const Envelope& e, const std::byte* payload) {
     if (inside && e.bytes) std::memcpy(first.inside.data(), payload, e.bytes);
   });
   OCCL_FAULT_POINT("message.published");
-  mesh_.tell(peer_);
+  mesh_.bells().ring_soon(peer_);
   return true;
 }
 
