@@ -51,7 +51,7 @@ WHOLE = (
 MESSAGES = ("explore/test_interleavings:message", "plain/test_messenger", "tsan/test_messenger")
 PLANS = ("plain/test_plan",)
 DOMAINS = ("plain/test_domains", "tsan/test_domains")
-DISTANCES = ("plain/test_distances",)
+LINE_LATENCY = ("plain/test_line_latency",)
 LETTING_BY = ("plain/test_letting_by",)
 BROKEN = ("plain/test_broken_peer",)
 HOSTILE = ("plain/test_hostile",)
@@ -118,12 +118,12 @@ MUTATIONS = [
     Mutation("the reader looks for an exchanged contribution where it lay before", "coll/execution/addresses.cpp", "block = static_cast<std::uint32_t>(std::exchange(rank, reader));", "rank = reader;", ("plain/test_group:exchange places",)),
     Mutation("all_gather delivers no own block", "coll/plan/plan.cpp", "    if (keeps_own_block(s, rank)) m.also = Where::output;\n", "", PLANS),
     Mutation("the root of a gather leaves out its own block", "coll/plan/plan.cpp", "? keeps_own_block(s, rank) : ranged", "? 0 : ranged", PLANS),
-    Mutation("an interruption makes a rank far", "coll/mesh/distances.h", "std::min(took, 2 * limit_)", "took", DISTANCES),
-    Mutation("a look that found something counts as one in vain", "coll/mesh/distances.h", "in_vain_ = found ? -1 : rank;", "in_vain_ = rank;", DISTANCES),
-    Mutation("a look long after one in vain is measured", "coll/mesh/distances.h", "before - at_ < kJustBefore * distances.limit_", "true", DISTANCES),
-    Mutation("each rank has its own distance on shared cores", "coll/mesh/distances.h", "lines_(core_for_each ? size : 1)", "lines_(size)", DISTANCES),
-    Mutation("any bytes go past the caches to a far rank", "coll/mesh/distances.h", "bytes >= kLeastBytes && far(rank)", "bytes > 0 && far(rank)", DISTANCES),
-    Mutation("one far rank is enough", "coll/mesh/distances.h", "2 * far_ > static_cast<int>(lines_.size()) - 1", "far_ > 0", DISTANCES),
+    Mutation("an interruption makes a rank far", "coll/mesh/line_latency.h", "std::min(took, 2 * limit_)", "took", LINE_LATENCY),
+    Mutation("a look that found something counts as one in vain", "coll/mesh/line_latency.h", "missed_ = found ? -1 : rank;", "missed_ = rank;", LINE_LATENCY),
+    Mutation("a look long after one in vain is measured", "coll/mesh/line_latency.h", "before - at_ < kJustBefore * latency.limit_", "true", LINE_LATENCY),
+    Mutation("each rank has its own distance on shared cores", "coll/mesh/line_latency.h", "lines_(core_for_each ? size : 1)", "lines_(size)", LINE_LATENCY),
+    Mutation("any bytes go past the caches to a far rank", "coll/mesh/line_latency.h", "bytes >= kLeastBytes && far(rank)", "bytes > 0 && far(rank)", LINE_LATENCY),
+    Mutation("one far rank is enough", "coll/mesh/line_latency.h", "2 * far_ > static_cast<int>(lines_.size()) - 1", "far_ > 0", LINE_LATENCY),
     # Letting others by, and what is kept for the same call again.
     Mutation("a rank never lets others by", "coll/execution/executor.cpp", "if (lets_by()) return Outcome::blocked;", "", LETTING_BY),
     Mutation("a rank that has attended lets others by", "coll/execution/executor.cpp", " || attends(mesh_.rank())) return", ") return", LETTING_BY),
@@ -186,7 +186,7 @@ MUTATIONS = [
     Mutation("a ring is looked for with acquire", "coll/messages/messenger.cpp", f"block.send(mesh_.rank()).ring.load({SEQ})", f"block.send(mesh_.rank()).ring.load({ACQUIRE})", ("explore/test_interleavings:single",)),
     Mutation("a rank that only sends looks at no answers", "coll/messages/channel.cpp", "    while (take_records(done)) moved = true;\n", "    ;\n", ("plain/test_messenger:only sends",)),
     Mutation("a sent record rings no bell", "coll/messages/pipe.cpp", "  mesh_.bells().ring_soon(peer_);\n  return true;", "  return true;", ("explore/test_interleavings:message",)),
-    Mutation("a reader that made room rings no bell", "coll/messages/channel.cpp", "if (moved) pipe_.tell_of_room();", "", ("explore/test_interleavings:message",)),
+    Mutation("a reader that made room rings no bell", "coll/messages/channel.cpp", "if (moved) pipe_.announce_room();", "", ("explore/test_interleavings:message",)),
     Mutation("a message overtakes one that waits for room", "coll/messages/outbox.cpp", "    room &= !waits_for_room(*it);\n", "", ("explore/test_interleavings:end in their order",)),
     Mutation("a message that begins overtakes one that waits for room", "coll/messages/outbox.cpp", "if (room) push_pieces(sending_.back());", "push_pieces(sending_.back());", ("explore/test_interleavings:end in their order",)),
     Mutation("the sender of a small message hears of no misfit", "coll/messages/inbox.cpp", "  answers_.add(nack);", "  if (e.record != Record::eager) answers_.add(nack);", ("plain/test_messenger:does not fit",)),

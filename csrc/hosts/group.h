@@ -68,7 +68,7 @@ class Group final : public coll::Communicator,
   Error mismatch() const override { return Error(Errc::mismatch, agreement().text()); }
   bool exposed() const override { return !in_flight_.empty(); }
 
-  void post(coll::Operation& message, coll::OperationList& done) override { p2p_.post(message, done); }
+  void take_over(coll::Operation& message, coll::OperationList& done) override { p2p_.post(message, done); }
   bool advance_messages(coll::OperationList& done) override;
   bool owes_answers() const override { return leaving_ && !unacknowledged_.empty(); }
   void fail_messages(const Error& error, coll::OperationList& done) override { p2p_.fail(error, done); }
@@ -80,7 +80,7 @@ class Group final : public coll::Communicator,
   bool keeps_memory() const override { return link_->stuck(); }
 
   Memory memory_held() const override;
-  std::string ahead_of_this(const shm::Peer&) const override { return ""; }
+  std::string calls_ahead_of_us(const shm::Peer&) const override { return ""; }
 
   void monitor_node();
   void check_node();

@@ -14,7 +14,7 @@ namespace occl::kernels {
 
 enum class Store : unsigned char {
   cached,           // ordinary stores
-  delivered,        // the same, from memory that another core has written
+  from_other_core,  // the same, from memory that another core has written
   streaming,        // past the caches: for results larger than they are, and for cores that do not share them
   first_streaming,  // the first destination past the caches, the others not
 };

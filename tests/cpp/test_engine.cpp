@@ -39,7 +39,7 @@ class Restless final : public Communicator, private Collectives::Machine, privat
   Outcome advance() override { return Outcome::blocked; }
   Error mismatch() const override { return {Errc::mismatch, ""}; }
   bool exposed() const override { return false; }
-  void post(Operation&, OperationList&) override {}
+  void take_over(Operation&, OperationList&) override {}
   bool advance_messages(OperationList&) override { return ++looks_ < kLooks; }
   bool owes_answers() const override { return false; }
   void fail_messages(const Error&, OperationList&) override {}
@@ -47,7 +47,7 @@ class Restless final : public Communicator, private Collectives::Machine, privat
   void give_up(const Error&) override {}
   void leave() override {}
   Memory memory_held() const override { return {}; }
-  std::string ahead_of_this(const shm::Peer&) const override { return ""; }
+  std::string calls_ahead_of_us(const shm::Peer&) const override { return ""; }
 
   const std::string name_ = "restless";
   std::atomic<long> looks_ = 0;

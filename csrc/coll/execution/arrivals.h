@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "coll/mesh/distances.h"
+#include "coll/mesh/line_latency.h"
 #include "coll/mesh/mesh.h"
 
 namespace occl::coll {
@@ -20,7 +20,7 @@ class Arrivals {
   void restart() { awaited_ = 0; }
 
   /// Whether each other rank's count, which `count_of(rank)` reads, has reached `number`. Calls
-  /// `check(rank, count)` once for each rank whose has. `measures`: see Distances::Looks.
+  /// `check(rank, count)` once for each rank whose has. `measures`: see LineLatency::TimedPoll.
   template <class CountOf, class Check>
   bool all_at(std::uint64_t number, bool measures, const CountOf& count_of, const Check& check) {
     for (; awaited_ < mesh_.size(); ++awaited_) {
@@ -31,7 +31,7 @@ class Arrivals {
         count = count_of(rank);
         return count >= number;
       };
-      if (!looks_.found(mesh_.distances(), rank, measures, poll)) return false;
+      if (!poll_.found(mesh_.line_latency(), rank, measures, poll)) return false;
       check(rank, count);
     }
     return true;
@@ -52,7 +52,7 @@ class Arrivals {
  private:
   Mesh& mesh_;
   int awaited_ = 0;  // all ranks before it have arrived
-  Distances::Looks looks_;
+  LineLatency::TimedPoll poll_;
 };
 
 }  // namespace occl::coll

@@ -58,7 +58,7 @@ Outcome Executor::advance(Driver driver) {
     if (lets_by()) return Outcome::blocked;
     // A thread that passes computes next. With a core to spare, the background thread of another rank may as
     // well move at the same time.
-    if (driver == Driver::passing && !mesh_.cores_for_each(2)) attend();
+    if (driver == Driver::submitting && !mesh_.cores_for_each(2)) attend();
   }
   if (!make_moves()) return Outcome::advanced;
   OCCL_FAULT_POINT("move.done");
@@ -217,11 +217,11 @@ void Executor::make(const Move& move, std::size_t lo, std::size_t hi) {
     if (last && !first) std::swap(dsts[0], dsts[1]), std::swap(first, last);
   }
   // From places of exchanges, memcpy is faster.
-  const bool delivers = is_staged(move.src.where) && !meeting_.agreed().plan.exchanges;
-  const kernels::Store store = last       ? kernels::Store::streaming
-                               : first    ? kernels::Store::first_streaming
-                               : delivers ? kernels::Store::delivered
-                                          : kernels::Store::cached;
+  const bool from_other_core = is_staged(move.src.where) && !meeting_.agreed().plan.exchanges;
+  const kernels::Store store = last              ? kernels::Store::streaming
+                               : first           ? kernels::Store::first_streaming
+                               : from_other_core ? kernels::Store::from_other_core
+                                                 : kernels::Store::cached;
   // A block that lies in its place already is not written, because peers may be reading it.
   if (!move.reduce) n_dst = std::remove(dsts.begin(), dsts.begin() + n_dst, srcs[0]) - dsts.begin();
   const std::span<void* const> to(dsts.data(), n_dst);
@@ -242,7 +242,8 @@ void Executor::make(const Move& move, std::size_t lo, std::size_t hi) {
 /// that read them are far, and tensors of large operations. In-place reductions have just read their
 /// destination into the caches, so they gain nothing.
 bool Executor::passes_caches(Where where, const Move& move, std::size_t bytes) const {
-  if (is_staged(where)) return mesh_.distances().past_caches_to_most(bytes, meeting_.agreed().plan.exchanges);
+  if (is_staged(where))
+    return mesh_.line_latency().past_caches_to_most(bytes, meeting_.agreed().plan.exchanges);
   const Collective& c = meeting_.agreed().collective();
   return meeting_.agreed().plan.streaming && !(move.reduce && c.in.base == c.out.base);
 }

@@ -71,7 +71,7 @@ class Group final : public Communicator, private Collectives::Machine, private M
   }
 
   // Messages::Machine
-  void post(Operation& message, OperationList& done) override { messenger_.post(message, done); }
+  void take_over(Operation& message, OperationList& done) override { messenger_.take_over(message, done); }
   bool advance_messages(OperationList& done) override { return messenger_.advance(done); }
   bool owes_answers() const override { return messenger_.has_answers(); }
   void fail_messages(const Error& error, OperationList& done) override {
@@ -89,7 +89,9 @@ class Group final : public Communicator, private Collectives::Machine, private M
   void wake_peers() override { mesh_->bells().ring_pending(); }
 
   Memory memory_held() const override { return {mesh_->block_bytes(), mesh_->staging_bytes()}; }
-  std::string ahead_of_this(const shm::Peer& process) const override { return diagnosis_.ahead(process); }
+  std::string calls_ahead_of_us(const shm::Peer& process) const override {
+    return diagnosis_.calls_ahead(process);
+  }
 
   void check_gone(bool died, OperationList& done);
   void check_deadlines(OperationList& done);

@@ -162,8 +162,8 @@ void Mesh::join(const std::vector<Invitation>& invitations, std::vector<std::sha
   cores_ = count_cores(invitations);
   tuning_ = resolved(invitations.front().tuning, size_, cores_, domains_.count);
   const double far_ticks = tuning_.far_ns / ns_per_tick(endpoint_->first_anchor(), Anchor::now());
-  distances_.emplace(size_, cores_for_each(1),
-                     tuning_.far_ns < kMaxFarNs ? static_cast<Ticks>(far_ticks) : Distances::kNever);
+  line_latency_.emplace(size_, cores_for_each(1),
+                        tuning_.far_ns < kMaxFarNs ? static_cast<Ticks>(far_ticks) : LineLatency::kNever);
   own_.header().joined.store(1, std::memory_order_release);  // sync: group-joined
   bells_.ring_all();
 }

@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "coll/mesh/bells.h"
-#include "coll/mesh/distances.h"
 #include "coll/mesh/invitation.h"
 #include "coll/mesh/layout.h"
+#include "coll/mesh/line_latency.h"
 #include "coll/mesh/member.h"
 #include "coll/plan/domains.h"
 #include "coll/plan/tuning.h"
@@ -54,7 +54,7 @@ class Mesh {
   const Tuning& tuning() const { return tuning_; }
   const Domains& domains() const { return domains_; }
   /// Requires that this rank has joined.
-  Distances& distances() { return *distances_; }
+  LineLatency& line_latency() { return *line_latency_; }
   /// Whether each rank can have so many cores, of those that any of the ranks may run on.
   bool cores_for_each(int cores) const { return cores_ >= cores * size_; }
   shm::Endpoint& endpoint() const { return *endpoint_; }
@@ -118,7 +118,7 @@ class Mesh {
   int cores_ = 0;
   std::optional<std::int64_t> listed_domain_;  // as OCCL_TOPOLOGY says
   Domains domains_;
-  std::optional<Distances> distances_;
+  std::optional<LineLatency> line_latency_;
   std::uint64_t incarnation_;
   std::uint64_t header_;
   std::vector<shm::Arena::Block> blocks_;

@@ -54,7 +54,7 @@ struct Offer {
     RankList ranks;
     std::array<char, 256> reason{};
 
-    void tell(const std::vector<int>& members, const char* why) {
+    void set(const std::vector<int>& members, const char* why) {
       ranks = RankList(members);
       reason = {};
       std::strncpy(reason.data(), why, reason.size() - 1);

@@ -43,14 +43,14 @@ void Channel::drop(OperationList& dropped) {
 bool Channel::take_records(OperationList& done) {
   const bool measures = outbox_.sending() || inbox_.receiving();  // small messages do not pay for it
   Envelope e;
-  const bool moved = looks_.found(mesh_.distances(), peer_, measures, [&] { return pipe_.next(e); });
+  const bool moved = poll_.found(mesh_.line_latency(), peer_, measures, [&] { return pipe_.next(e); });
   // After the last operation no look at the next record: fetching that line takes as long as a small message.
   for (bool found = moved; found; found = !open_.empty() && pipe_.next(e)) {
     take(e, done);
     OCCL_FAULT_POINT("message.taken");
     pipe_.release(e);
   }
-  if (moved) pipe_.tell_of_room();
+  if (moved) pipe_.announce_room();
   took_records_ |= moved;
   return moved;
 }

@@ -73,7 +73,7 @@ class Channel {
   Inbox inbox_;
   Outbox outbox_;
   bool took_records_ = false;  // since begin_sends
-  Distances::Looks looks_;
+  LineLatency::TimedPoll poll_;
 };
 
 }  // namespace occl::coll

@@ -16,13 +16,13 @@ Channel& Messenger::channel(int rank) {
   return *channel;
 }
 
-void Messenger::post(Operation& op, OperationList& done) {
+void Messenger::take_over(Operation& op, OperationList& done) {
   OCCL_FAULT_POINT("message.post");
   open_.begin();
   const Transfer& t = op.transfer();
   if (t.send) {
-    posted_ = &channel(t.peer);
-    return posted_->send(op);
+    last_send_to_ = &channel(t.peer);
+    return last_send_to_->send(op);
   }
   // A message that has arrived already goes before those that are still in the rings.
   for (int rank = 0; rank < mesh_.size(); ++rank) {
@@ -37,7 +37,7 @@ void Messenger::post(Operation& op, OperationList& done) {
 
 bool Messenger::advance(OperationList& done) {
   // A message leaves before this rank looks for others: its receiver may be waiting for it.
-  bool moved = posted_ && std::exchange(posted_, nullptr)->begin_sends(done);
+  bool moved = last_send_to_ && std::exchange(last_send_to_, nullptr)->begin_sends(done);
   if (open_.empty() && answers_ == 0) return moved;
   std::size_t answers = 0;
   for (int rank = 0; rank < mesh_.size(); ++rank) {

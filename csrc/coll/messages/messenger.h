@@ -34,7 +34,7 @@ class Messenger {
   Messenger(Mesh& mesh, Activity& activity);
 
   /// Takes over a send or receive. A receive may end at once; operations that end go to `done`.
-  void post(Operation& op, OperationList& done);
+  void take_over(Operation& op, OperationList& done);
 
   /// Moves what can be moved now. True if there was anything. Throws what Channel::advance throws.
   bool advance(OperationList& done);
@@ -75,7 +75,7 @@ class Messenger {
   Mesh& mesh_;
   OpenMessages open_;
   std::vector<std::unique_ptr<Channel>> channels_;  // by rank, made at first use: most groups need none
-  Channel* posted_ = nullptr;                       // of the last send that was posted since `advance`
+  Channel* last_send_to_ = nullptr;                 // of the last send that was taken over since `advance`
   std::size_t answers_ = 0;                         // that wait in all channels
 };
 

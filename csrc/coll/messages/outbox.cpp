@@ -111,7 +111,7 @@ bool Outbox::push_data(bool& room, OperationList& done) {
 std::size_t Outbox::piece(const Transfer& message) const {
   constexpr std::size_t kLeast = 8 << 10, kMostPastCaches = 32 << 10;
   if (message.bytes() <= 2 * kLeast) return kLeast;
-  const bool past_caches = mesh_.distances().far(peer_) ||
+  const bool past_caches = mesh_.line_latency().far(peer_) ||
                            message_store(message.bytes(), false, mesh_.tuning()) == kernels::Store::streaming;
   return past_caches ? std::min(whole_lines(message.bytes() / 2), kMostPastCaches) : kLeast;
 }

@@ -60,8 +60,8 @@ bool Pipe::write(const Envelope& e, const std::byte* payload) {
 }
 
 void Pipe::put(std::span<const std::byte> payload) {
-  const auto store = mesh_.distances().past_caches_to(peer_, payload.size()) ? kernels::Store::streaming
-                                                                             : kernels::Store::cached;
+  const auto store = mesh_.line_latency().past_caches_to(peer_, payload.size()) ? kernels::Store::streaming
+                                                                                : kernels::Store::cached;
   writer_.put(payload, copying(store));
 }
 

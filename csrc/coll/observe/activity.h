@@ -58,13 +58,13 @@ class Activity {
   // ---- any operation
 
   /// Under the group's submission lock.
-  void submitted(const Operation& op) { tell(Event::What::submitted, op, -1); }
+  void submitted(const Operation& op) { emit(Event::What::submitted, op, -1); }
   /// A thread of the program begins to wait for it. Any thread.
   void waited(const Operation& op) const {
-    if (!op.finished()) tell(Event::What::waited, op, -1);
+    if (!op.finished()) emit(Event::What::waited, op, -1);
   }
   /// The program has a future of it. Any thread.
-  void has_future(const Operation& op) const { tell(Event::What::has_future, op, -1); }
+  void has_future(const Operation& op) const { emit(Event::What::has_future, op, -1); }
 
   // ---- the collective that the group is in
 
@@ -90,7 +90,7 @@ class Activity {
   void met(int last);
   /// This rank's moves are made, and others may still make theirs.
   void moved() {
-    if (current_) tell(Event::What::moved, *current_, -1);
+    if (current_) emit(Event::What::moved, *current_, -1);
   }
   void ended(const Operation& op);
 
@@ -119,7 +119,7 @@ class Activity {
   void keep_time(Ticks now);
   void time_last_message();
   ActivityRecord::Counters& counters(int kind) { return record_->counters[static_cast<std::size_t>(kind)]; }
-  Ticks tell(Event::What what, const Operation& op, int peer, Ticks at = 0) const;
+  Ticks emit(Event::What what, const Operation& op, int peer, Ticks at = 0) const;
 
   const std::shared_ptr<shm::Endpoint> endpoint_;
   const Identity identity_;

@@ -51,7 +51,7 @@ struct Tuning {
   /// From this size, a message between buffers that both ranks have mapped is copied by both of them.
   std::uint64_t both_ends_bytes = 128 << 10;
   /// Nanoseconds. If a cache line takes at least that long to come from a peer's core, this rank stores what
-  /// the peer reads past the caches (coll/mesh/distances.h). 0: always; kMaxFarNs: never.
+  /// the peer reads past the caches (coll/mesh/line_latency.h). 0: always; kMaxFarNs: never.
   std::uint32_t far_ns = kByProcessor;
 };
 

@@ -27,7 +27,7 @@ void Communicator::submit(Operation& op) {
   OCCL_FAULT_POINT("group.submit");
   {
     std::lock_guard lock(submit_mutex_);
-    if (accept(op)) {
+    if (enqueue(op)) {
       op.set_counted();
       engine_.add_pending();
       return;
@@ -46,7 +46,7 @@ bool Communicator::submit_and_drive(Operation& op, int polls) {
   bool accepted = false;
   {
     std::lock_guard lock(submit_mutex_);
-    accepted = accept(op);
+    accepted = enqueue(op);
     if (accepted) take_accepted();
   }
   if (!accepted) {
@@ -72,7 +72,7 @@ bool Communicator::submit_and_drive(Operation& op, int polls) {
 }
 
 /// Under the submission lock: takes its place in the order. False if the group has ended.
-bool Communicator::accept(Operation& op) {
+bool Communicator::enqueue(Operation& op) {
   if (ended_) {
     op.set_error(*ended_);
     return false;
@@ -121,7 +121,7 @@ void Communicator::take_submitted(OperationList& done) {
     std::lock_guard lock(submit_mutex_);
     take_accepted();
   }
-  messages_.post_ready(done);
+  messages_.begin_ready(done);
 }
 
 // ---- driving
@@ -226,7 +226,7 @@ void Communicator::finish(OperationList& done) {
 /// Ends the group on this rank, and so on all ranks. What ends the operations allocates nothing and throws
 /// nothing: there may be no memory left, and the background thread has no caller.
 void Communicator::end_all(const Error& error, OperationList& done) noexcept {
-  Operation* const unposted = messages_.take_unposted();
+  Operation* const in_hand = messages_.drop_in_hand();
   try {
     OCCL_FAULT_POINT("group.end");
     take_submitted(done);  // a receive whose message has arrived still succeeds
@@ -239,7 +239,7 @@ void Communicator::end_all(const Error& error, OperationList& done) noexcept {
     take_accepted();
   }
   collectives_.fail(error, done);
-  messages_.fail(error, unposted, done);
+  messages_.fail(error, in_hand, done);
   set_answers_due(false);
   try {
     give_up(error);
@@ -298,11 +298,11 @@ Communicator::Memory Communicator::memory() const {
   return memory_held();
 }
 
-std::string Communicator::ahead(const shm::Peer& process) const {
+std::string Communicator::calls_ahead(const shm::Peer& process) const {
   // While this thread holds the lock and the rank has not left, no peer begins an operation that would
   // overwrite what is read here.
   const std::unique_lock driving(drive_mutex_, std::try_to_lock);
-  return driving && !error() ? ahead_of_this(process) : "";
+  return driving && !error() ? calls_ahead_of_us(process) : "";
 }
 
 }  // namespace occl::coll

@@ -109,7 +109,7 @@ class Communicator {
   std::uint64_t messages() const { return messages_called_.load(std::memory_order_relaxed); }
 
   /// What a process has called in this group that this rank has not: "" or "; it has called ...".
-  std::string ahead(const shm::Peer& process) const;
+  std::string calls_ahead(const shm::Peer& process) const;
 
   /// Why the group ended, if it did.
   std::optional<Error> error() const;
@@ -139,7 +139,7 @@ class Communicator {
   virtual void wake_peers() {}
 
   virtual Memory memory_held() const = 0;
-  virtual std::string ahead_of_this(const shm::Peer& process) const = 0;
+  virtual std::string calls_ahead_of_us(const shm::Peer& process) const = 0;
 
   // ---- for kinds of groups
 
@@ -170,7 +170,7 @@ class Communicator {
   Activity& activity() { return activity_; }
 
  private:
-  bool accept(Operation& op);
+  bool enqueue(Operation& op);
   void end_at_once(Operation& op);
   void take_accepted();
   bool drive_locked(bool checks, OperationList& done);

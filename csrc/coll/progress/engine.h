@@ -84,8 +84,8 @@ class Engine {
   /// Ends the background threads for good: from now on only threads that wait drive.
   void stop_background();
 
-  /// Communicator::ahead of all groups but this one.
-  std::string ahead_elsewhere(const Communicator& but, const shm::Peer& process);
+  /// Communicator::calls_ahead of all groups but this one.
+  std::string calls_ahead_elsewhere(const Communicator& but, const shm::Peer& process);
 
   /// For Communicator: one more or one fewer reason to drive it, which is an operation in flight or an answer
   /// that a peer waits for.

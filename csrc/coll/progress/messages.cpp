@@ -6,14 +6,14 @@
 
 namespace occl::coll {
 
-void Messages::post_ready(OperationList& done) {
+void Messages::begin_ready(OperationList& done) {
   while (!waiting_.empty() && waiting_.front().ready()) {
     Operation& op = waiting_.pop();
     activity_.message_posted(op);
     if (notify(op, [&op] { op.listener().beginning(op); })) {
-      posting_ = &op;
-      machine_.post(op, done);
-      posting_ = nullptr;
+      in_hand_ = &op;
+      machine_.take_over(op, done);
+      in_hand_ = nullptr;
     } else {
       activity_.message_ended(op);
       done.push(op);
@@ -42,10 +42,10 @@ bool Messages::notify(Operation& op, F&& f) try {
   return false;
 }
 
-void Messages::fail(const Error& error, Operation* unposted, OperationList& done) {
+void Messages::fail(const Error& error, Operation* in_hand, OperationList& done) {
   while (!waiting_.empty()) fail(waiting_.pop(), error, done);
   machine_.fail_messages(error, done);
-  for (Operation* op : {unposted, take_unposted()}) {
+  for (Operation* op : {in_hand, drop_in_hand()}) {
     if (!op || done.has(*op)) continue;  // the machine had it before the exception
     fail(*op, error, done);
   }

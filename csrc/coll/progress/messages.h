@@ -1,7 +1,7 @@
 // The messages of a group that have not ended: those on hold wait here, in the order of their calls, and the
 // others are under way in the group's Machine.
 //
-//     push ─▶ (ready) ─▶ beginning ─▶ post ─▶ advance_messages ─▶ ... ─▶ done ─▶ succeeded
+//     push ─▶ (ready) ─▶ beginning ─▶ take_over ─▶ advance_messages ─▶ ... ─▶ done ─▶ succeeded
 //
 // Requires the group's driving lock.
 #pragma once
@@ -21,7 +21,7 @@ class Messages {
   class Machine {
    public:
     /// Takes over a send or receive, which may end at once.
-    virtual void post(Operation& message, OperationList& done) = 0;
+    virtual void take_over(Operation& message, OperationList& done) = 0;
     /// Moves messages; true if there was anything to move.
     virtual bool advance_messages(OperationList& done) = 0;
     /// Whether answers to peers wait, which is possible with no operation in flight.
@@ -43,17 +43,17 @@ class Messages {
 
   void push(Operation& op) { waiting_.push(op); }
 
-  /// Posts those that are not on hold. None overtakes one that is.
-  void post_ready(OperationList& done);
+  /// Begins those that are not on hold. None overtakes one that is.
+  void begin_ready(OperationList& done);
 
   /// Moves what can be moved now. Those that end go to `done`. True if something moved.
   bool advance(OperationList& done);
 
-  /// The message whose post has thrown, or null. The next post may throw too.
-  Operation* take_unposted() { return std::exchange(posting_, nullptr); }
+  /// The message whose take_over has thrown, or null. The next one may throw too.
+  Operation* drop_in_hand() { return std::exchange(in_hand_, nullptr); }
 
-  /// Ends all with an error. `unposted`: an earlier result of take_unposted.
-  void fail(const Error& error, Operation* unposted, OperationList& done);
+  /// Ends all with an error. `in_hand`: an earlier result of drop_in_hand.
+  void fail(const Error& error, Operation* in_hand, OperationList& done);
 
   /// Tells the listeners of the messages in `done` that these have succeeded. Before the driving lock is
   /// released: if two receives write into one place, the later one wins.
@@ -67,7 +67,7 @@ class Messages {
   Machine& machine_;
   Activity& activity_;
   OperationList waiting_;         // the first one is on hold
-  Operation* posting_ = nullptr;  // a message that is being posted, or whose post has thrown
+  Operation* in_hand_ = nullptr;  // that the machine is taking over, or whose take_over has thrown
 };
 
 }  // namespace occl::coll

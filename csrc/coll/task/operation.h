@@ -36,7 +36,7 @@ std::string describe(const Task& task);
 
 /// The thread that drives: one of the program's that goes on with something else, or that waits and has
 /// nothing else to do; or the engine's own.
-enum class Driver : std::uint8_t { passing, waiting, background };
+enum class Driver : std::uint8_t { submitting, waiting, background };
 
 enum class Outcome : std::uint8_t {
   blocked,   // a peer must do something first
