@@ -130,7 +130,7 @@ void reduce(DType dtype, ReduceOp op, std::span<void* const> dsts, std::span<con
   const auto d = static_cast<int>(dtype);
   const bool whole = !part.carried && !part.keeps;
   if (Kernel kernel = whole ? nullptr : kernels.parts[d][static_cast<int>(op)]) return kernel(call);
-  // A sum that is kept as it is, is one more contribution, and the first one.
+  // A partial sum that has the dtype itself is passed as the first source.
   std::array<const void*, kMaxRanks + 1> with_carried;
   std::array<double, kMaxRanks + 1> with_factor;
   if (part.carried) {

@@ -1,5 +1,5 @@
-// Carries out one collective at a time: meets the other ranks (coll/execution/meeting.h), then makes the
-// moves of the plan that they agreed on.
+// The executor of a group's collectives, one at a time: meets the other ranks (coll/execution/meeting.h),
+// then makes the moves of the plan that they agreed on.
 //
 //     start ─▶ meet ─▶ move ─▶ sync ─▶ move ─▶ ... ─▶ finished
 //              (all    (the step's (all
@@ -66,7 +66,7 @@ class Executor {
   Meeting meeting_;
   Addresses addresses_;
   Stage stage_ = Stage::meet;
-  bool large_ = false;      // takes a rank long enough to matter to what else its core computes
+  bool large_ = false;      // so long that a rank that computes lets others move first
   std::uint64_t tick_ = 0;  // synchronisations passed since the group began; the same on every rank
   Arrivals arrivals_;       // at the tick
   std::uint64_t step_ = 0;

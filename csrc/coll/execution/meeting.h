@@ -1,6 +1,6 @@
-// How the ranks meet at the start of a collective, which is its first synchronisation: each rank posts what
-// it called, waits for the posts of the others, compares, and chooses the plan. By then all ranks know the
-// same, so all choose the same plan.
+// The meeting of the ranks at the start of a collective, which is its first synchronisation: each rank posts
+// what it called, waits for the posts of the others, compares, and chooses the plan. By then all ranks know
+// the same, so all choose the same plan.
 //
 //     begin ─▶ [the executor stages the first step] ─▶ post ─▶ all_posted ─▶ agree
 //

@@ -1,11 +1,11 @@
-// How far the other ranks' cores are: the time in which a cache line comes from another core's cache. On
-// processors of AMD, cores that share a cache pass lines on faster than memory. Between their groups of cores
-// it takes longer, and a core that reads what another has just written gets a quarter of what memory would
-// give. So data for a rank that is far are stored past the caches (docs/decisions.md).
+// The latency of cache lines from the other ranks' cores: the time in which a cache line comes from another
+// core's cache. On processors of AMD, cores that share a cache pass lines on faster than memory. Between
+// their groups of cores it takes longer, and a core that reads what another has just written gets a quarter
+// of what memory would give. So data for a rank that is far are stored past the caches (docs/decisions.md).
 //
-// It is measured while the group works, because processes move from core to core: at a look that found
-// something new where this rank had looked in vain just before. Then the line was written a moment ago, and
-// no other process has had this core meanwhile, after which the look itself would take longer.
+// It is measured while the group works, because processes move from core to core: at a poll that found
+// something new just after one that had not. Then the line was written a moment ago, and no other process has
+// had this core meanwhile, after which the poll itself would take longer.
 #pragma once
 
 #include <algorithm>

@@ -194,8 +194,9 @@ std::byte* Mesh::reach(int rank, shm::Ref ref, std::size_t bytes, Deadline deadl
   } catch (const Error& error) {
     const bool exited = error.code() == Errc::peer_exited;
     throw Error(error.code(),
-                concat(describe(rank), exited ? " exited during " : " is not reached in ",
-                       "an operation of group ", name_, " on rank ", rank_, ": ", error.what()));
+                concat(exited ? "" : "memory of ", describe(rank),
+                       exited ? " exited during " : " cannot be mapped during ", "an operation of group ",
+                       name_, " on rank ", rank_, ": ", error.what()));
   }
 }
 

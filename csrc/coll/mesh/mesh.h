@@ -46,7 +46,7 @@ class Mesh {
   void join(const std::vector<Invitation>& invitations, std::vector<std::shared_ptr<shm::Peer>> peers);
 
   const std::string& name() const { return name_; }
-  /// The ranks that texts show in place of this group's, where it is a part of another group.
+  /// Rank numbers for error messages, if this group is one node's part of a larger one.
   void show_ranks(std::vector<int> shown) { shown_ = std::move(shown); }
   int shown(int rank) const { return shown_.empty() ? rank : shown_[rank]; }
   int rank() const { return rank_; }
@@ -55,7 +55,7 @@ class Mesh {
   const Domains& domains() const { return domains_; }
   /// Requires that this rank has joined.
   LineLatency& line_latency() { return *line_latency_; }
-  /// Whether each rank can have so many cores, of those that any of the ranks may run on.
+  /// Whether the ranks' affinity masks together hold at least `cores` cores per rank.
   bool cores_for_each(int cores) const { return cores_ >= cores * size_; }
   shm::Endpoint& endpoint() const { return *endpoint_; }
   const SharedBlock& own() const { return own_; }

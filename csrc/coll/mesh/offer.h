@@ -1,4 +1,4 @@
-// What a rank shows to the other ranks of a group while it makes another group with some of them.
+// The offer that a rank shows to the other ranks of a group while it makes another group with some of them.
 //
 // A board has one writer, which overwrites its offer, and many readers. A reader may read at any time, and
 // never takes parts of two offers for one:
