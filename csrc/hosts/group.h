@@ -32,7 +32,9 @@
 
 namespace occl::hosts {
 
-class Group final : public coll::Communicator {
+class Group final : public coll::Communicator,
+                    private coll::Collectives::Machine,
+                    private coll::Messages::Machine {
  public:
   /// `node`: the group of the ranks of this node, in the order of the topology. This group alone uses it.
   Group(GroupInfo info, std::shared_ptr<coll::Group> node, std::shared_ptr<Link> link);
@@ -59,14 +61,14 @@ class Group final : public coll::Communicator {
 
   void note_refusal(std::uint64_t, const std::string& text) override { node_->refuse(text); }
   void note_refused_message(int, bool, const std::string&) override {}
-  void forgive(const coll::Transfer&) override {}
+  void clear_refusal(const coll::Transfer&) override {}
 
   void start(coll::Operation& op) override;
   coll::Outcome advance() override;
   Error mismatch() const override { return Error(Errc::mismatch, agreement().text()); }
   bool exposed() const override { return !in_flight_.empty(); }
 
-  void post(coll::Operation& message, coll::OperationList& done) override { p2p_.post(message, done); }
+  void take_over(coll::Operation& message, coll::OperationList& done) override { p2p_.post(message, done); }
   bool advance_messages(coll::OperationList& done) override;
   bool owes_answers() const override { return leaving_ && !unacknowledged_.empty(); }
   void fail_messages(const Error& error, coll::OperationList& done) override { p2p_.fail(error, done); }
@@ -78,7 +80,7 @@ class Group final : public coll::Communicator {
   bool keeps_memory() const override { return link_->stuck(); }
 
   Memory memory_held() const override;
-  std::string ahead_of_this(const shm::Peer&) const override { return ""; }
+  std::string calls_ahead_of_us(const shm::Peer&) const override { return ""; }
 
   void monitor_node();
   void check_node();

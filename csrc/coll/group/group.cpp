@@ -26,7 +26,7 @@ Activity::Identity identity_of(const Mesh& mesh) {
 }  // namespace
 
 Group::Group(Engine& engine, std::unique_ptr<Mesh> mesh)
-    : Communicator(engine, identity_of(*mesh)),
+    : Communicator(engine, identity_of(*mesh), *this, *this),
       mesh_(std::move(mesh)),
       refusals_(*mesh_),
       executor_(*mesh_, activity()),
@@ -105,7 +105,7 @@ bool Group::withdraw(Operation& receive) {
   OperationList done;
   bool withdrawn = false;
   {
-    const Held held(*this);
+    const DrivingLock lock(*this);
     take_submitted(done);
     withdrawn = messenger_.withdraw(receive, done);
     settle(done);
