@@ -422,8 +422,7 @@ TEST("every collective on every shape of nodes") {
         for (int r = 0; r < n; ++r) c.counts.push_back(c.listed ? random() % (limit + 1) : limit);
         c.window_bytes = 64u << random() % 6;
         c.in_place = random() % 2;
-        const unsigned seed = random();
-        if (!check::thinned(round, 5)) Simulation(node_of, c, seed).run();
+        Simulation(node_of, c, random()).run();
       }
 }
 
