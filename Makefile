@@ -14,6 +14,8 @@ SOURCES := $(shell find csrc -type d -o -name '*.cpp' -o -name '*.h')
 
 export MAX_JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
 CCACHE := $(firstword $(wildcard /usr/lib/ccache /usr/lib64/ccache))
+# A run of the tests starts hundreds of interpreters, and each would compile the packages anew.
+unexport PYTHONDONTWRITEBYTECODE
 export PATH := $(CURDIR)/.venv/bin:$(if $(CCACHE),$(CCACHE):)$(PATH)
 
 # Two terminals may both find something to do: the second waits, and then looks again.

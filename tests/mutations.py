@@ -528,7 +528,7 @@ def copy_tree(root: Path, built: bool = True) -> None:
     shutil.copy2(cpp_build.ROOT / "pyproject.toml", root / "pyproject.toml")
     objects = cpp_build.ROOT / "build" / "cpp"
     if built and objects.exists():  # with their times: then little is to be built anew
-        shutil.copytree(objects, root / "build" / "cpp", ignore=shutil.ignore_patterns("fuzz"))
+        shutil.copytree(objects, root / "build" / "cpp", ignore=shutil.ignore_patterns("fuzz", "torch.h*"))
     if built and extension.is_built():
         extension.put_back(root)
 

@@ -26,6 +26,7 @@ namespace {
 constexpr int kMost = 4;
 constexpr auto kPatience = std::chrono::seconds(60);
 constexpr auto kMoment = std::chrono::milliseconds(4);
+constexpr auto kPause = std::chrono::microseconds(100);
 
 /// Shared by the test and its ranks.
 struct Board {
@@ -62,7 +63,7 @@ void hold(const char*) {
     bool all = true;
     for (int i = 0; i < scene->size; ++i) all = all && ended(i);
     if (all || moment.passed()) return;
-    std::this_thread::yield();
+    std::this_thread::sleep_for(kPause);
   }
 }
 
@@ -94,7 +95,7 @@ class Process {
     for (int i = 0; i < rank_.size; ++i)
       while (!board->come[i].load(std::memory_order_acquire)) {
         CHECK(!deadline.passed(), "rank ", i, " did not come");
-        std::this_thread::yield();
+        std::this_thread::sleep_for(kPause);
       }
     mesh->join({board->invitations.begin(), board->invitations.begin() + rank_.size}, deadline);
     rank_.group = coll::Group::open(*rank_.engine, std::move(mesh), deadline, {});
@@ -172,6 +173,7 @@ TEST("ranks that end after a collective leave the right result to a slow one") {
       for (const int size : {2, 3, 4})
         for (const bool mapped : {false, true}) {
           ++at;  // the slow rank, and whether the group has worked before, take turns
+          if (check::thinned(at, 5)) continue;
           play({size, at % size, static_cast<coll::Kind>(kind), count, mapped, false, at / 2 % 3 == 0});
         }
 }

@@ -262,7 +262,14 @@ def assert_flat(results: list, kib: int, shared_kib: int) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("groups", [300, pytest.param(10_000, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "groups",
+    [
+        300,
+        pytest.param(2_000, marks=pytest.mark.full),
+        pytest.param(10_000, marks=[pytest.mark.full, pytest.mark.matrix]),
+    ],
+)
 def test_groups_made_and_destroyed_leave_nothing(pool, groups, device):
     with pool.fresh(2) as team:
         results = team.run(
@@ -274,7 +281,14 @@ def test_groups_made_and_destroyed_leave_nothing(pool, groups, device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("operations", [10_000, pytest.param(1_000_000, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "operations",
+    [
+        10_000,
+        pytest.param(100_000, marks=pytest.mark.full),
+        pytest.param(1_000_000, marks=[pytest.mark.full, pytest.mark.matrix]),
+    ],
+)
 def test_operations_leave_nothing(pool, operations, device):
     with pool.fresh(2) as team:
         results = team.join().run(operations_again_and_again, device, operations=operations, limit=3600.0)
