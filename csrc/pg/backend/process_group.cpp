@@ -80,9 +80,11 @@ GroupFacts ProcessGroupOCCL::facts() const {
   return {getGroupUid(), getGroupDesc(), getRank(), getSize(), lifecycle_.options().global_ranks_in_group};
 }
 
-std::unique_ptr<FlightRecorder::Entries> ProcessGroupOCCL::record(std::span<const Request> requests,
-                                                                  bool manager) {
-  return recorded_ ? FlightRecorder::get()->record(recorded_, facts(), requests, manager) : nullptr;
+CallObservers ProcessGroupOCCL::observers_of(std::span<const Request> requests) const {
+  CallObservers all;
+  if (recorded_) all.push_back(FlightRecorder::get()->record(recorded_, facts(), requests, false));
+  if (hook_) all.push_back(std::make_unique<HookedCall>(hook_));
+  return all;
 }
 
 void ProcessGroupOCCL::registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) {
@@ -161,11 +163,11 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::launch(std::span<Request> requests,
   SideStreams streams;
   for (const Request& request : requests) streams.add(request);
   if (streams.empty())
-    return WorkOCCL::launch(lifecycle_.group(), requests, async ? Mode::background : Mode::blocking, hook_,
-                            record(requests));
+    return WorkOCCL::launch(lifecycle_.group(), requests, async ? Mode::background : Mode::blocking,
+                            observers_of(requests));
   // The work takes its place in the group's order now, and begins when the streams reach it.
   const Mode mode = streams.idle() ? Mode::background : Mode::held;
-  auto work = WorkOCCL::launch(lifecycle_.group(), requests, mode, hook_, record(requests));
+  auto work = WorkOCCL::launch(lifecycle_.group(), requests, mode, observers_of(requests));
   if (mode == Mode::held) release_after(streams, work);
   if (!async) work->wait();
   return work;
@@ -188,7 +190,8 @@ void ProcessGroupOCCL::startCoalescing() {
   refuse_coalesced("the block of coalesced calls that it was in has raised an exception");
   forget_coalesced();
   coalesced_ = c10::make_intrusive<WorkOCCL>(lifecycle_.group(), c10d::OpType::COALESCED, "occl:coalesced",
-                                             at::TensorList(), hook_);
+                                             at::TensorList());
+  if (hook_) coalesced_->add_observer(std::make_unique<HookedCall>(hook_));
 }
 
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::endCoalescing() {
@@ -201,7 +204,9 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::endCoalescing() {
         if (coalescing_.empty()) return;
         check_joined(concat(name_of(coalescing_.front()), " (coalesced)").c_str(), coalescing_);
         check_order(coalescing_);
-        work->set_entries(record(coalescing_, /*manager=*/true));
+        if (recorded_)
+          work->add_observer(
+              FlightRecorder::get()->record(recorded_, facts(), coalescing_, /*manager=*/true));
         for (const Request& request : coalescing_) streams.add(request);
         if (!streams.idle()) mode = Mode::held;
         for (Request& request : coalescing_) work->add(std::move(request), mode);

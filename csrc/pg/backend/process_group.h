@@ -150,9 +150,9 @@ class ProcessGroupOCCL final : public BackendBase {
   ThisRank self() const { return {getRank(), getSize()}; }
   /// What instruments say about this group.
   GroupFacts facts() const;
-  /// Records a call in the flight recorder; null if there is none. `manager`: see FlightRecorder::record.
-  std::unique_ptr<FlightRecorder::Entries> record(std::span<const Request> requests, bool manager = false);
-  /// The number that the next operation of this kind will have in the group.
+  /// The observers of a call of these requests.
+  CallObservers observers_of(std::span<const Request> requests) const;
+  /// The number that the next operation of this kind has in the group, unless another thread's call is first.
   std::uint64_t next_number(const Request& request) const {
     return (request.transfer() ? group().messages() : group().sequence()) + 1;
   }
