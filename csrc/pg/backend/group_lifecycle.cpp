@@ -3,11 +3,9 @@
 #include <torch/csrc/distributed/c10d/logging.h>
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include "coll/progress/engine.h"
-#include "hosts/subgroup.h"
 #include "kernels/kernels.h"
 #include "pg/backend/registrations.h"
 #include "pg/process/engine.h"
@@ -33,16 +31,7 @@ Met meet_in(const GroupLifecycle::Parent& parent, coll::Subgroup::Purpose purpos
   const coll::Subgroup wanted{parent.ranks, name_of(options), purpose};
   const auto tuning = [&] { return options.tuning(); };
   const Deadline deadline = Deadline::after(options.timeout);
-  if (parent.node) {
-    auto group = coll::make_subgroup(*parent.node, wanted, tuning, deadline, interrupt_check());
-    return {group, group, {}, std::nullopt};
-  }
-  const Between& between = parent.between;
-  auto made =
-      hosts::make_subgroup(dynamic_cast<hosts::Group&>(*parent.group), wanted, tuning,
-                           std::make_shared<BackendLink>(between.inter_node, between.ranks, wanted.name),
-                           deadline, interrupt_check());
-  return {made.group, made.node, made.node ? Between{} : between, std::nullopt};
+  return {parent.group->make_subgroup(wanted, tuning, deadline, interrupt_check()), std::nullopt};
 }
 
 /// The carrier of a group without a parent: the one that the options name, or a backend of its own.
@@ -63,11 +52,7 @@ PrepareBetween between_for(const Options& options, int rank, int size) {
     return PreparedBetween{
         engine, prepared.name,
         [prepared, rank, size](const c10::intrusive_ptr<c10d::Store>& store, auto timeout) {
-          Between between{
-              std::make_shared<InterNode>(prepared.name, prepared.connect(store, rank, size, timeout)),
-              std::vector<int>(size)};
-          std::iota(between.ranks.begin(), between.ranks.end(), 0);
-          return between;
+          return std::make_shared<InterNode>(prepared.name, prepared.connect(store, rank, size, timeout));
         }};
   };
 }
@@ -82,37 +67,23 @@ GroupLifecycle::GroupLifecycle(const c10::intrusive_ptr<c10d::Store>& store, int
     Met met = parent.group ? meet_in(parent, coll::Subgroup::Purpose::create, options)
                            : meet_at(store, rank, size, options, between_for(options, rank, size));
     group_ = std::move(met.group);
-    node_ = std::move(met.node);
-    between_ = std::move(met.between);
     // Only the default group cares for the server: PyTorch made the store for it, and both end together.
     if (!parent.group && options.global_ranks_in_group.empty() && met.store_host) {
-      serves_store_ = met.store_host->rank == rank;
-      if (!serves_store_) store_server_.emplace(*store, *met.store_host);
+      if (met.store_host->rank == rank)
+        served_by_store_ = met.store_host->group;
+      else
+        store_server_.emplace(*store, *met.store_host);
     }
   });
 }
 
 GroupLifecycle::GroupLifecycle(Met met, const Options& options)
-    : options_(options.copy()),
-      group_(std::move(met.group)),
-      node_(std::move(met.node)),
-      between_(std::move(met.between)) {}
+    : options_(options.copy()), group_(std::move(met.group)) {}
 
 std::string GroupLifecycle::describe() const {
-  std::string text =
-      concat("rank ", group_->rank(), " of ", group_->size(), " of group ", group_->name(), ": ");
-  if (node_) {
-    const Tuning& tuning = node_->mesh().tuning();
-    const auto direct = tuning.direct_bytes == kByCores ? concat(kDirectBytes, " if each rank has a core")
-                                                        : concat(tuning.direct_bytes);
-    text += concat("all ranks share memory; up to ", tuning.one_shot_bytes,
-                   " bytes in one step (mapped: ", direct, "), slots of ", tuning.slot_bytes,
-                   " bytes, messages in the ring up to ", tuning.eager_bytes, " bytes");
-  } else {
-    text += concat("its ranks are on several nodes; between them: ", between_.inter_node->describe());
-  }
-  return text + concat("; waiting ranks ", group_->core_for_each() ? "spin" : "yield their core",
-                       "; kernels: ", kernels::isa(), "; timeout ", options_->timeout.count(), " ms");
+  return concat("rank ", group_->rank(), " of ", group_->size(), " of group ", group_->name(), ": ",
+                group_->describe(), "; waiting ranks ", group_->core_for_each() ? "spin" : "yield their core",
+                "; kernels: ", kernels::isa(), "; timeout ", options_->timeout.count(), " ms");
 }
 
 GroupLifecycle::~GroupLifecycle() {
@@ -127,7 +98,7 @@ void GroupLifecycle::close() {
   using namespace c10d::detail;
   if (!group_->error() && isLogLevelEnabled(LogLevel::Debug))
     LOG(INFO) << "occl: rank " << group_->rank() << " leaves group " << group_->name();
-  if (serves_store_ && node_ && !group_->error()) wait_until_others_go_on(*node_);
+  if (served_by_store_ && !group_->error()) wait_until_others_go_on(*served_by_store_);
   group_->close();
 }
 
@@ -135,7 +106,7 @@ void GroupLifecycle::shutdown() {
   const bool in_good_order = group_ && !is_forked_from(*group_) && !group_->error();
   if (in_good_order) group_->deliver(interrupt_check());
   close();
-  if (in_good_order && node_ && store_server_) store_server_->wait_for_end(*node_, interrupt_check());
+  if (in_good_order && store_server_) store_server_->wait_for_end(interrupt_check());
 }
 
 void GroupLifecycle::abort(const std::string& reason) {
@@ -182,10 +153,7 @@ GroupLifecycle::Parent GroupLifecycle::as_parent(std::vector<int> ranks) const {
   if (std::find(ranks.begin(), ranks.end(), group_->rank()) == ranks.end())
     raise(Error(Errc::invalid_argument, concat("rank ", group_->rank(), " of group ", group_->name(),
                                                " is not among the new group's ranks")));
-  Between between{between_.inter_node, {}};
-  if (!node_)
-    for (const int rank : ranks) between.ranks.push_back(between_.ranks[rank]);
-  return {group_, node_, std::move(between), std::move(ranks)};
+  return {group_, std::move(ranks)};
 }
 
 Met GroupLifecycle::meet(coll::Subgroup::Purpose purpose, const std::vector<int>& ranks,

@@ -23,8 +23,6 @@ class GroupLifecycle {
   /// meet through it, without the store.
   struct Parent {
     std::shared_ptr<coll::Communicator> group;
-    std::shared_ptr<coll::Group> node;  // the same if all its ranks share memory, otherwise null
-    Between between;                    // otherwise: of `ranks`
     std::vector<int> ranks;
   };
 
@@ -68,10 +66,8 @@ class GroupLifecycle {
 
   const c10::intrusive_ptr<Options> options_;
   std::shared_ptr<coll::Communicator> group_;
-  std::shared_ptr<coll::Group> node_;  // the same if all ranks share memory, otherwise null
-  Between between_;                    // otherwise
-
-  bool serves_store_ = false;
+  std::shared_ptr<const coll::Group>
+      served_by_store_;                      // the same group, if this rank runs the store's server
   std::optional<StoreServer> store_server_;  // if another rank runs it
 };
 
