@@ -47,14 +47,21 @@ class Group final : public coll::Communicator,
   bool core_for_each() const override { return node_->mesh().cores_for_each(2); }
   double seconds(const coll::Task& task, bool mapped) const override;
   const GroupInfo& info() const { return info_; }
-  /// For subgroups (hosts/subgroup.h): the group of this node, and the control messages.
+  /// For subgroups (hosts/subgroup.h): the group of this node, the link, and the control messages.
   coll::Group& node() { return *node_; }
+  const Link& link() const { return *link_; }
   ControlMessages& control_messages() { return control_messages_; }
   void monitored_barrier(std::chrono::milliseconds timeout, bool all_ranks,
                          const std::function<void()>& interrupted) override {
     monitored_barrier_.run(*this, timeout, all_ranks, interrupted);
   }
   void deliver(const std::function<void()>& interrupted) override;
+  std::shared_ptr<coll::Communicator> make_subgroup(const coll::Subgroup& wanted,
+                                                    const std::function<Tuning()>& tuning, Deadline deadline,
+                                                    const std::function<void()>& interrupted) override;
+  std::string describe() const override {
+    return concat("its ranks are on several nodes; between them: ", link_->describe());
+  }
 
  private:
   enum class Phase { gather, exchange, spread, run, close };

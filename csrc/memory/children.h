@@ -21,7 +21,7 @@ class Children {
   /// Looks which have ended.
   void forget_ended();
 
-  /// The three parts of a fork, for pthread_atfork.
+  /// The three parts of a fork, for around_fork.
   void before_fork();
   void after_fork_in_parent();
   void after_fork_in_child();

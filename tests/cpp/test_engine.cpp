@@ -26,6 +26,12 @@ class Restless final : public Communicator, private Collectives::Machine, privat
   double seconds(const Task&, bool) const override { return 0; }
   void monitored_barrier(std::chrono::milliseconds, bool, const std::function<void()>&) override {}
 
+  std::shared_ptr<Communicator> make_subgroup(const Subgroup&, const std::function<Tuning()>&, Deadline,
+                                              const std::function<void()>&) override {
+    return nullptr;
+  }
+  std::string describe() const override { return name_; }
+
   bool rested() const { return looks_ >= kLooks; }
   int checks() const { return checks_; }
 

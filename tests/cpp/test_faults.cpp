@@ -5,11 +5,11 @@
 // OCCL_TEST_FAULTS=N makes N random faults instead of 8, as far as OCCL_TEST_SECONDS go, and
 // OCCL_TEST_SEED=S chooses them; every one of them has a seed of its own, which is printed where it fails:
 // OCCL_TEST_FAULTS=1 OCCL_TEST_SEED=S makes it again.
-#include <sys/prctl.h>
 
 #include <optional>
 #include <set>
 
+#include "end_with.h"
 #include "fault_ranks.h"
 
 using namespace occl;
@@ -50,10 +50,11 @@ class Trial {
     void* memory = mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     CHECK(memory != MAP_FAILED);
     board_ = new (memory) Board;
+    const pid_t parent = getpid();
     for (int i = 0; i < fault.size; ++i) {
       pids_.push_back(fork());
       if (pids_.back() != 0) continue;
-      prctl(PR_SET_PDEATHSIG, SIGKILL);
+      end_with(parent);
       const rlimit none{0, 0};
       setrlimit(RLIMIT_CORE, &none);
       RankProcess(*board_, fault, i).live();

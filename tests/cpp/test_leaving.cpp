@@ -7,7 +7,6 @@
 //
 // The moment only bounds how long a case takes where the others cannot end before the slow rank.
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -17,6 +16,7 @@
 
 #include "base/fault_point.h"
 #include "collective_cases.h"
+#include "end_with.h"
 
 using namespace occl;
 using namespace occl::test;
@@ -127,8 +127,8 @@ class Process {
   Rank rank_;
 };
 
-[[noreturn]] void live(int rank) {
-  prctl(PR_SET_PDEATHSIG, SIGKILL);
+[[noreturn]] void live(int rank, pid_t parent) {
+  end_with(parent);
   fault::hook = hold;
   try {
     auto* process = new Process(rank);  // never destroyed: that would leave the group
@@ -145,10 +145,11 @@ void play(const Scene& played) {
   void* memory = mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   CHECK(memory != MAP_FAILED);
   board = new (memory) Board;
+  const pid_t parent = getpid();
   std::vector<pid_t> pids;
   for (int rank = 0; rank < played.size; ++rank) {
     pids.push_back(fork());
-    if (pids.back() == 0) live(rank);
+    if (pids.back() == 0) live(rank, parent);
   }
   std::string bad;
   for (int left = played.size; left > 0; --left) {

@@ -133,4 +133,13 @@ double Group::seconds(const Task& task, bool mapped) const {
   return std::visit([&](const auto& it) { return coll::seconds(it, size(), mesh_->tuning(), mapped); }, task);
 }
 
+std::string Group::describe() const {
+  const Tuning& tuning = mesh_->tuning();
+  const auto direct = tuning.direct_bytes == kByCores ? concat(kDirectBytes, " if each rank has a core")
+                                                      : concat(tuning.direct_bytes);
+  return concat("all ranks share memory; up to ", tuning.one_shot_bytes,
+                " bytes in one step (mapped: ", direct, "), slots of ", tuning.slot_bytes,
+                " bytes, messages in the ring up to ", tuning.eager_bytes, " bytes");
+}
+
 }  // namespace occl::coll

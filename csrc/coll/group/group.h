@@ -40,6 +40,11 @@ class Group final : public Communicator, private Collectives::Machine, private M
   void monitored_barrier(std::chrono::milliseconds timeout, bool all_ranks,
                          const std::function<void()>& interrupted) override;
 
+  std::shared_ptr<Communicator> make_subgroup(const Subgroup& wanted, const std::function<Tuning()>& tuning,
+                                              Deadline deadline,
+                                              const std::function<void()>& interrupted) override;
+  std::string describe() const override;
+
   /// Why no operation of this group can succeed any more: its own error, a rank that died, or one that ended
   /// the group. Looks even if no operation is in flight.
   std::optional<Error> trouble();

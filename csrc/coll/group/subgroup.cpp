@@ -256,4 +256,10 @@ std::shared_ptr<Group> make_subgroup(Group& parent, const Subgroup& wanted,
   return Group::open(engine, std::move(made), deadline, interrupted);
 }
 
+std::shared_ptr<Communicator> Group::make_subgroup(const Subgroup& wanted,
+                                                   const std::function<Tuning()>& tuning, Deadline deadline,
+                                                   const std::function<void()>& interrupted) {
+  return coll::make_subgroup(*this, wanted, tuning, deadline, interrupted);
+}
+
 }  // namespace occl::coll

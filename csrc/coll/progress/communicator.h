@@ -19,9 +19,14 @@
 #include "coll/task/operation.h"
 #include "shm/endpoint.h"
 
+namespace occl {
+struct Tuning;
+}
+
 namespace occl::coll {
 
 class Engine;
+struct Subgroup;
 
 class Communicator {
  public:
@@ -117,6 +122,15 @@ class Communicator {
   /// coll/group/monitored_barrier.h
   virtual void monitored_barrier(std::chrono::milliseconds timeout, bool all_ranks,
                                  const std::function<void()>& interrupted) = 0;
+
+  /// coll/group/subgroup.h
+  virtual std::shared_ptr<Communicator> make_subgroup(const Subgroup& wanted,
+                                                      const std::function<Tuning()>& tuning,
+                                                      Deadline deadline,
+                                                      const std::function<void()>& interrupted) = 0;
+
+  /// How its ranks reach each other, in a line for logs.
+  virtual std::string describe() const = 0;
 
  protected:
   // ---- what differs between kinds of groups, under the driving lock unless a line says otherwise

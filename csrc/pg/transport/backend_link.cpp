@@ -22,14 +22,14 @@ namespace {
 /// A message waits for as long as its group lets it: the group knows the deadline, and gives it up.
 constexpr std::chrono::milliseconds kForever = std::chrono::hours(24 * 30);
 
-/// How long a message that is given up may take to end by itself; and after its abort, which an engine of the
-/// program may leave without effect.
+/// Time limits for a cancelled message: to end by itself, and to end after its abort, which has no effect in
+/// some engines.
 constexpr std::chrono::milliseconds kPatience{300}, kStubborn{10'000};
 
 /// A tag is an int.
 constexpr std::uint32_t kLastGroupNumber = INT_MAX / hosts::kChannels - 1;
 
-/// Sends of a lane that may wait to be asked for.
+/// Sends of a lane that have no thread while the caller has not asked for them.
 constexpr std::size_t kUnasked = 16;
 
 }  // namespace
@@ -311,6 +311,13 @@ BackendLink::BackendLink(std::shared_ptr<InterNode> inter_node, std::vector<int>
     : inter_node_(std::move(inter_node)),
       ranks_(std::move(ranks)),
       facts_(std::make_shared<Facts>(inter_node_, std::move(group))) {}
+
+std::shared_ptr<hosts::Link> BackendLink::for_ranks(const std::vector<int>& ranks,
+                                                    const std::string& name) const {
+  std::vector<int> of_backend;
+  for (const int rank : ranks) of_backend.push_back(ranks_[rank]);
+  return std::make_shared<BackendLink>(inter_node_, std::move(of_backend), name);
+}
 
 std::unique_ptr<hosts::Link::Message> BackendLink::start(bool send, int peer, std::uint32_t channel,
                                                          std::byte* data, std::size_t bytes, Owner owner) {

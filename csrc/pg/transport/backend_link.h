@@ -123,6 +123,8 @@ class BackendLink final : public hosts::Link {
                                 Owner owner) override;
   std::unique_ptr<Message> receive(int peer, std::uint32_t channel, std::byte* data, std::size_t bytes,
                                    Owner owner) override;
+  std::shared_ptr<hosts::Link> for_ranks(const std::vector<int>& ranks,
+                                         const std::string& name) const override;
   const std::string& describe() const override { return inter_node_->describe(); }
   bool stuck() const override { return facts_->stuck.load(std::memory_order_relaxed); }
 
