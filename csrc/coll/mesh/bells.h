@@ -15,13 +15,14 @@ namespace occl::coll {
 
 class Bells {
  public:
-  /// `rank`: this one, which has no bell here.
-  Bells(const std::vector<Member>& members, int rank) : members_(members), rank_(rank) {}
+  /// `rank`: this one, which has no bell here. `size`: of the group, whose members may be filled in later.
+  Bells(const std::vector<Member>& members, int rank, int size)
+      : members_(members), rank_(rank), size_(size) {}
 
   /// Wakes the other ranks.
   void ring_all() const {
     fence();  // sync: bell-sleepers
-    for (int i = 0; i < size(); ++i)
+    for (int i = 0; i < size_; ++i)
       if (i != rank_) bell_of(i).ring_after_fence();
   }
 
@@ -33,7 +34,7 @@ class Bells {
   }
   void ring_all_soon() {
     bool now = false;
-    for (int i = 0; i < size(); ++i) now |= i != rank_ && bell_of(i).seen_asleep();
+    for (int i = 0; i < size_; ++i) now |= i != rank_ && bell_of(i).seen_asleep();
     if (now)
       ring_all();
     else
@@ -52,11 +53,10 @@ class Bells {
  private:
   static constexpr int kNone = -1, kAll = -2;
 
-  int size() const { return static_cast<int>(members_.size()); }
   const shm::Bell& bell_of(int rank) const { return members_[rank].peer->bell(); }
 
   const std::vector<Member>& members_;
-  const int rank_;
+  const int rank_, size_;
   int pending_ = kNone;  // the rank whose bell must still be rung
 };
 
