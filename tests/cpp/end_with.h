@@ -1,9 +1,9 @@
 // A child process that ends with its parent.
 #pragma once
 
-#include <csignal>
 #include <sys/prctl.h>
 #include <unistd.h>
+#include <csignal>
 
 namespace occl::test {
 
