@@ -33,7 +33,7 @@ from multiprocessing.reduction import ForkingPickler
 
 OURS = re.compile(r"/occl/_C[.]|/memfd:occl")  # below a checkout called torch_occl lies PyTorch, too
 
-NAME = {"occl", *(f"occl.{it}" for it in ("registration", "variables", "versions"))}  # registers the name
+NAME = {"occl", *(f"occl.{it}" for it in ("compat", "registration", "variables", "versions"))}
 
 def answer(ask):
     try:
