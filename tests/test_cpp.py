@@ -120,7 +120,7 @@ def outcome(request):
         yield outcome
 
 
-@pytest.mark.parametrize(("source", "mode", "whole"), cases())
+@pytest.mark.parametrize(("source", "mode", "whole"), list(cases()))
 def test_cpp(outcome, source: Path, mode: str, whole: bool):
     outcome(source, mode, whole).result()
 
