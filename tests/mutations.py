@@ -287,7 +287,7 @@ MUTATIONS = [
     Mutation("a store's bundle is believed", "pg/rendezvous/attempt.cpp", "if (all.size() != count) return {};", "", ("tests/distributed/test_attempts.py::test_a_value_that_no_rank_has_stored_is_an_error",)),
     Mutation("a second process of one rank is not noticed", "pg/rendezvous/attempt.cpp", "if (own.attempt != mine_.attempt) {", "if (false) {", ("tests/distributed/test_attempts.py::test_processes_that_contradict_each_other_learn_of_it_at_once",)),
     Mutation("other numbers of ranks are not noticed", "pg/rendezvous/attempt.cpp", "    look_at_next();\n", "", ("tests/distributed/test_attempts.py::test_processes_that_contradict_each_other_learn_of_it_at_once",)),
-    Mutation("the rank with the store ends it at once", "pg/backend/group_lifecycle.cpp", "wait_until_others_go_on(*served_by_store_);", "(void)0;", ("tests/distributed/test_attempts.py::test_a_rank_with_the_store_may_end_when_it_has_made_the_group",)),
+    Mutation("the rank with the store ends it at once", "pg/backend/group_lifecycle.cpp", "wait_until_others_go_on(*serves_store_);", "(void)0;", ("tests/distributed/test_attempts.py::test_a_rank_with_the_store_may_end_when_it_has_made_the_group",)),
     Mutation("a rank that makes no group tells no other rank", "pg/rendezvous/rendezvous.cpp", "board.refuse(error);  // the others", "// the others", ("tests/distributed/test_init.py::test_a_rank_that_cannot_begin_tells_the_others_why",)),
     # Groups over several nodes.
     Mutation("ranks with other versions are not refused", "pg/rendezvous/rendezvous.cpp", "  board.compare(builds,", "  if (false) board.compare(builds,", ("tests/hosts/test_refusals.py::test_ranks_with_different_versions_make_no_group",)),

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.interpreter import PACKAGE
-from tests.test_testing import endings
+from tests.support import own_pytest
+from tests.support.own_pytest import endings
 
 pytestmark = pytest.mark.full
 
@@ -169,21 +166,6 @@ def test_many(rank, number):
 """
 
 
-def run_pytest(folder: Path, *arguments: str) -> str:
-    """What pytest prints."""
-    (folder / "pytest.ini").write_text("[pytest]\nranks_preload =\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "pytest_torch_occl", "-p", "no:cacheprovider", *arguments],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(PACKAGE)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode in (0, 1), done.stdout + done.stderr
-    return done.stdout
-
-
 def pids(folder: Path, name: str) -> list[tuple[int, ...]]:
     """The processes of a test in rank order, once for each time that it has run functions in ranks."""
     files = sorted(folder.glob(f"test_{name}.*"))
@@ -196,7 +178,7 @@ def folder(tmp_path_factory) -> Path:
     """The sample has run here once."""
     folder = tmp_path_factory.mktemp("kept")
     (folder / "test_sample.py").write_text(SAMPLE)
-    (folder / "output").write_text(run_pytest(folder, "--junitxml=results.xml"))
+    (folder / "output").write_text(own_pytest.run(folder).output)
     return folder
 
 
@@ -273,6 +255,6 @@ def test_kept_ranks_end_with_the_session(folder):
 
 def test_each_process_of_xdist_keeps_ranks_of_its_own(tmp_path):
     (tmp_path / "test_sample.py").write_text(SAMPLE.partition("@kept")[0] + MANY)
-    assert "8 passed" in run_pytest(tmp_path, "-n", "2")
+    assert "8 passed" in own_pytest.run(tmp_path, "-n", "2").output
     found = {pid for file in tmp_path.glob("test_many*") for pid in file.read_text().split()}
     assert len(found) == 4

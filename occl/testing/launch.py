@@ -214,11 +214,11 @@ class Member:
         os.close(self.given.bell)
 
     def mark_output(self) -> None:
-        """What the rank writes from now on is the output of its next function."""
+        """What the rank has written so far is no part of its output any more."""
         self.begun = os.fstat(self.log).st_size
 
     def output(self) -> str:
-        """What the rank has written to stdout and stderr in its last function: the last 64 KiB."""
+        """What the rank has written to stdout and stderr since `mark_output`: the last 64 KiB."""
         size = os.fstat(self.log).st_size
         return os.pread(self.log, 1 << 16, max(self.begun, size - (1 << 16))).decode(errors="replace")
 

@@ -40,7 +40,8 @@ class Pool(Generic[AnySource]):
     ) -> Iterator[Team]:
         """The team of this key. It stays for the next call, unless it is closed or has lost a rank by then.
 
-        An exception of the block, or of ``prepare``, closes the team: nobody knows what its ranks do.
+        What its ranks have printed before belongs to other calls, and is forgotten. An exception of the
+        block, or of ``prepare``, closes the team: nobody knows what its ranks do.
 
         Args:
             make: makes a team where none has stayed.
@@ -59,6 +60,7 @@ class Pool(Generic[AnySource]):
         try:
             if made and prepare is not None:
                 prepare(team)
+            team.forget_printed()
             yield team
         except BaseException:
             team.close()

@@ -112,7 +112,6 @@ class Team:
         job = {"module": body.__module__, "name": body.__qualname__, "path": sys.path, "once": self.once}
         for member in self.members:
             if member.exitcode is None:
-                member.mark_output()
                 member.pipe.send(job | {"args": (member.rank, self.size, device), "params": params})
                 self.running[member.rank] = None
 
@@ -201,8 +200,13 @@ class Team:
         stacks = {member.rank: member.stacks_written(PATIENCE) for member in late}
         return report.failures(self.size, self.running, stacks, dict(enumerate(self.pids)), self.late)
 
+    def forget_printed(self) -> None:
+        """What the ranks have printed so far is no output of the next function."""
+        for member in self.members:
+            member.mark_output()
+
     def printed(self) -> dict[int, str]:
-        """What each rank has printed, unless that was shown."""
+        """What each rank has printed, unless that was shown or is forgotten."""
         return {member.rank: "" if self.live else member.output() for member in self.members}
 
     def _stopped(self) -> set[int]:

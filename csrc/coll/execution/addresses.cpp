@@ -140,7 +140,7 @@ std::size_t Addresses::place(std::uint32_t block, bool per_rank) const {
   return agreed_.shape.domains.place_of(mesh_.rank(), static_cast<int>(block)) * std::size_t(mesh_.size());
 }
 
-/// The same of what a rank stages.
+/// The address of element `lo` of a block that a rank has staged.
 std::byte* Addresses::staged(const Side& side, int rank, const Move& move, std::size_t lo) const {
   const Plan& plan = agreed_.plan;
   const Traits& t = traits(agreed_.collective().kind);

@@ -41,7 +41,7 @@ class Addresses {
   /// The address of element `lo` of the block of a move's side, for one of its ranks.
   std::byte* of(const Side& side, int rank, const Move& move, std::size_t lo) const {
     const bool own = rank == mesh_.rank();
-    // A rank reads its own contribution from its tensor; only what others read was staged.
+    // This rank reads its own contribution from its tensor: only what peers read was staged.
     const bool source_of_own = own && side.where == Where::slot && &side == &move.src;
     if (is_staged(side.where) && !source_of_own) return staged(side, rank, move, lo);
     const Collective& c = agreed_.collective();

@@ -70,7 +70,7 @@ GroupLifecycle::GroupLifecycle(const c10::intrusive_ptr<c10d::Store>& store, int
     // Only the default group cares for the server: PyTorch made the store for it, and both end together.
     if (!parent.group && options.global_ranks_in_group.empty() && met.store_host) {
       if (met.store_host->rank == rank)
-        served_by_store_ = met.store_host->group;
+        serves_store_ = met.store_host->group;
       else
         store_server_.emplace(*store, *met.store_host);
     }
@@ -98,7 +98,7 @@ void GroupLifecycle::close() {
   using namespace c10d::detail;
   if (!group_->error() && isLogLevelEnabled(LogLevel::Debug))
     LOG(INFO) << "occl: rank " << group_->rank() << " leaves group " << group_->name();
-  if (served_by_store_ && !group_->error()) wait_until_others_go_on(*served_by_store_);
+  if (serves_store_ && !group_->error()) wait_until_others_go_on(*serves_store_);
   group_->close();
 }
 

@@ -66,9 +66,8 @@ class GroupLifecycle {
 
   const c10::intrusive_ptr<Options> options_;
   std::shared_ptr<coll::Communicator> group_;
-  std::shared_ptr<const coll::Group>
-      served_by_store_;                      // the same group, if this rank runs the store's server
-  std::optional<StoreServer> store_server_;  // if another rank runs it
+  std::shared_ptr<const coll::Group> serves_store_;  // the same group, if this rank runs the store's server
+  std::optional<StoreServer> store_server_;          // if another rank runs it
 };
 
 }  // namespace occl::pg
