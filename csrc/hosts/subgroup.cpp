@@ -135,6 +135,7 @@ Made make_subgroup(Group& parent, const Subgroup& wanted, const std::function<Tu
     if (rank == 0)
       parent.engine().wait_until([&] { return parent.control_messages().arrived(); },
                                  Deadline::after(left + kGrace), interrupted);
+    parent.engine().add(made);
   } catch (const std::exception& error) {
     if (handshake) handshake->fail_with(error);
     if (made) {
@@ -146,7 +147,6 @@ Made make_subgroup(Group& parent, const Subgroup& wanted, const std::function<Tu
     }
     throw;
   }
-  parent.engine().add(made);
   return {made, nullptr};
 }
 

@@ -59,6 +59,8 @@ class Communicator {
 
   /// Looks for trouble even if no operation is in flight.
   void look();
+  /// Whether the engine does that now and then, because peers can depend on this rank while it computes.
+  virtual bool monitored() const { return false; }
 
   /// Ends all operations, here and on the other ranks, with this reason. Idempotent.
   void abort(const std::string& reason);

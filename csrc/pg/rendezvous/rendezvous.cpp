@@ -180,7 +180,13 @@ Met meet_over_nodes(const c10::intrusive_ptr<c10d::Store>& store, Board& board, 
   met.group = std::make_shared<hosts::Group>(
       std::move(info), std::move(group),
       std::make_shared<BackendLink>(met.between.inter_node, met.between.ranks, name));
-  engine().add(met.group);
+  try {
+    engine().add(met.group);
+  } catch (const std::exception& error) {
+    met.group->abort(error.what());
+    met.group->close();
+    throw;
+  }
   return met;
 }
 
