@@ -431,6 +431,7 @@ void Group::leave() {
   node_->close();
   in_flight_.clear();
   p2p_.clear();
+  link_->end_group(info_.number);
   if (link_->stuck()) work_.abandon();
 }
 
