@@ -120,7 +120,10 @@ bool InterNode::give_up(const std::shared_ptr<Pending>& message, const std::stri
   } catch (const Error&) {
     message->wait(kStubborn);  // no thread can be made, so this one waits
   }
-  if (message->wait_for_end(stuck_ ? kPatience : kStubborn)) return true;
+  if (message->wait_for_end(stuck_ ? kPatience : kStubborn)) {
+    message->work.reset();  // Gloo's thread can still be reading into the buffer, and this waits for it
+    return true;
+  }
   if (!stuck_.exchange(true, std::memory_order_relaxed))
     std::fprintf(
         stderr,
