@@ -8,9 +8,56 @@
 | ``bench`` | measurements of collectives |
 | ``tools`` | ``occl doctor``, ``occl top``, ``occl report``: they run without PyTorch |
 
-``import torch_occl`` makes the device, and offers the functions that programs use.
+``import torch_occl`` makes the device, and offers the functions that programs use. Programs that have no use
+for the device find those that need none here, and PyTorch is imported when the first of them is asked for.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from occl.versions import VERSION as __version__
 
-__all__ = ["__version__"]
+if TYPE_CHECKING:
+    from occl.distributed.gloo import replace, serves
+    from occl.distributed.groups import shrink_group
+    from occl.distributed.stats import OperationStats, stats
+    from occl.distributed.tracing import trace
+    from occl.memory import empty_shared, memory_stats, share_cpu_memory
+
+_FROM = {
+    "OperationStats": "distributed.stats",
+    "empty_shared": "memory",
+    "memory_stats": "memory",
+    "replace": "distributed.gloo",
+    "serves": "distributed.gloo",
+    "share_cpu_memory": "memory",
+    "shrink_group": "distributed.groups",
+    "stats": "distributed.stats",
+    "trace": "distributed.tracing",
+}
+"""The module of each function, below this package."""
+
+__all__ = [
+    "OperationStats",
+    "__version__",
+    "empty_shared",
+    "memory_stats",
+    "replace",
+    "serves",
+    "share_cpu_memory",
+    "shrink_group",
+    "stats",
+    "trace",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _FROM:
+        return getattr(importlib.import_module(f"occl.{_FROM[name]}"), name)
+    raise AttributeError(f"module 'occl' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_FROM])

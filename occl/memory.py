@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
 
-from occl import _C
+from occl import _C, variables
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -81,11 +80,8 @@ class share_cpu_memory:
 
 def share_as_environment_says() -> None:
     """Switches it on if ``OCCL_SHARE_CPU`` is 1, or a number of bytes."""
-    value = os.environ.get("OCCL_SHARE_CPU") or "0"
-    if not value.isdecimal():
-        raise ValueError(f"OCCL_SHARE_CPU={value!r}: it must be 0, 1, or the least number of bytes to share")
-    if int(value):
-        share_cpu_memory(MIN_BYTES if int(value) == 1 else int(value))
+    if least := variables.least_shared():
+        share_cpu_memory(MIN_BYTES if least == 1 else least)
 
 
 def memory_stats(device: torch.device | str | int | None = None) -> Mapping[str, int]:

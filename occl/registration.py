@@ -8,12 +8,11 @@ warning, and the library is loaded when the first group is made.
 from __future__ import annotations
 
 import contextlib
-import os
 import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from occl import versions
+from occl import variables, versions
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Backend as C10dBackend
@@ -24,7 +23,11 @@ def autoload() -> None:
     torch_occl."""
     import torch.distributed as dist
 
-    if os.environ.get("OCCL_DEVICE") == "1":
+    variables.warn_of_unknown()
+    device = ""
+    with or_warn("torch_occl makes no device:"):
+        device = variables.device()
+    if device == "1":
         with or_warn("torch_occl could not be loaded, and is not available:"):
             import torch_occl  # noqa: F401
     elif dist.is_available():
@@ -32,13 +35,13 @@ def autoload() -> None:
             if "occl" not in dist.Backend.backend_list:
                 register(create, ["cpu"])
         with or_warn("torch_occl does not share CPU tensors:"):
-            if (os.environ.get("OCCL_SHARE_CPU") or "0") != "0":
+            if variables.least_shared():
                 versions.check_running()
                 from occl.memory import share_as_environment_says
 
                 share_as_environment_says()
         with or_warn("torch_occl does not take the place of Gloo:"):
-            if os.environ.get("OCCL_IN_PLACE_OF"):
+            if variables.in_place_of():
                 from occl.distributed import alone, gloo
 
                 gloo.replace_as_environment_says()
@@ -65,13 +68,11 @@ def register(factory: Callable[..., C10dBackend], devices: list[str]) -> None:
     """Registers ``occl`` for these device types, and replaces an earlier registration of this package."""
     import torch.distributed as dist
 
+    from occl import compat
+
     dist.Backend.register_backend("occl", factory, extended_api=True, devices=devices)
-    # `_new_process_group_helper` makes CUSTOM the default backend of a group such as "cpu:gloo,dev:occl" if
-    # the first registered name, in upper case, is among its backends, in lower case. They never match; the
-    # group then has no default backend, and PyTorch warns "No backend of type 0 found" when it ends. So occl
-    # is entered in lower case as well.
-    plugins = dist.Backend._plugins
-    dist.Backend._plugins = {"occl": plugins["OCCL"]} | {k: v for k, v in plugins.items() if k != "occl"}
+    compat.name_by_default_backend("occl")
+    compat.records_itself("occl")
 
 
 def registered() -> bool:

@@ -23,7 +23,7 @@ PRELUDE = """
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-import torch_occl
+import occl, torch_occl
 from torch.nn.parallel import DistributedDataParallel
 
 model = torch.nn.Linear(4, 3)

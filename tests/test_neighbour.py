@@ -33,7 +33,7 @@ from multiprocessing.reduction import ForkingPickler
 
 OURS = re.compile(r"/occl/_C[.]|/memfd:occl")  # below a checkout called torch_occl lies PyTorch, too
 
-NAME = {"occl", "occl.registration", "occl.versions"}  # what registers the name of the backend
+NAME = {"occl", *(f"occl.{it}" for it in ("compat", "registration", "variables", "versions"))}
 
 def answer(ask):
     try:
@@ -153,7 +153,7 @@ def test_what_makes_the_device(installed, code, wish, answer):
 
 def test_a_wish_that_is_neither_is_an_error_of_the_import(installed):
     said = python("import torch\nimport torch_occl", installed, status=1, OCCL_DEVICE="yes")
-    assert said.splitlines()[-1] == "ValueError: OCCL_DEVICE must be 0, 1 or empty, not 'yes'"
+    assert said.splitlines()[-1] == "ValueError: OCCL_DEVICE='yes': it must be 0, 1 or empty"
 
 
 OTHER_DEVICE = """
@@ -216,6 +216,7 @@ def test_another_packages_timer_neither_ends_the_process_nor_is_lost(installed, 
     assert python(code, installed, OTHER_DEVICE="timer").splitlines()[-1] == "2.0"
 
 
+@pytest.mark.full
 def test_a_device_of_another_package_stays_its_own(installed, other_device):
     code = f"""
 import ctypes, torch

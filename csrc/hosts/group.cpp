@@ -39,7 +39,8 @@ coll::Blocks blocks_of(const std::vector<coll::Block>& list) {
 
 Group::Group(GroupInfo info, std::shared_ptr<coll::Group> node, std::shared_ptr<Link> link)
     : Communicator(node->engine(),
-                   {info.name, info.group, info.rank, info.topology.size(), 0, 0, coll::kSpansNodes}),
+                   {info.name, info.group, info.rank, info.topology.size(), 0, 0, coll::kSpansNodes}, *this,
+                   *this),
       info_(std::move(info)),
       node_number_(info_.topology.node_of(info_.rank)),
       node_(std::move(node)),
@@ -395,7 +396,7 @@ void Group::deliver(const std::function<void()>& interrupted) {
   const auto delivered = [this] { return error() || unacknowledged_.empty(); };
   if (engine().wait_until(delivered, Deadline::after(kPromptly), interrupted)) return;
   {
-    const Held held(*this);
+    const DrivingLock lock(*this);
     leaving_ = true;
     p2p_.listen_to_all();
     set_answers_due(true);
@@ -415,7 +416,7 @@ void Group::deliver(const std::function<void()>& interrupted) {
 
 void Group::part() {
   {
-    const Held held(*this);
+    const DrivingLock lock(*this);
     send_notices(Notice::left, "");
     silent_ = true;
   }

@@ -29,7 +29,9 @@
 
 namespace occl::hosts {
 
-class Group final : public coll::Communicator {
+class Group final : public coll::Communicator,
+                    private coll::Collectives::Machine,
+                    private coll::Messages::Machine {
  public:
   /// `node`: the group of the ranks of this node, in the order of the topology. This group alone uses it.
   Group(GroupInfo info, std::shared_ptr<coll::Group> node, std::shared_ptr<Link> link);
@@ -41,8 +43,9 @@ class Group final : public coll::Communicator {
   bool core_for_each() const override { return node_->mesh().cores_for_each(2); }
   double seconds(const coll::Task& task, bool mapped) const override;
   const GroupInfo& info() const { return info_; }
-  /// For subgroups (hosts/subgroup.h): the group of this node, and the control messages.
+  /// For subgroups (hosts/subgroup.h): the group of this node, the link, and the control messages.
   coll::Group& node() { return *node_; }
+  const Link& link() const { return *link_; }
   ControlMessages& control_messages() { return control_messages_; }
   void monitored_barrier(std::chrono::milliseconds timeout, bool all_ranks,
                          const std::function<void()>& interrupted) override {
@@ -51,20 +54,26 @@ class Group final : public coll::Communicator {
   void deliver(const std::function<void()>& interrupted) override;
   /// Leaders are: other nodes can be waiting for a rank of their nodes.
   bool monitored() const override { return leads(); }
+  std::shared_ptr<coll::Communicator> make_subgroup(const coll::Subgroup& wanted,
+                                                    const std::function<Tuning()>& tuning, Deadline deadline,
+                                                    const std::function<void()>& interrupted) override;
+  std::string describe() const override {
+    return concat("its ranks are on several nodes; between them: ", link_->describe());
+  }
 
  private:
   enum class Phase { gather, exchange, spread, run, close };
 
   void note_refusal(std::uint64_t, const std::string& text) override { node_->refuse(text); }
   void note_refused_message(int, bool, const std::string&) override {}
-  void forgive(const coll::Transfer&) override {}
+  void clear_refusal(const coll::Transfer&) override {}
 
   void start(coll::Operation& op) override;
   coll::Outcome advance() override;
   Error mismatch() const override { return Error(Errc::mismatch, agreement().text()); }
   bool exposed() const override { return !in_flight_.empty(); }
 
-  void post(coll::Operation& message, coll::OperationList& done) override { p2p_.post(message, done); }
+  void take_over(coll::Operation& message, coll::OperationList& done) override { p2p_.post(message, done); }
   bool advance_messages(coll::OperationList& done) override;
   bool owes_answers() const override { return leaving_ && !unacknowledged_.empty(); }
   void fail_messages(const Error& error, coll::OperationList& done) override { p2p_.fail(error, done); }
@@ -76,7 +85,7 @@ class Group final : public coll::Communicator {
   bool keeps_memory() const override { return link_->stuck(); }
 
   Memory memory_held() const override;
-  std::string ahead_of_this(const shm::Peer&) const override { return ""; }
+  std::string calls_ahead_of_us(const shm::Peer&) const override { return ""; }
 
   void check_node();
   void tolerate(const Error& loss);

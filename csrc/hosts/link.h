@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 #include "base/error.h"
 
@@ -38,6 +39,9 @@ class Link {
                                         std::size_t bytes, Owner owner = nullptr) = 0;
   virtual std::unique_ptr<Message> receive(int peer, std::uint32_t channel, std::byte* data,
                                            std::size_t bytes, Owner owner = nullptr) = 0;
+
+  /// The link of a group of these ranks of this link's group; `name` is for texts.
+  virtual std::shared_ptr<Link> for_ranks(const std::vector<int>& ranks, const std::string& name) const = 0;
 
   /// A number for a new group over this link: no other group whose messages go between the same ranks has it.
   /// One rank of the group asks, and tells the others.

@@ -23,6 +23,7 @@ import inspect
 import json
 import os
 import secrets
+import sys
 import threading
 import time
 import warnings
@@ -36,13 +37,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from occl import registration, versions
+from occl import registration, variables, versions
 from occl.tools.text import ranks
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-VARIABLE = "OCCL_IN_PLACE_OF"
 MAX_RANKS = 256
 KEYS = "occl in the place of gloo"
 """Begins all keys in the store."""
@@ -51,6 +51,8 @@ FIRST_NAP, LONGEST_NAP = 1e-4, 0.05
 """Seconds between two looks into the store. `Store.wait` cannot wait for one of two keys."""
 
 _on = False
+_said: set[str] = set()
+"""Why groups of this process became Gloo's."""
 _making = threading.local()
 _originals: dict[str, Callable[..., Any]] = {}
 _signatures: dict[str, inspect.Signature] = {}
@@ -100,12 +102,7 @@ class replace:
 
 def replace_as_environment_says() -> None:
     """Switches it on if ``OCCL_IN_PLACE_OF`` is gloo."""
-    value = os.environ.get(VARIABLE, "")
-    if value.lower() not in ("", "gloo"):
-        raise ValueError(
-            f"{VARIABLE}={value!r}: it must be gloo, the only backend that occl replaces, or empty"
-        )
-    if value:
+    if variables.in_place_of():
         replace("gloo")
 
 
@@ -247,9 +244,21 @@ def _choose(given: Mapping[str, Any], asked: Mapping[str, str]) -> dict[str, Any
         store = dist.PrefixStore(f"{name}/", given["store"])
         gloo = dist.PrefixStore(f"{devices[0]}/", store)
         choice = _agree(store, gloo, vote, rank, size, name, given["timeout"])
-    if not choice["occl"]:
-        warnings.warn(f"group {name} uses Gloo, and not occl in its place: {choice['why']}", stacklevel=4)
+    if not choice["occl"] and choice["why"] not in _said:
+        _said.add(choice["why"])
+        warnings.warn(
+            f"group {name} uses Gloo, and not occl in its place: {choice['why']} (said once for each reason)",
+            stacklevel=_depth_of_program(),
+        )
     return choice
+
+
+def _depth_of_program() -> int:
+    """The ``stacklevel`` at which the caller of this function warns of a line of the program's."""
+    frame, depth = sys._getframe(1), 1
+    while frame.f_back and str(frame.f_globals.get("__name__", "")).partition(".")[0] in ("occl", "torch"):
+        frame, depth = frame.f_back, depth + 1
+    return depth
 
 
 def _agree(
@@ -369,7 +378,7 @@ def _outcome(votes: list[dict[str, Any] | None]) -> dict[str, Any]:
     reasons = [f"rank {rank} cannot use occl: {vote['cannot']}" for rank, vote in given if vote["cannot"]]
     if absent:
         reasons.append(
-            f'{_named(absent)} did not ask for it, by {VARIABLE}=gloo or torch_occl.replace("gloo")'
+            f'{_named(absent)} did not ask for it, by OCCL_IN_PLACE_OF=gloo or torch_occl.replace("gloo")'
         )
     if elsewhere:
         reasons.append(

@@ -138,6 +138,11 @@ class MemoryLink final : public hosts::Link {
     return std::make_unique<InMemory>(
         wire_.start(false, {on_wire(peer), rank_, channel}, data, bytes, std::move(owner)));
   }
+  std::shared_ptr<hosts::Link> for_ranks(const std::vector<int>& ranks, const std::string&) const override {
+    std::vector<int> of_wire;
+    for (const int it : ranks) of_wire.push_back(on_wire(it));
+    return std::make_shared<MemoryLink>(wire_, rank_, std::move(of_wire));
+  }
   std::uint32_t new_group_number() override {
     return wire_.group_numbers.fetch_add(1, std::memory_order_relaxed);
   }

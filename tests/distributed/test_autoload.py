@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import occl
 import torch_occl
 from tests.support.devices import DEVICES
 from tests.support.interpreter import PACKAGE, install, run_python
@@ -45,6 +46,47 @@ def test_without_autoload_the_package_has_to_be_imported(installed):
     code = f"import torch{REPORT}import torch_occl{REPORT}"
     lines = python(code, installed, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
     assert lines == ["False privateuseone", REGISTERED]
+
+
+def test_a_misspelt_variable_is_a_warning_with_the_right_name(installed):
+    lines = python("import torch, torch_occl", installed, OCCL_IN_PLACE="gloo", OCCL_X="1")
+    said = [line for line in lines if "does not know" in line]
+    assert len(said) == 2
+    assert "OCCL_IN_PLACE, and ignores it: did you mean OCCL_IN_PLACE_OF?" in said[0]
+    assert "OCCL_X, and ignores it: there are OCCL_DEVICE, " in said[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "legal"), [("OCCL_DEVICE", "0, 1 or empty"), ("OCCL_SHARE_CPU", "0, 1, or the least number of")]
+)
+def test_a_wrong_value_is_a_warning_with_the_legal_ones(installed, name, legal):
+    lines = python(f"import torch{REPORT}", installed, **{name: "on"})
+    assert lines[-1] == NAME_ONLY
+    (said,) = [line for line in lines if "Warning" in line]
+    assert f"{name}='on': it must be {legal}" in said
+
+
+ASKED = """
+import occl, sys
+assert "torch" not in sys.modules and "serves" in dir(occl)
+import torch, torch.distributed as dist
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+print(occl.serves(), occl.memory_stats("cpu")["allocated_bytes.all.current"])
+print(torch._C._get_privateuse1_backend_name(), "torch_occl" in sys.modules)
+dist.destroy_process_group()
+"""
+
+
+def test_what_serves_a_group_is_asked_without_making_the_device(installed):
+    lines = python(ASKED, installed, OCCL_IN_PLACE_OF="gloo")
+    assert lines == ["True 0", "privateuseone False"]
+
+
+def test_every_function_without_the_device_is_the_one_of_the_other_package():
+    assert {name for name in occl.__all__ if name in torch_occl.__all__} == occl._FROM.keys()
+    assert all(getattr(occl, name) is getattr(torch_occl, name) for name in occl._FROM)
+    with pytest.raises(AttributeError, match="no attribute 'serve'"):
+        occl.serve  # noqa: B018
 
 
 BEFORE_THE_DEVICE = """
@@ -121,7 +163,7 @@ except Exception as error:
 def test_an_unsupported_torch_does_not_break_import_torch_and_is_explained_on_use(installed):
     versions = installed / "occl" / "versions.py"
     text = versions.read_text()
-    versions.write_text(text.replace("SUPPORTED = ((2, 13), (2, 14))", "SUPPORTED = ((99, 0), (99, 1))"))
+    versions.write_text(text.replace("SUPPORTED = ((2, 11), (2, 16))", "SUPPORTED = ((99, 0), (99, 1))"))
     code = f"""
 import torch
 {REPORT}

@@ -31,7 +31,7 @@ from tests.hosts.launch import counts, placement
 from tests.support import cpp_build
 from tests.support.checks import assert_works
 from tests.support.devices import DEVICES
-from tests.support.harness import Pool, Team
+from tests.support.ranks import Ranks, Team
 from tests.support.thinning import first
 from tests.support.worker import listen, tell
 from torch_occl import ProcessGroupOCCL
@@ -54,8 +54,8 @@ Entry = tuple[str, int, int, int]
 
 
 @pytest.fixture(scope="module")
-def ranks() -> Iterator[Pool]:
-    with Pool() as pool:
+def ranks() -> Iterator[Ranks]:
+    with Ranks() as pool:
         yield pool
 
 
@@ -177,10 +177,10 @@ def recorded(rank: int, n: int, device: str, *, operations: list[str], **how) ->
     return found | {"all": recorder.entries()}
 
 
-def messages_of_all_operations(ranks: Pool, library: Path, places: list[int], *device: str) -> list:
+def messages_of_all_operations(ranks: Ranks, library: Path, places: list[int], *device: str) -> list:
     """By rank: what `recorded` returns, on these nodes."""
     with ranks.fresh(len(places)) as team:
-        how = {"places": places, "library": library, "store": ranks.zygote.new_file()}
+        how = {"places": places, "library": library, "store": ranks.source.new_file()}
         return team.run(recorded, *device, operations=list(OPERATIONS), **how)
 
 
@@ -271,7 +271,7 @@ def forged(rank: int, n: int, device: str, **how) -> None:
 
 def test_a_rank_of_another_node_does_not_say_where_a_message_lies(ranks, library):
     with ranks.fresh(2) as team:
-        how = {"places": placement("1+1"), "library": library, "store": ranks.zygote.new_file()}
+        how = {"places": placement("1+1"), "library": library, "store": ranks.source.new_file()}
         team.run(forged, **how)
 
 
@@ -297,7 +297,7 @@ def malformed(rank: int, n: int, device: str, *, what: str, **how) -> None:
 @pytest.mark.parametrize("what", first(list(MALFORMED)))
 def test_a_frame_that_no_rank_sends_is_an_error(ranks, library, what):
     with ranks.fresh(2) as team:
-        how = {"places": placement("1+1"), "library": library, "store": ranks.zygote.new_file()}
+        how = {"places": placement("1+1"), "library": library, "store": ranks.source.new_file()}
         team.start(malformed, what=what, **how)
         assert team.hear(0) == "failed"
         end_well(team, "end")
@@ -352,7 +352,7 @@ def one_connection(rank: int, n: int, device: str, **how) -> None:
 
 def test_a_group_that_gives_up_a_message_breaks_only_the_connection_to_that_rank(ranks, library):
     with ranks.fresh(3) as team:
-        how = {"places": placement("1+1+1"), "library": library, "store": ranks.zygote.new_file()}
+        how = {"places": placement("1+1+1"), "library": library, "store": ranks.source.new_file()}
         team.start(one_connection, **how)
         assert team.hear(0) == "done"
         end_well(team, "done")
@@ -376,7 +376,7 @@ def no_thread_for_the_payload(rank: int, n: int, device: str, **how) -> None:
 
 def test_a_message_that_no_thread_can_wait_for_is_given_up(ranks, library):
     with ranks.fresh(2) as team:
-        how = {"places": placement("1+1"), "library": library, "store": ranks.zygote.new_file()}
+        how = {"places": placement("1+1"), "library": library, "store": ranks.source.new_file()}
         team.start(no_thread_for_the_payload, **how)
         assert team.hear(0) == "receives"
         team.say(1, "send")
@@ -415,7 +415,7 @@ def stubborn(rank: int, n: int, device: str, **how) -> None:
 @pytest.mark.full  # it waits for the engine for 20 seconds
 def test_memory_stays_if_an_engine_does_not_end_a_message_at_its_abort(ranks, library):
     with ranks.fresh(2) as team:
-        how = {"places": placement("1+1"), "library": library, "store": ranks.zygote.new_file()}
+        how = {"places": placement("1+1"), "library": library, "store": ranks.source.new_file()}
         team.start(stubborn, **how)
         assert team.hear(0) == "done"
         end_well(team, "done")
@@ -427,5 +427,5 @@ def test_memory_stays_if_an_engine_does_not_end_a_message_at_its_abort(ranks, li
 @pytest.mark.parametrize("device", DEVICES)
 def test_groups_share_the_engine_and_those_inside_a_node_do_not_use_it(ranks, library, device):
     with ranks.fresh(4) as team:
-        how = {"places": placement("2+2"), "library": library, "store": ranks.zygote.new_file()}
+        how = {"places": placement("2+2"), "library": library, "store": ranks.source.new_file()}
         team.run(groups, device, **how)

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.support.harness import Pool
+from tests.support.ranks import Ranks
 from tests.support.thinning import first
 from tests.support.worker import EndInterpreter, join, listen, tell
 
@@ -22,8 +22,8 @@ SENT = 16
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    with Pool() as pool:
+def pool() -> Iterator[Ranks]:
+    with Ranks() as pool:
         yield pool
 
 
@@ -119,7 +119,7 @@ def test_a_rank_may_end_in_any_way_right_after_a_collective(pool, name, how):
     for victim, (count, earlier) in itertools.product(range(3), [(4, 1), (40_000, 0)]):
         with pool.fresh(3) as team:
             how_ = {"name": name, "count": count, "earlier": earlier, "victim": victim, "how": how}
-            team.start(ends_after, store=team.zygote.new_file(), **how_)
+            team.start(ends_after, store=team.source.new_file(), **how_)
             for outcome in team.finish():
                 if outcome.rank == victim:
                     assert outcome.died == "exited with status 0"
@@ -154,5 +154,5 @@ def forks(rank, n, device, *, store, places):
 @pytest.mark.parametrize("places", [[0, 1], [0, 0, 1], [0, 1, 2]], ids=str)
 def test_processes_of_multiprocessing_return_when_others_have_what_they_sent(pool, places):
     with pool.fresh(1) as team:
-        (codes,) = team.run(forks, store=team.zygote.new_file(), places=places)
+        (codes,) = team.run(forks, store=team.source.new_file(), places=places)
         assert codes == [0] * len(places), team.members[0].output()

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from occl.distributed import inter_node
 from tests.hosts.launch import placement
 from tests.support.checks import assert_works
-from tests.support.harness import Pool
+from tests.support.ranks import Ranks
 from torch_occl import ProcessGroupOCCL
 
 SHAPE = "2+1+1"
@@ -33,8 +33,8 @@ OWN = 2
 
 
 @pytest.fixture(scope="module")
-def ranks() -> Iterator[Pool]:
-    with Pool() as pool:
+def ranks() -> Iterator[Ranks]:
+    with Ranks() as pool:
         yield pool
 
 
@@ -97,4 +97,4 @@ def kept(rank: int, n: int, device: str, *, store: str) -> None:
 
 def test_threads_grow_with_peers_and_not_with_groups(ranks):
     with ranks.fresh(len(placement(SHAPE))) as team:
-        team.run(kept, store=ranks.zygote.new_file())
+        team.run(kept, store=ranks.source.new_file())

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 import torch
 import torch.distributed
+
+from occl import variables
 
 NAME = "dev"
 """What PrivateUse1 is called: ``torch.device("dev:0")``, ``torch.dev``, ``tensor.dev()``."""
@@ -33,10 +34,7 @@ def register() -> str | None:
 
     if current != "privateuseone" or _C._device_taken():
         return current
-    wish = os.environ.get("OCCL_DEVICE", "")
-    if wish not in ("", "0", "1"):
-        raise ValueError(f"OCCL_DEVICE must be 0, 1 or empty, not {wish!r}")
-    if wish == "0":
+    if variables.device() == "0":
         return None
     _C._init_device(_C._init_device_groups if torch.distributed.is_available() else lambda: None)
     torch.utils.rename_privateuse1_backend(NAME)

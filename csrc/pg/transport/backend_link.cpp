@@ -29,6 +29,13 @@ BackendLink::BackendLink(std::shared_ptr<InterNode> inter_node, std::vector<int>
       ranks_(std::move(ranks)),
       facts_(std::make_shared<Facts>(inter_node_, std::move(group))) {}
 
+std::shared_ptr<hosts::Link> BackendLink::for_ranks(const std::vector<int>& ranks,
+                                                    const std::string& name) const {
+  std::vector<int> of_backend;
+  for (const int rank : ranks) of_backend.push_back(ranks_[rank]);
+  return std::make_shared<BackendLink>(inter_node_, std::move(of_backend), name);
+}
+
 std::unique_ptr<hosts::Link::Message> BackendLink::start(bool send, int peer, std::uint32_t channel,
                                                          std::byte* data, std::size_t bytes, Owner owner) {
   ControlChannel& control = inter_node_->control();

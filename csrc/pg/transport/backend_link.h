@@ -5,6 +5,7 @@
 #include <atomic>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "hosts/link.h"
@@ -21,11 +22,15 @@ class BackendLink final : public hosts::Link {
                                 Owner owner) override;
   std::unique_ptr<Message> receive(int peer, std::uint32_t channel, std::byte* data, std::size_t bytes,
                                    Owner owner) override;
+  std::shared_ptr<hosts::Link> for_ranks(const std::vector<int>& ranks,
+                                         const std::string& name) const override;
   const std::string& describe() const override { return inter_node_->describe(); }
   bool stuck() const override { return facts_->stuck.load(std::memory_order_relaxed); }
 
   /// What its messages use, which can outlive it.
   struct Facts {
+    Facts(std::shared_ptr<InterNode> through, std::string name)
+        : inter_node(std::move(through)), group(std::move(name)) {}
     const std::shared_ptr<InterNode> inter_node;
     const std::string group;
     std::atomic<bool> stuck = false;  // relaxed: read by the thread that gives messages up

@@ -13,10 +13,10 @@
 namespace occl::pg {
 namespace {
 
-/// How long a message that is given up may take to end by itself.
+/// Time limit for a cancelled message to end by itself.
 constexpr std::chrono::milliseconds kPatience{300};
 
-/// Sends of a lane that may wait to be asked for.
+/// Sends of a lane that have no thread while the caller has not asked for them.
 constexpr std::size_t kUnasked = 16;
 
 }  // namespace

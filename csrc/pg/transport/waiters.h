@@ -32,8 +32,7 @@ namespace occl::pg {
 /// A message waits for as long as its group lets it: the group knows the deadline, and gives it up.
 inline constexpr std::chrono::milliseconds kForever = std::chrono::hours(24 * 30);
 
-/// How long a message that is given up may take to end after its abort, which an engine of the program may
-/// leave without effect.
+/// Time limit for a cancelled message to end after its abort, which has no effect in some engines.
 inline constexpr std::chrono::milliseconds kStubborn{10'000};
 
 using Lane = std::tuple<bool, int, int>;  // whether it sends, the rank, the tag

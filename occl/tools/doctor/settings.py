@@ -2,48 +2,27 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import socket
 from collections.abc import Mapping, Sequence
 
-from occl import interfaces
+from occl import interfaces, variables
 from occl.interfaces import VARIABLE
 from occl.tools.doctor.report import HINT, WARNING, Line, Section
-
-VARIABLES = (
-    "OCCL_DEVICE",
-    "OCCL_IN_PLACE_OF",
-    "OCCL_SHARE_CPU",
-    "OCCL_DEVICE_COUNT",
-    "OCCL_MEMORY_FRACTION",
-    "OCCL_ISA",
-    "OCCL_NODE",
-    "OCCL_TOPOLOGY",
-    "OCCL_TRACE",
-    "OCCL_TUNING",
-)
-"""Every variable that the package reads (docs/environment.md)."""
-OF_TESTS = "OCCL_TEST_"
-"""Variables of the project's own tests begin like this."""
 
 
 def variable_lines(environment: Mapping[str, str]) -> list[Line]:
     """Those of occl that are set; unknown ones are warnings, because nothing reads them."""
     lines = []
+    unknown = variables.unknown(environment)
     for name, value in sorted(environment.items()):
-        if not name.startswith("OCCL_") or name.startswith(OF_TESTS):
-            continue
         if name == "OCCL_NODE" and value:
             lines.append(node_line(value))
-            continue
-        if name in VARIABLES:
+        elif name in variables.NAMES:
             lines.append(Line(name, value or "empty, as if not set", value))
-            continue
-        close = difflib.get_close_matches(name, VARIABLES, 1)
-        meant = f"did you mean {close[0]}?" if close else f"there are {', '.join(VARIABLES)}"
-        remedy = f"Correct or unset it, because nothing reads it ({meant})."
-        lines.append(Line(name, value, value, WARNING, remedy))
+        elif name in unknown:
+            remedy = f"Correct or unset it, because nothing reads it ({unknown[name]})."
+            lines.append(Line(name, value, value, WARNING, remedy))
     return lines or [Line("OCCL_ variables", "none is set", {})]
 
 

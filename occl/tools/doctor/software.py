@@ -13,10 +13,10 @@ from typing import Any
 from occl import versions
 from occl.tools.doctor import subprocesses
 from occl.tools.doctor.report import HINT, PROBLEM, WARNING, Line, Section
-from occl.tools.doctor.settings import VARIABLES
 from occl.tools.doctor.subprocesses import Ended
 from occl.tools.doctor.system import remedy
 from occl.tools.text import size
+from occl.variables import NAMES
 from occl.versions import REQUIREMENT
 
 SECONDS = 120.0
@@ -51,7 +51,7 @@ def supported(version: str) -> bool:
 
 def wrong_variable(reason: str) -> str:
     """What to do if an error names one of our environment variables; else ""."""
-    named = [name for name in VARIABLES if re.search(rf"\b{name}\b", reason)]
+    named = [name for name in NAMES if re.search(rf"\b{name}\b", reason)]
     return f"Correct or unset the environment variable {named[0]}." if named else ""
 
 
@@ -65,7 +65,9 @@ def advice(said: dict[str, Any], reason: str) -> str:
         return 'Repair PyTorch: python -c "import torch" must work before anything else does.'
     if not supported(said["torch"]):
         return f'Install a supported PyTorch (pip install "{REQUIREMENT}"), or a torch_occl for this one.'
-    if re.search(r"\.so\b", reason):  # a library is missing, broken, or another one than it was built with
+    if re.search(
+        r"\.so\b|was built for torch", reason
+    ):  # a library is missing, broken, or another one than it was built with
         return f"Build torch_occl again with the PyTorch that is installed now: {BUILD}."
     if "'_C'" in reason or "occl._C" in reason:
         return f"Build the extension for this Python: {BUILD}."

@@ -1,0 +1,88 @@
+"""The environment variables of occl: their names, and the values of those that Python reads."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping
+
+NAMES = (
+    "OCCL_DEVICE",
+    "OCCL_IN_PLACE_OF",
+    "OCCL_SHARE_CPU",
+    "OCCL_DEVICE_COUNT",
+    "OCCL_MEMORY_FRACTION",
+    "OCCL_ISA",
+    "OCCL_NODE",
+    "OCCL_TOPOLOGY",
+    "OCCL_TRACE",
+    "OCCL_TUNING",
+)
+"""Every variable that the package reads (docs/environment.md)."""
+OF_TESTS = "OCCL_TEST_"
+"""Variables of the project's own tests begin like this."""
+
+_warned = False
+
+
+def device() -> str:
+    """``OCCL_DEVICE``: "0", "1", or "" if it is not set.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    return _one_of("OCCL_DEVICE", ("", "0", "1"), "0, 1 or empty")
+
+
+def in_place_of() -> str:
+    """``OCCL_IN_PLACE_OF``: "gloo", or "" if it is not set.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    return _one_of("OCCL_IN_PLACE_OF", ("", "gloo"), "gloo, the only backend that occl replaces, or empty")
+
+
+def least_shared() -> int:
+    """``OCCL_SHARE_CPU``: 0, 1, or the size in bytes from which CPU tensors are shared.
+
+    Raises:
+        ValueError: it is no number.
+    """
+    value = os.environ.get("OCCL_SHARE_CPU") or "0"
+    if not value.isdecimal():
+        raise _wrong("OCCL_SHARE_CPU", value, "0, 1, or the least number of bytes to share")
+    return int(value)
+
+
+def unknown(environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables that begin as ours do and that nothing reads, each with what was probably meant."""
+    found = {}
+    for name in sorted(environment):
+        if name.startswith("OCCL_") and name not in NAMES and not name.startswith(OF_TESTS):
+            import difflib
+
+            close = difflib.get_close_matches(name, NAMES, 1, cutoff=0.75)  # OCCL_X is near none
+            found[name] = f"did you mean {close[0]}?" if close else f"there are {', '.join(NAMES)}"
+    return found
+
+
+def warn_of_unknown() -> None:
+    """Warns once in a process of variables that nothing reads."""
+    global _warned
+    if _warned:
+        return
+    _warned = True
+    for name, meant in unknown(os.environ).items():
+        warnings.warn(f"torch_occl does not know the variable {name}, and ignores it: {meant}", stacklevel=3)
+
+
+def _one_of(name: str, legal: tuple[str, ...], says: str) -> str:
+    value = os.environ.get(name, "")
+    if value.lower() not in legal:
+        raise _wrong(name, value, says)
+    return value.lower()
+
+
+def _wrong(name: str, value: str, says: str) -> ValueError:
+    return ValueError(f"{name}={value!r}: it must be {says}")
