@@ -35,6 +35,7 @@ INTERNAL = {
     "#... of group ... on rank": PART,
     ", which connects to ...,": PART,
     "shrink group ... to ranks": PART,
+    "the group has ended": PART,
     "create group ... of ranks ... of group": PART,
     "...uneven...dimensions in another order...": PART,
     "send(...recv(...dst=...src=..., tag=...": PART,

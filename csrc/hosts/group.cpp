@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/thread.h"
 #include "coll/progress/engine.h"
 #include "hosts/cost.h"
 #include "kernels/convert.h"
@@ -25,9 +24,6 @@ constexpr auto kSilently = std::chrono::seconds(5);
 
 /// Linger limit when leaving a subgroup: its messages can still arrive later over the shared link.
 constexpr auto kSubgroupLinger = std::chrono::seconds(5);
-
-/// The time between two polls of the failure monitor.
-constexpr auto kMonitorInterval = std::chrono::milliseconds(200);
 
 /// CallHeader::number of what a leader sends to other leaders between collectives.
 enum Notice : std::uint64_t { ended = 1, left = 2 };
@@ -66,21 +62,6 @@ Group::Group(GroupInfo info, std::shared_ptr<coll::Group> node, std::shared_ptr<
       pending.node = node_after(exchange.distance);
       receive_object(*link_, info_.topology.leader(pending.node), info_.channel(Channel::notices), pending);
     }
-  failure_monitor_ =
-      start_thread<std::thread>("that watches over the ranks of this node", [this] { monitor_node(); });
-}
-
-Group::~Group() {
-  if (failure_monitor_.joinable()) failure_monitor_.join();  // part() has told it to end
-}
-
-void Group::monitor_node() {
-  std::unique_lock lock(monitor_mutex_);
-  while (!monitor_wake_.wait_for(lock, kMonitorInterval, [this] { return monitor_ends_; })) {
-    lock.unlock();
-    look();
-    lock.lock();
-  }
 }
 
 // ---- the preamble
@@ -435,11 +416,6 @@ void Group::deliver(const std::function<void()>& interrupted) {
 
 void Group::part() {
   {
-    std::lock_guard lock(monitor_mutex_);
-    monitor_ends_ = true;
-  }
-  monitor_wake_.notify_all();
-  {
     const DrivingLock lock(*this);
     send_notices(Notice::left, "");
     silent_ = true;
@@ -456,6 +432,7 @@ void Group::leave() {
   node_->close();
   in_flight_.clear();
   p2p_.clear();
+  link_->end_group(info_.number);
   if (link_->stuck()) work_.abandon();
 }
 

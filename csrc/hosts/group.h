@@ -8,12 +8,9 @@
 // leaders, along the paths on which leaders exchange call headers.
 #pragma once
 
-#include <condition_variable>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "coll/group/group.h"
@@ -38,7 +35,6 @@ class Group final : public coll::Communicator,
  public:
   /// `node`: the group of the ranks of this node, in the order of the topology. This group alone uses it.
   Group(GroupInfo info, std::shared_ptr<coll::Group> node, std::shared_ptr<Link> link);
-  ~Group() override;
 
   const std::string& name() const override { return info_.name; }
   int rank() const override { return info_.rank; }
@@ -56,6 +52,8 @@ class Group final : public coll::Communicator,
     monitored_barrier_.run(*this, timeout, all_ranks, interrupted);
   }
   void deliver(const std::function<void()>& interrupted) override;
+  /// Leaders are: other nodes can be waiting for a rank of their nodes.
+  bool monitored() const override { return leads(); }
   std::shared_ptr<coll::Communicator> make_subgroup(const coll::Subgroup& wanted,
                                                     const std::function<Tuning()>& tuning, Deadline deadline,
                                                     const std::function<void()>& interrupted) override;
@@ -89,7 +87,6 @@ class Group final : public coll::Communicator,
   Memory memory_held() const override;
   std::string calls_ahead_of_us(const shm::Peer&) const override { return ""; }
 
-  void monitor_node();
   void check_node();
   void tolerate(const Error& loss);
   [[noreturn]] void fail_for_loss(const coll::Operation& op) const;
@@ -150,12 +147,6 @@ class Group final : public coll::Communicator,
   };
   std::vector<PendingNotice> expected_notices_;  // from the leaders behind this one
   std::string remote_failure_;                   // why the group has ended, if a notice said so
-  // The failure monitor of a leader polls the node while the program computes, because other nodes can be
-  // waiting for a rank of it.
-  std::mutex monitor_mutex_;
-  std::condition_variable monitor_wake_;
-  bool monitor_ends_ = false;
-  std::thread failure_monitor_;
 
   std::optional<Error> loss_;              // a rank has left, or has died: no collective can begin any more
   Deadline patience_ = Deadline::never();  // for one that had begun before, and can do without it

@@ -49,6 +49,9 @@ class Link {
   /// Whether `new_group_number` of this rank can return such a number. Safe for any number.
   virtual bool can_come_from(int peer, std::uint32_t number) const = 0;
 
+  /// The group with this number sends and expects nothing more, here.
+  virtual void end_group(std::uint32_t number) = 0;
+
   /// Whether a cancelled message can still use its buffer, now and later: the memory of all operations that
   /// had not ended must stay.
   virtual bool stuck() const = 0;

@@ -134,6 +134,7 @@ std::shared_ptr<coll::Communicator> make_subgroup(Group& parent, const Subgroup&
     if (rank == 0)
       parent.engine().wait_until([&] { return parent.control_messages().arrived(); },
                                  Deadline::after(left + kGrace), interrupted);
+    parent.engine().add(made);
   } catch (const std::exception& error) {
     if (handshake) handshake->fail_with(error);
     if (made) {
@@ -145,7 +146,6 @@ std::shared_ptr<coll::Communicator> make_subgroup(Group& parent, const Subgroup&
     }
     throw;
   }
-  parent.engine().add(made);
   return made;
 }
 

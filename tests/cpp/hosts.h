@@ -149,6 +149,7 @@ class MemoryLink final : public hosts::Link {
   bool can_come_from(int, std::uint32_t number) const override {
     return number != hosts::kFirstGroupNumber && number < wire_.group_numbers.load(std::memory_order_relaxed);
   }
+  void end_group(std::uint32_t) override {}
   bool stuck() const override { return wire_.stuck.load(std::memory_order_relaxed); }
   const std::string& describe() const override { return name_; }
 

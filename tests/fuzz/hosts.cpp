@@ -37,6 +37,7 @@ class HostileLink final : public Link {
   }
   std::uint32_t new_group_number() override { return 7; }
   bool can_come_from(int, std::uint32_t number) const override { return number < 100; }
+  void end_group(std::uint32_t) override {}
   bool stuck() const override { return false; }
   const std::string& describe() const override { return name_; }
 

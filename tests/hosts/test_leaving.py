@@ -40,15 +40,15 @@ def tell_when_waiting(*functions: str) -> None:
 
 
 def send_and_go(rank, n, device, *, ends):
-    """Rank 0 sends to the last rank, which has received nothing yet, and goes."""
+    """Rank 1 sends to the last rank, which expects nothing of it yet, and goes."""
     dist.barrier()
-    if rank == 0:
+    if rank == 1:
         dist.isend(torch.arange(SENT), n - 1)
         tell_when_waiting("destroy_process_group", "announce")
     elif rank == n - 1:
         listen()
         t = torch.zeros(SENT, dtype=torch.int64)
-        dist.recv(t, 0)
+        dist.recv(t, 1)
         assert torch.equal(t, torch.arange(SENT))
     if ends:
         raise EndInterpreter(0)
@@ -57,12 +57,12 @@ def send_and_go(rank, n, device, *, ends):
 
 @pytest.mark.parametrize("ends", [False, True], ids=["destroys its group", "ends"])
 def test_a_rank_goes_when_another_host_has_received_its_message(hosts, apart, ends):
-    with hosts.fresh_on("2+1", apart).meet("occl") as team:
+    with hosts.fresh_on("2+2", apart).meet("occl") as team:
         team.start(send_and_go, ends=ends)
-        assert team.hear(0) == "waits"
-        team.say(2, "receive")
+        assert team.hear(1) == "waits"
+        team.say(3, "receive")
         outcomes = team.finish()
-    assert [outcome.died for outcome in outcomes] == ["exited with status 0" if ends else ""] * 3
+    assert [outcome.died for outcome in outcomes] == ["exited with status 0" if ends else ""] * 4
 
 
 def send_in_vain(rank, n, device):

@@ -72,6 +72,8 @@ class Communicator {
 
   /// Looks for trouble even if no operation is in flight.
   void look();
+  /// Whether the engine does that now and then, because peers can depend on this rank while it computes.
+  virtual bool monitored() const { return false; }
 
   // ---- ending
 

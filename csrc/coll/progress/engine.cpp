@@ -109,9 +109,11 @@ void Engine::stop_background() {
   background_work_.notify_all();
   ring();
   for (auto& thread : threads) thread.join();
+  failure_monitor_.stop();
 }
 
 void Engine::add(const std::shared_ptr<Communicator>& group) {
+  if (group->monitored()) failure_monitor_.add(group);
   std::lock_guard lock(groups_mutex_);
   std::erase_if(groups_, [](const auto& known) { return known.expired(); });
   groups_.push_back(group);

@@ -19,6 +19,7 @@
 #include "base/deadline.h"
 #include "base/sync.h"
 #include "coll/progress/communicator.h"
+#include "coll/progress/failure_monitor.h"
 #include "coll/task/recorder.h"
 #include "shm/endpoint.h"
 
@@ -33,7 +34,8 @@ class Engine {
 
   const std::shared_ptr<shm::Endpoint>& endpoint() const { return endpoint_; }
 
-  /// Makes the group known to the engine, which drives it for as long as the group exists.
+  /// Makes the group known to the engine, which drives it for as long as the group exists. Throws
+  /// Error(system) if no thread can be started that monitors it.
   void add(const std::shared_ptr<Communicator>& group);
 
   /// Submits without waiting: makes a first attempt, and leaves the rest to a thread that waits, or to the
@@ -149,6 +151,8 @@ class Engine {
   Condition background_work_;
   bool stop_ = false;  // under background_mutex_, as is the next
   std::vector<Thread> background_;
+
+  FailureMonitor failure_monitor_;
 };
 
 }  // namespace occl::coll

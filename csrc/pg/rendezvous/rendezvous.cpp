@@ -184,7 +184,13 @@ Met meet_over_nodes(const c10::intrusive_ptr<c10d::Store>& store, Board& board, 
   std::iota(ranks.begin(), ranks.end(), 0);
   const auto made = std::make_shared<hosts::Group>(
       std::move(info), std::move(group), std::make_shared<BackendLink>(inter_node, std::move(ranks), name));
-  engine().add(made);
+  try {
+    engine().add(made);
+  } catch (const std::exception& error) {
+    made->abort(error.what());
+    made->close();
+    throw;
+  }
   return {made, std::nullopt};
 }
 
