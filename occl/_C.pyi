@@ -88,6 +88,9 @@ class ProcessGroupOCCL(c10d.Backend):
     def _describe(self) -> str:
         """What was chosen for this group, in a line for logs."""
 
+    def _ranks_and_cores(self) -> tuple[int, int]:
+        """Of this host: the ranks of the group, and the cores that they may run on together."""
+
     def memory_stats(self) -> dict[str, int]:
         """Bytes of shared memory by what they are for: `group.control_bytes`, `process.staging_bytes`, ..."""
 

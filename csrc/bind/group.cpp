@@ -150,6 +150,7 @@ void bind_group(py::module_& module) {
   group.def("_start_time_estimate", &ProcessGroupOCCL::startTimeEstimate)
       .def("_end_time_estimate", &ProcessGroupOCCL::endTimeEstimate)
       .def("_describe", &ProcessGroupOCCL::describe)
+      .def("_ranks_and_cores", &ProcessGroupOCCL::ranks_and_cores)
       .def("memory_stats", &ProcessGroupOCCL::getMemoryStats, py::call_guard<py::gil_scoped_release>(),
            "Bytes of shared memory by what they are for, of this group and of this process.")
       .def(

@@ -41,6 +41,7 @@ class Group final : public coll::Communicator,
   int size() const override { return info_.topology.size(); }
   /// One for the rank, and one for the threads of the link that work while it waits.
   bool core_for_each() const override { return node_->mesh().cores_for_each(2); }
+  std::pair<int, int> ranks_and_cores() const override { return node_->ranks_and_cores(); }
   double seconds(const coll::Task& task, bool mapped) const override;
   const GroupInfo& info() const { return info_; }
   /// For subgroups (hosts/subgroup.h): the group of this node, the link, and the control messages.

@@ -14,7 +14,7 @@ from torch.distributed import distributed_c10d
 import occl.distributed.exit  # noqa: F401  (the extension calls it)
 from occl import compat, registration, versions
 from occl._C import ProcessGroupOCCL, _records, _set_build, _set_prepare_inter_node
-from occl.distributed import alone, flight_recorder, gloo, inter_node
+from occl.distributed import alone, flight_recorder, gloo, inter_node, program, threads
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -29,11 +29,12 @@ _log = logging.getLogger("torch_occl")  # which TORCH_LOGS=torch_occl switches o
 
 
 def _made(backend: ProcessGroupOCCL) -> ProcessGroupOCCL:
-    """Tells PyTorch's logs and its flight recorder of a new group."""
+    """Tells PyTorch's logs and its flight recorder of a new group, and looks at the threads of its ranks."""
     if _log.isEnabledFor(logging.INFO):
         _log.info("%s", backend._describe())
     if _records():
         flight_recorder.answer_for_pytorch()
+    threads.check(backend)
     return backend
 
 
@@ -74,7 +75,7 @@ def create(opts: Any, options: ProcessGroupOCCL.Options | None = None) -> Proces
             warnings.warn(
                 f"pg_options._timeout is {options._timeout}, but timeout= (or its default) overrides it: "
                 f"operations of group {opts.group_id} time out after {opts.timeout}",
-                stacklevel=3,
+                stacklevel=program.stacklevel(),
             )
     options._timeout = opts.timeout
     options.group_name = opts.group_id

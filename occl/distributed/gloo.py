@@ -23,7 +23,6 @@ import inspect
 import json
 import os
 import secrets
-import sys
 import threading
 import time
 import warnings
@@ -38,6 +37,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from occl import registration, variables, versions
+from occl.distributed import program
 from occl.tools.text import ranks
 
 if TYPE_CHECKING:
@@ -248,17 +248,9 @@ def _choose(given: Mapping[str, Any], asked: Mapping[str, str]) -> dict[str, Any
         _said.add(choice["why"])
         warnings.warn(
             f"group {name} uses Gloo, and not occl in its place: {choice['why']} (said once for each reason)",
-            stacklevel=_depth_of_program(),
+            stacklevel=program.stacklevel(),
         )
     return choice
-
-
-def _depth_of_program() -> int:
-    """The ``stacklevel`` at which the caller of this function warns of a line of the program's."""
-    frame, depth = sys._getframe(1), 1
-    while frame.f_back and str(frame.f_globals.get("__name__", "")).partition(".")[0] in ("occl", "torch"):
-        frame, depth = frame.f_back, depth + 1
-    return depth
 
 
 def _agree(

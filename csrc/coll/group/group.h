@@ -35,6 +35,7 @@ class Group final : public Communicator, private Collectives::Machine, private M
   int rank() const override { return mesh_->rank(); }
   int size() const override { return mesh_->size(); }
   bool core_for_each() const override { return mesh_->cores_for_each(1); }
+  std::pair<int, int> ranks_and_cores() const override { return {mesh_->size(), mesh_->cores()}; }
   double seconds(const Task& task, bool mapped) const override;
 
   void monitored_barrier(std::chrono::milliseconds timeout, bool all_ranks,

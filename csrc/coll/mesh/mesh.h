@@ -55,7 +55,9 @@ class Mesh {
   const Domains& domains() const { return domains_; }
   /// Requires that this rank has joined.
   LineLatency& line_latency() { return *line_latency_; }
-  /// Whether the ranks' affinity masks together hold at least `cores` cores per rank.
+  /// The cores in the ranks' affinity masks together.
+  int cores() const { return cores_; }
+  /// Whether that is at least `cores` cores per rank.
   bool cores_for_each(int cores) const { return cores_ >= cores * size_; }
   shm::Endpoint& endpoint() const { return *endpoint_; }
   const SharedBlock& own() const { return own_; }

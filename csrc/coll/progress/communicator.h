@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "base/error.h"
 #include "base/sync.h"
@@ -45,6 +46,8 @@ class Communicator {
   virtual int size() const = 0;
   /// Whether each rank of this host has a core to spin on while it waits.
   virtual bool core_for_each() const = 0;
+  /// Of this host: the ranks of the group, and the cores that they may run on together.
+  virtual std::pair<int, int> ranks_and_cores() const = 0;
   /// How long a task would take in this group, in seconds, by a model of what it moves (coll/plan/cost.h,
   /// hosts/cost.h). `mapped`: peers may have mapped all its buffers.
   virtual double seconds(const Task& task, bool mapped) const = 0;

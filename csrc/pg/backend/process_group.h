@@ -36,6 +36,8 @@ class ProcessGroupOCCL final : public BackendBase {
   const std::string getBackendName() const override { return "occl"; }
   /// What was chosen for this group, in a line for logs.
   std::string describe() const;
+  /// Communicator::ranks_and_cores.
+  std::pair<int, int> ranks_and_cores() const { return group().ranks_and_cores(); }
   /// A copy: PyTorch writes into it when it splits the group.
   c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override {
     return lifecycle_.options().copy();

@@ -83,10 +83,10 @@ def torch_lines(said: dict[str, Any]) -> list[Line]:
         f"CPU capability {said['capability']}",
         "debug" if said["debug"] else "release",
         f"cxx11 ABI {'yes' if said['cxx11_abi'] else 'no'}",
-        f"{said['threads']} threads",
     ]
-    build = ("capability", "debug", "cxx11_abi", "threads")
+    build = ("capability", "debug", "cxx11_abi")
     lines.append(Line("PyTorch build", ", ".join(words), {name: said[name] for name in build}))
+    lines.append(threads_line(said["threads"], "OMP_NUM_THREADS" in os.environ))
     offered = [name for name in ("distributed", "gloo") if said[name]]
     line = Line("PyTorch offers", ", ".join(offered) or "neither torch.distributed nor Gloo", offered)
     if not said["distributed"]:
@@ -98,6 +98,22 @@ def torch_lines(said: dict[str, Any]) -> list[Line]:
     automatic = "registers the name occl" if said["autoload"] else "does not register the name occl"
     lines.append(Line("import torch", automatic, said["autoload"]))
     return lines
+
+
+def threads_line(threads: int, chosen: bool) -> Line:
+    """The threads of PyTorch's operators in each rank.
+
+    Args:
+        chosen: whether OMP_NUM_THREADS is set.
+    """
+    name, text = "threads", f"{threads} for PyTorch's operators in each process"
+    if chosen or threads == 1:
+        return Line(name, text, threads)
+    remedy = (
+        "Ranks that torchrun does not start have as many: set OMP_NUM_THREADS to cores / ranks for them, so "
+        "that the threads of one rank do not slow down the others. torchrun sets 1."
+    )
+    return Line(name, text, threads, HINT, remedy)
 
 
 def package_lines(said: dict[str, Any]) -> list[Line]:
