@@ -96,7 +96,7 @@ std::shared_ptr<Peer> Peer::connect(const Address& address, Deadline deadline) {
     fail(Errc::protocol, "the process (", peer->describe(), ") does not share the memory that it announced");
   // Bell only reads `sleepers` of a peer; the mapping is read only.
   peer->bell_ = Bell(reinterpret_cast<FutexWord*>(peer->bell_region_.base()),
-                     const_cast<Atomic<std::uint32_t>*>(&header.sleepers));
+                     const_cast<Bell::Sleepers*>(&header.sleepers));
   return peer;
 }
 

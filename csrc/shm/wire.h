@@ -61,9 +61,9 @@ struct alignas(64) ProcessHeader {
   std::uint32_t version = kProtocolVersion;
   /// 1: this process is about to exit cleanly.
   Atomic<std::uint32_t> ending = 0;
-  /// How many threads of this process sleep on its bell. A peer that has published something reads this, and
-  /// rings if it is not zero. (bell.h explains the pairing.)
-  alignas(64) Atomic<std::uint32_t> sleepers = 0;
+  /// The threads of this process that sleep on its bell (Bell::Sleepers). A peer that has published something
+  /// reads this, and rings for them. (bell.h explains the pairing.)
+  alignas(64) Atomic<std::uint64_t> sleepers = 0;
   /// For readers outside (coll/observe/record.h): the process as it sees itself, and offsets in this region
   /// of the first record and of the names of what records number; 0: none yet.
   alignas(64) std::int32_t pid = 0;

@@ -42,7 +42,7 @@ void check_all(const explore::Result& result, long at_least) {
 
 struct Doorbell {
   shm::FutexWord word = 0;
-  Atomic<std::uint32_t> sleepers = 0;
+  shm::Bell::Sleepers sleepers = 0;
   shm::Bell bell{&word, &sleepers};
 };
 
@@ -129,6 +129,40 @@ TEST("bell: two publishers and two sleepers that wait for both") {
                   Thread two([&] { second.store(1), a.bell.ring(); });
                   Thread other([&] { sleep_until(a.bell, both); });
                   sleep_until(a.bell, both);
+                  one.join(), two.join(), other.join();
+                  CHECK(a.sleepers == 0);
+                },
+                {.preemptions = 2}),
+            1000);
+}
+
+TEST("bell: threads that sleep for one publisher at a time") {
+  check_all(exhaust(
+                [] {
+                  Doorbell a;
+                  constexpr shm::Bell::Process kNames[] = {1, 3};
+                  Atomic<int> stamps[2] = {0, 0};
+                  const auto publish = [&](int who) {
+                    stamps[who].store(1, std::memory_order_release);
+                    fence();
+                    a.bell.ring_after_fence(kNames[who]);
+                  };
+                  // `first`: the one that it sleeps for while neither has published.
+                  const auto wait_for_both = [&](int first) {
+                    const auto missing = [&] {
+                      for (const int who : {first, 1 - first})
+                        if (stamps[who] == 0) return who;
+                      return -1;
+                    };
+                    for (int who = missing(); who >= 0; who = missing()) {
+                      const shm::Bell::Sleep sleep(a.bell, kNames[who]);
+                      if (missing() == who) sleep.wait(std::chrono::seconds(1));
+                    }
+                  };
+                  Thread one([&] { publish(0); });
+                  Thread two([&] { publish(1); });
+                  Thread other([&] { wait_for_both(1); });
+                  wait_for_both(0);
                   one.join(), two.join(), other.join();
                   CHECK(a.sleepers == 0);
                 },

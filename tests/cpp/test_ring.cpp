@@ -128,7 +128,7 @@ TEST("clearing ahead of small records spares those that were not read") {
 
 TEST("no ring of a bell is lost: a sleeper sees what was published before it") {
   FutexWord word = 0;
-  std::atomic<std::uint32_t> sleepers = 0;
+  Bell::Sleepers sleepers = 0;
   std::atomic<int> stamp = 0, answer = 0;
   const Bell bell(&word, &sleepers);
   constexpr int kRounds = 20000;
@@ -153,7 +153,7 @@ TEST("no ring of a bell is lost: a sleeper sees what was published before it") {
 
 TEST("a thread counts the rings with which it woke sleepers") {
   FutexWord word = 0;
-  std::atomic<std::uint32_t> sleepers = 0;
+  Bell::Sleepers sleepers = 0;
   const Bell bell(&word, &sleepers);
   const unsigned before = Bell::rung();
   bell.ring();
@@ -163,4 +163,30 @@ TEST("a thread counts the rings with which it woke sleepers") {
   CHECK(Bell::rung() == before + 1);
   std::thread([&] { bell.ring(); }).join();
   CHECK(Bell::rung() == before + 1);
+}
+
+TEST("a thread that sleeps for one process is woken by that one, and by a ring for any") {
+  FutexWord word = 0;
+  Bell::Sleepers sleepers = 0;
+  const Bell bell(&word, &sleepers);
+  const auto wakes = [&](Bell::Process from) {
+    const auto before = word.load();
+    bell.ring_after_fence(from);
+    CHECK(bell.seen_asleep(from) == (word.load() != before));
+    return word.load() != before;
+  };
+  const Bell::Process one = Bell::process(0x1000000000000006), other = Bell::process(0x2000000000000008);
+  CHECK(one != other && one != Bell::kAny && Bell::process(0) != Bell::kAny);
+  {
+    const Bell::Sleep sleep(bell, one);
+    CHECK(wakes(one) && wakes(Bell::kAny) && !wakes(other));
+    {
+      const Bell::Sleep second(bell, ~Bell::Process{0});
+      CHECK(wakes(one) && wakes(other));
+    }
+    CHECK(wakes(one) && !wakes(other));
+  }
+  CHECK(!wakes(one) && !wakes(Bell::kAny));
+  const Bell::Sleep sleep(bell);
+  CHECK(wakes(one) && wakes(other));
 }

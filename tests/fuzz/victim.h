@@ -93,7 +93,7 @@ struct Hostile {
   Invitation invitation;
   std::uint64_t position = 0;  // of the next record
   shm::FutexWord word = 0;
-  std::atomic<std::uint32_t> sleepers = 0;
+  shm::Bell::Sleepers sleepers = 0;
   std::shared_ptr<shm::Peer> peer;
 };
 

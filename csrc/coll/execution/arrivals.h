@@ -17,7 +17,10 @@ class Arrivals {
   explicit Arrivals(Mesh& mesh) : mesh_(mesh) {}
 
   /// For another number: no rank is known to have reached it.
-  void restart() { awaited_ = 0; }
+  void restart() {
+    awaited_ = 0;
+    latest_before_ = latest_;
+  }
 
   /// Whether each other rank's count, which `count_of(rank)` reads, has reached `number`. Calls
   /// `check(rank, count)` once for each rank whose has. `measures`: see LineLatency::TimedPoll.
@@ -31,7 +34,10 @@ class Arrivals {
         count = count_of(rank);
         return count >= number;
       };
-      if (!poll_.found(mesh_.line_latency(), rank, measures, poll)) return false;
+      if (!poll_.found(mesh_.line_latency(), rank, measures, poll)) {
+        latest_ = rank;
+        return false;
+      }
       check(rank, count);
     }
     return true;
@@ -39,6 +45,17 @@ class Arrivals {
 
   /// After all_at was false: the rank that it found missing.
   int awaited() const { return awaited_; }
+
+  /// A rank whose count has not reached `number`, or -1: the last one of the number before, if that one is
+  /// missing again, because the others will probably have come when it comes.
+  template <class CountOf>
+  int missing_one(std::uint64_t number, const CountOf& count_of) const {
+    const auto missing = [&](int rank) { return rank != mesh_.rank() && count_of(rank) < number; };
+    if (latest_before_ >= awaited_ && missing(latest_before_)) return latest_before_;
+    for (int rank = awaited_; rank < mesh_.size(); ++rank)
+      if (missing(rank)) return rank;
+    return -1;
+  }
 
   /// All ranks whose count has not reached `number`.
   template <class CountOf>
@@ -52,6 +69,8 @@ class Arrivals {
  private:
   Mesh& mesh_;
   int awaited_ = 0;  // all ranks before it have arrived
+  int latest_ = -1,
+      latest_before_ = -1;  // the last rank that was found missing: now, and at the number before
   LineLatency::TimedPoll poll_;
 };
 

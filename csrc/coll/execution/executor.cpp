@@ -84,6 +84,12 @@ std::vector<int> Executor::missing() const {
   return ranks;
 }
 
+int Executor::missing_one() const {
+  if (stage_ == Stage::meet) return meeting_.missing_one();
+  if (stage_ == Stage::sync) return arrivals_.missing_one(tick_, [this](int rank) { return tick_of(rank); });
+  return -1;
+}
+
 // ---- letting others by
 
 /// A thread of the program is at this operation, and computes nothing meanwhile. Stored once, because peers
@@ -120,7 +126,7 @@ void Executor::publish_tick() {
   ++tick_;
   mesh_.own().tick().store(tick_, std::memory_order_release);  // sync: tick
   OCCL_FAULT_POINT("tick.stamped");
-  mesh_.bells().ring_all_soon();
+  mesh_.bells().ring_for_arrival_soon();
   OCCL_FAULT_POINT("tick.rung");
   arrivals_.restart();
   stage_ = Stage::sync;

@@ -39,6 +39,8 @@ class Executor {
   bool exposed() const { return meeting_.exposed(); }
   /// The ranks that the current operation waits for; none while it can go on.
   std::vector<int> missing() const;
+  /// One of them, without whose arrival nothing can go on; -1 where several can make that.
+  int missing_one() const;
 
  private:
   enum class Stage : std::uint8_t { meet, move, sync };

@@ -70,7 +70,7 @@ void Meeting::post() {
   post.payload = payload_;
   post.stamp.store(agreed_.q, std::memory_order_release);  // sync: post-stamp
   OCCL_FAULT_POINT("post.stamped");
-  mesh_.bells().ring_all_soon();
+  mesh_.bells().ring_for_arrival_soon();
   OCCL_FAULT_POINT("post.rung");
 }
 
@@ -131,6 +131,10 @@ bool Meeting::all_posted() {
 
 std::vector<int> Meeting::missing() const {
   return arrivals_.missing(agreed_.q, [this](int rank) { return stamp_of(rank); });
+}
+
+int Meeting::missing_one() const {
+  return arrivals_.missing_one(agreed_.q, [this](int rank) { return stamp_of(rank); });
 }
 
 /// Whether another rank's signature does not fit. Of an all_to_all, some ranks may list sizes while others

@@ -60,6 +60,8 @@ class Meeting {
 
   /// The ranks that have not posted yet.
   std::vector<int> missing() const;
+  /// Arrivals::missing_one
+  int missing_one() const;
 
   /// What this rank knows of the collective: after `agree`, the same as all others.
   const Agreement& agreed() const { return agreed_; }

@@ -119,6 +119,13 @@ std::vector<int> Group::missing() const {
   return collectives().empty() ? std::vector<int>{} : executor_.missing();
 }
 
+shm::Bell::Process Group::awaited_process() const {
+  const std::unique_lock driving(drive_lock(), std::try_to_lock);
+  if (!driving || collectives().empty()) return shm::Bell::kAny;
+  const int rank = executor_.missing_one();
+  return rank < 0 ? shm::Bell::kAny : shm::Bell::process(mesh_->member(rank).peer->address().nonce);
+}
+
 void Group::check_deadlines(OperationList& done) {
   for (const Operation* op = collectives().begin(); op; op = OperationList::next(*op)) {
     if (!op->deadline().passed()) continue;

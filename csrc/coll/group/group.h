@@ -89,6 +89,7 @@ class Group final : public Communicator, private Collectives::Machine, private M
   void clear_refusal(const Transfer& transfer) override { refusals_.clear(transfer); }
 
   // Communicator
+  shm::Bell::Process awaited_process() const override;
   void check(OperationList& done) override;
   void give_up(const Error& error) override { mesh_->give_up(error.what()); }
   void leave() override { mesh_->leave(); }

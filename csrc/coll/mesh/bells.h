@@ -16,14 +16,15 @@ namespace occl::coll {
 class Bells {
  public:
   /// `rank`: this one, which has no bell here. `size`: of the group, whose members may be filled in later.
-  Bells(const std::vector<Member>& members, int rank, int size)
-      : members_(members), rank_(rank), size_(size) {}
+  /// `own`: this process.
+  Bells(const std::vector<Member>& members, int rank, int size, shm::Bell::Process own)
+      : members_(members), rank_(rank), size_(size), own_(own) {}
 
-  /// Wakes the other ranks.
-  void ring_all() const {
+  /// Wakes the other ranks; with `from`, only threads that sleep for that process, or for any.
+  void ring_all(shm::Bell::Process from = shm::Bell::kAny) const {
     fence();  // sync: bell-sleepers
     for (int i = 0; i < size_; ++i)
-      if (i != rank_) bell_of(i).ring_after_fence();
+      if (i != rank_) bell_of(i).ring_after_fence(from);
   }
 
   void ring_soon(int rank) {
@@ -32,31 +33,35 @@ class Bells {
     else
       pending_ = pending_ == kNone || pending_ == rank ? rank : kAll;
   }
-  void ring_all_soon() {
+  /// Of a post or a tick: ranks that sleep for another rank's need not look at it yet.
+  void ring_for_arrival_soon() {
     bool now = false;
-    for (int i = 0; i < size_; ++i) now |= i != rank_ && bell_of(i).seen_asleep();
+    for (int i = 0; i < size_; ++i) now |= i != rank_ && bell_of(i).seen_asleep(own_);
     if (now)
-      ring_all();
+      ring_all(own_);
     else
-      pending_ = kAll;
+      pending_ = pending_ == kNone || pending_ == kArrival ? kArrival : kAll;
   }
   /// Call it before the driving lock is released, and where a poll found nothing.
   void ring_pending() {
     if (pending_ == kNone) return;
     if (pending_ == kAll)
       ring_all();
+    else if (pending_ == kArrival)
+      ring_all(own_);
     else
       bell_of(pending_).ring();
     pending_ = kNone;
   }
 
  private:
-  static constexpr int kNone = -1, kAll = -2;
+  static constexpr int kNone = -1, kAll = -2, kArrival = -3;
 
   const shm::Bell& bell_of(int rank) const { return members_[rank].peer->bell(); }
 
   const std::vector<Member>& members_;
   const int rank_, size_;
+  const shm::Bell::Process own_;
   int pending_ = kNone;  // the rank whose bell must still be rung
 };
 

@@ -126,7 +126,7 @@ class Mesh {
   std::vector<shm::Arena::Block> blocks_;
   SharedBlock own_;
   std::vector<Member> members_;
-  Bells bells_{members_, rank_, size_};
+  Bells bells_{members_, rank_, size_, shm::Bell::process(endpoint_->address().nonce)};
   std::vector<shm::Arena::Block> staged_;
   std::byte* areas_ = nullptr;
   std::uint64_t areas_ref_ = 0;

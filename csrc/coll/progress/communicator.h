@@ -73,6 +73,10 @@ class Communicator {
   /// died or left, aborts, deadlines), whatever moved: an operation may be stuck beside others that are not.
   bool drive(bool checks);
 
+  /// The process of a peer that must go on before the collective in flight here can; Bell::kAny if there is
+  /// none, if any of several will do, or if another thread drives.
+  virtual shm::Bell::Process awaited_process() const { return shm::Bell::kAny; }
+
   /// Looks for trouble even if no operation is in flight.
   void look();
   /// Whether the engine does that now and then, because peers can depend on this rank while it computes.

@@ -1,11 +1,8 @@
 #include "coll/progress/engine.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <exception>
 #include <new>
-#include <optional>
 #include <utility>
 
 #include "base/thread.h"
@@ -17,11 +14,11 @@ namespace {
 constexpr std::chrono::milliseconds kSlice{50};
 
 // How long to spin before sleeping, in turns of a loop. With a core for every rank: about as long as ranks
-// usually lag behind each other. With fewer cores it is better to leave the core to the rank that is late:
-// the thread yields for a while, and sleeps if that takes longer, for instance because another thread
-// computes.
+// usually lag behind each other. With fewer cores it is better to leave the core to the rank that is late.
+// Sleeping does that, and yielding does not: the kernel takes the rest of its time slice from a thread that
+// yields, and where other programs compute, such a thread comes back milliseconds later.
 constexpr int kLongSpin = 2000, kShortSpin = 32;
-constexpr std::chrono::microseconds kLongSpinTime{60}, kYieldTime{1000};
+constexpr std::chrono::microseconds kLongSpinTime{60};
 
 // A thread that always finds something to move, for instance in other groups, still looks for deaths, aborts
 // and deadlines this often. It reads the clock once in kMoves moves: a small operation takes fewer.
@@ -209,7 +206,6 @@ bool Engine::wait(Communicator& group, const Operation& op, Deadline deadline,
   } at_the_end;
   const auto turns_now = [&] { return core_for_each ? spin_.turns() : kShortSpin; };
   int turns = turns_now(), looked = 0;
-  std::optional<Deadline> yields_until;  // since this wait began, or something moved
   Busy busy;
   for (;;) {
     bool moved = group.drive(false);
@@ -219,7 +215,6 @@ bool Engine::wait(Communicator& group, const Operation& op, Deadline deadline,
       if (looked > kShortSpin) spin_.succeeded();
       if (op.finished()) return true;
       looked = 0;
-      yields_until.reset();
       if (busy.check_due()) {
         if (interrupted) interrupted();
         if (deadline.passed()) return false;
@@ -234,19 +229,14 @@ bool Engine::wait(Communicator& group, const Operation& op, Deadline deadline,
       relax();
       continue;
     }
-    if (!core_for_each) {
-      if (!yields_until) yields_until = Deadline::after(kYieldTime);
-      if (!yields_until->passed()) {
-        sched_yield();
-        continue;
-      }
-    }
     if (interrupted) interrupted();
     if (deadline.passed()) return false;
     {
-      const shm::Bell::Sleep sleep(endpoint_->bell());
+      const bool alone = pending_.load(std::memory_order_seq_cst) == group.pending();  // sync: pending
+      const shm::Bell::Process awaited = alone ? group.awaited_process() : shm::Bell::kAny;
+      const shm::Bell::Sleep sleep(endpoint_->bell(), awaited);
       moved = drive_all(true);
-      if (!moved && !op.finished()) {
+      if (!moved && !op.finished() && (awaited == shm::Bell::kAny || group.awaited_process() == awaited)) {
         const auto begin = std::chrono::steady_clock::now();
         sleep.wait(deadline.left(kSlice));
         if (core_for_each && !woke_a_peer()) spin_.failed(std::chrono::steady_clock::now() - begin);
