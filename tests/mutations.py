@@ -306,7 +306,7 @@ MUTATIONS = [
     Mutation("small sums take a message for each node", "hosts/algorithm_choice.cpp", "  return doubling <= scattered;", "  return nodes == 2;", ("plain/test_programs:logarithmic",)),
     Mutation("the headers of a node are not compared", "hosts/preamble.cpp", "if (!fits(headers[i], headers.front())) {", "if (false) {", ("plain/test_hosts:different operations",)),
     Mutation("the headers of other nodes are not compared", "hosts/preamble.cpp", "if (!fits(headers[m], headers[node])) {", "if (false) {", ("plain/test_hosts:different operations",)),
-    Mutation("pairs of an all_to_all are not compared", "hosts/group.cpp", "if (count != static_cast<std::int64_t>(check_count->expected))", "if (false)", ("plain/test_hosts:pairs do not fit",)),
+    Mutation("pairs of an all_to_all are not compared", "hosts/program_run.cpp", "if (count != static_cast<std::int64_t>(check_count->expected))", "if (false)", ("plain/test_hosts:pairs do not fit",)),
     Mutation("other nodes are not told of an end", "hosts/group.cpp", "  send_notices(Notice::ended,", "  if (leads()) return;\n  send_notices(Notice::ended,", ("plain/test_hosts:an abort on one rank",)),
     Mutation("other nodes are not told that a rank leaves", "hosts/group.cpp", "  send_notices(Notice::left, \"\");\n", "", ("plain/test_hosts:has left",)),
     Mutation("a collective ends although its headers have not arrived", "hosts/group.cpp", "if (!unacknowledged_.arrived(Channel::preamble))\n", "if (false)\n", ("plain/test_hosts:have this rank's headers",)),
