@@ -368,6 +368,9 @@ MUTATIONS = [
     Mutation("a storage is moved before its stream is there", "device/ops/cpu_aliases.cpp", "  wait_for_queued(dev.device().index());", " ", HOST),
     Mutation("memory is free before its streams are there", "device/runtime/allocator.cpp", "      enqueue(stream, [share] {});\n", "", ("tests/device/test_memory.py::test_record_stream_delays_reuse",)),
     Mutation("the first stream to come frees memory", "device/runtime/allocator.cpp", "    streams.push_back(stream);\n", "    streams.assign(1, stream);\n", ("tests/device/test_memory.py::test_record_stream_delays_reuse",)),
+    Mutation("wrappers of the CPU's allocator form a loop", "device/runtime/cpu_allocator.cpp", "(t_state.entered++)) {}", "(0 * t_state.entered++)) {}", ("tests/device/test_cpu_allocator.py::test_a_wrapper_on_both_sides_makes_no_loop",)),
+    Mutation("the CPU's allocator stays when sharing ends", "device/runtime/cpu_allocator.cpp", "    ours.give_way();\n", "", ("tests/device/test_cpu_allocator.py::test_the_end_of_sharing_puts_back_what_was_in_front",)),
+    Mutation("the end of sharing takes the CPU's allocator from the device", "device/runtime/cpu_allocator.cpp", "  if (ours.is_in_front()) g_gives_way = false;\n", "", ("tests/device/test_cpu_allocator.py::test_it_stays_where_the_device_needs_it",)),
     Mutation("streams do not hold a block", "memory/heap.cpp", "  block_at(p)->held = true;\n", "", ("plain/test_heap",)),
     Mutation("a stream's thread keeps its graph", "device/runtime/stream.cpp", "    c10::GradMode::set_enabled(false);\n", "", (ON_DEV + "test_tasks_run_without_gradients_on_the_device_of_their_stream",)),
     # Python.
