@@ -284,7 +284,7 @@ MUTATIONS = [
     Mutation("a work counts as pending no more when its hook is called", "pg/observe/completion_hook.cpp", "  try {\n    hook_", "  {\n    std::lock_guard lock(mutex_);\n    --pending_;\n    none_.notify_all();\n  }\n  try {\n    hook_", (CAPABLE + "test_pending_works_are_those_whose_hook_has_not_returned[cpu]",)),
     # Where ranks meet.
     Mutation("a round is complete whatever the ranks announced before", "pg/rendezvous/attempt.cpp", "all_first ? 1u : 0u", "1u", ("tests/distributed/test_attempts.py::test_processes_that_were_killed_in_an_attempt_are_replaced",)),
-    Mutation("a store's bundle is believed", "pg/rendezvous/attempt.cpp", "if (all.size() != count) return {};", "", ("tests/distributed/test_attempts.py::test_a_value_that_no_rank_has_stored_is_an_error",)),
+    Mutation("a store's bundle is believed", "pg/rendezvous/store_values.cpp", "if (all.size() != count) return {};", "", ("tests/distributed/test_attempts.py::test_a_value_that_no_rank_has_stored_is_an_error",)),
     Mutation("a second process of one rank is not noticed", "pg/rendezvous/attempt.cpp", "if (own.attempt != mine_.attempt) {", "if (false) {", ("tests/distributed/test_attempts.py::test_processes_that_contradict_each_other_learn_of_it_at_once",)),
     Mutation("other numbers of ranks are not noticed", "pg/rendezvous/attempt.cpp", "    look_at_next();\n", "", ("tests/distributed/test_attempts.py::test_processes_that_contradict_each_other_learn_of_it_at_once",)),
     Mutation("the rank with the store ends it at once", "pg/backend/group_lifecycle.cpp", "wait_until_others_go_on(*serves_store_);", "(void)0;", ("tests/distributed/test_attempts.py::test_a_rank_with_the_store_may_end_when_it_has_made_the_group",)),
