@@ -4,7 +4,7 @@
 //   large enough to be shared             shared memory for CPU tensors  share_cpu_memory
 //   all other requests                    the allocator behind this one
 //
-// There is one for the process, however many parts of the package use it. Another package's allocator may
+// There is one for the process, however many parts of the package use it. Another package's allocator can
 // stand behind it, in front of it, or both.
 #pragma once
 
