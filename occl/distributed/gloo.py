@@ -1,13 +1,13 @@
 """Groups of occl for programs that ask for Gloo.
 
-PyTorch makes Gloo in one function, by a comparison with its name, so no registration can take its place.
-`replace` puts a function around that one. Before a group with Gloo is made, its ranks agree through the
+PyTorch builds Gloo in one function, in an ``if`` that compares the backend's name, so no registration can
+replace it. `replace` wraps that function. Before a group with Gloo is made, its ranks agree through the
 group's store, and then all of them get occl or all get Gloo:
 
     each rank that asks    stores its vote, with a random number for this attempt to make the group
     a rank that does not   stores no vote but the address that Gloo's ranks exchange, which tells the others
-    each rank that asks    stores which votes it has seen, and goes on when all ranks that voted have seen
-                           the same ones: then none of these is left from an earlier attempt
+    each rank that asks    stores which votes it has seen, and proceeds when all ranks that voted have seen
+                           the same ones: then no vote is left from an earlier attempt
     a rank that is late    finds that the others have agreed without it, which means Gloo
 
 `occl.registration` imports this module together with PyTorch, so nothing here loads the extension before a
@@ -62,15 +62,16 @@ class replace:
     """Makes groups with the backend "gloo" groups of occl, without a change to the program.
 
     It holds from the call on, for all threads and for every group that is made from then on with
-    ``init_process_group``, ``new_group`` or what calls them, also for a part such as that of
-    ``"cpu:gloo,cuda:nccl"``. ``get_backend`` still says what the program asked for. Groups that exist stay
-    what they are. `serves` says what a group got.
+    ``init_process_group`` or ``new_group``, directly or through a library, also for one device type of
+    several, as in ``"cpu:gloo,cuda:nccl"``. ``get_backend`` still returns what the program asked for. Groups
+    that exist do not change. `serves` says which backend a group got.
 
     A group is Gloo's, with one warning that says why, if a rank has not called this, cannot use occl, or
-    shares no memory with the others. All ranks of a group come to the same choice. What makes Gloo itself
-    (``torch.distributed.rpc``, ``TORCH_DISTRIBUTED_DEBUG=DETAIL``, ``ProcessGroupGloo(...)``) gets Gloo.
+    shares no memory with the others. All ranks of a group come to the same choice. Code that makes Gloo
+    itself (``torch.distributed.rpc``, ``TORCH_DISTRIBUTED_DEBUG=DETAIL``, ``ProcessGroupGloo(...)``) gets
+    Gloo.
 
-    In a ``with`` statement, what held before holds again at the end; these may be nested.
+    In a ``with`` statement, the previous setting holds again at the end; such statements can be nested.
     ``replace(None)`` switches it off. The environment variable ``OCCL_IN_PLACE_OF=gloo`` switches it on when
     PyTorch is imported.
 
@@ -127,11 +128,11 @@ def ignores_options() -> bool:
     return getattr(_making, "for_gloo", False)
 
 
-# ---- The functions of PyTorch that are replaced, and all that is: docs/pytorch.md lists them ---------------
+# ---- The functions of PyTorch that are replaced, all of them: docs/pytorch.md lists them -------------------
 
 
 def _install() -> None:
-    """Puts ours around PyTorch's functions. They stay there, and pass every call on while it is off."""
+    """Wraps PyTorch's functions in ours, which stay there and pass every call on while replacing is off."""
     for name, ours in {
         "_new_process_group_helper": _make_group,  # makes Gloo by its name
         "_set_pg_timeout": _set_timeout,  # looks for ProcessGroupGloo by its type
@@ -160,7 +161,7 @@ def _make_group(*args: Any, **kwargs: Any) -> Any:
     name, given["backend"] = given["backend"], _config(asked | dict.fromkeys(taken, "occl"))
     with _without_options(asked):
         group, store = original(*call.args, **call.kwargs)
-    # What PyTorch says about the group is what the program asked for.
+    # PyTorch reports for the group what the program asked for.
     distributed_c10d._world.pg_map[group] = (name, store)
     distributed_c10d._world.pg_backend_config[group] = _config(asked)
     if not choice["kept"]:

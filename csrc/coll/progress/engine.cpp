@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <exception>
 #include <new>
-#include <optional>
 #include <utility>
 
 #include "base/thread.h"
@@ -18,20 +17,20 @@ constexpr std::chrono::milliseconds kSlice{50};
 
 // How long to spin before sleeping, in turns of a loop. With a core for every rank: about as long as ranks
 // usually lag behind each other. With fewer cores it is better to leave the core to the rank that is late:
-// the thread yields for a while, and sleeps if that takes longer, for instance because another thread
+// the thread yields for a while, and sleeps if nothing has come by then, for instance because another thread
 // computes.
 constexpr int kLongSpin = 2000, kShortSpin = 32;
 constexpr std::chrono::microseconds kLongSpinTime{60}, kYieldTime{1000};
 
-// A thread that always finds something to move, for instance in other groups, still looks for deaths, aborts
+// A thread that always finds something to move, for instance in other groups, still checks for deaths, aborts
 // and deadlines this often. It reads the clock once in kMoves moves: a small operation takes fewer.
 constexpr std::chrono::milliseconds kCheckTime{20};
 constexpr int kMoves = 16;
 
-// A thread that submits often waits at once, so waking the background thread for it is a waste. Instead, the
-// background thread looks for work by itself for a while: every kDoze, and less often up to kLongestDoze
-// while the threads that wanted it turn out to wait themselves. After kDozes looks without being wanted, it
-// sleeps until it is woken.
+// A thread that has submitted often waits right afterwards, so waking the background thread for it is a
+// waste. Instead, the background thread polls for work for a while: every kDoze, and less often, down to
+// every kLongestDoze, while the threads that wanted it turn out to wait themselves. After kDozes polls
+// without being wanted, it sleeps until it is woken.
 constexpr std::chrono::microseconds kDoze{200}, kLongestDoze{1600};
 constexpr int kDozes = 5;
 
@@ -42,7 +41,7 @@ thread_local Role role = Role::other;
 /// Tells a thread that keeps moving when it is time to check.
 class Busy {
  public:
-  /// After each look that moved something.
+  /// After each poll that moved something.
   bool check_due() {
     if (++moves_ % kMoves != 0) return false;
     const auto now = std::chrono::steady_clock::now();
@@ -178,8 +177,8 @@ void Engine::poll(Communicator& group) {
 }
 
 /// If other programs use the cores, a spinning thread keeps the late rank off its core. The sign of that:
-/// spinning was in vain, and the sleep after it was short. Then threads spin less, but try the long spin
-/// again now and then.
+/// nothing came while the thread spun, and its sleep after that was short. Then threads spin less, but try
+/// the long spin again now and then.
 Engine::Spin::Spin() : turns_(kLongSpin) {}
 int Engine::Spin::turns() {
   const unsigned wait = waits_.fetch_add(1, std::memory_order_relaxed);  // a hint, as is the next
@@ -209,7 +208,8 @@ bool Engine::wait(Communicator& group, const Operation& op, Deadline deadline,
   } at_the_end;
   const auto turns_now = [&] { return core_for_each ? spin_.turns() : kShortSpin; };
   int turns = turns_now(), looked = 0;
-  std::optional<Deadline> yields_until;  // since this wait began, or something moved
+  bool yields = false;  // it has begun to yield since this wait began, or something moved
+  Deadline yields_until = Deadline::never();
   Busy busy;
   for (;;) {
     bool moved = group.drive(false);
@@ -219,7 +219,7 @@ bool Engine::wait(Communicator& group, const Operation& op, Deadline deadline,
       if (looked > kShortSpin) spin_.succeeded();
       if (op.finished()) return true;
       looked = 0;
-      yields_until.reset();
+      yields = false;
       if (busy.check_due()) {
         if (interrupted) interrupted();
         if (deadline.passed()) return false;
@@ -235,8 +235,9 @@ bool Engine::wait(Communicator& group, const Operation& op, Deadline deadline,
       continue;
     }
     if (!core_for_each) {
-      if (!yields_until) yields_until = Deadline::after(kYieldTime);
-      if (!yields_until->passed()) {
+      if (!yields) yields_until = Deadline::after(kYieldTime);
+      yields = true;
+      if (!yields_until.passed()) {
         sched_yield();
         continue;
       }
@@ -275,7 +276,7 @@ bool Engine::wait_until(const std::function<bool()>& reached, Deadline deadline,
   }
 }
 
-/// This thread stops driving. If there is anything to drive, another thread must go on.
+/// This thread stops driving. If there is anything to drive, another thread must take over.
 void Engine::hand_over() noexcept {
   if (pending_.load(std::memory_order_seq_cst) == 0) return;  // sync: pending
   ring();  // another waiter may have found a group being driven by this thread, and gone to sleep
@@ -288,7 +289,7 @@ void Engine::hand_over() noexcept {
 }
 
 void Engine::start_background() {
-  // sync: drivers. Such a thread will look at pending_ before it parks.
+  // sync: drivers. Such a thread reads pending_ before it parks.
   if (drivers_.load(std::memory_order_seq_cst) > 0) return;
   if (dozing_.load(std::memory_order_seq_cst) > 0) {  // sync: dozing. So will this one.
     asked_.fetch_add(1, std::memory_order_relaxed);
