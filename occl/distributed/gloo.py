@@ -1,8 +1,9 @@
 """Groups of occl for programs that ask for Gloo.
 
-PyTorch makes Gloo in one function, by a comparison with its name, so no registration can take its place.
-`replace` puts a function around that one. Before a group with Gloo is made, its ranks agree through the
-group's store, and then all of them get occl or all get Gloo:
+From 2.14 on PyTorch has a registered factory for Gloo, and `replace` registers one in its place. Before, it
+makes Gloo in one function, by a comparison with its name, and `replace` puts a function around that one.
+Before a group with Gloo is made, its ranks agree through the group's store, and then all of them get occl or
+all get Gloo:
 
     each rank that asks    stores its vote, with a random number for this attempt to make the group
     a rank that does not   stores no vote but the address that Gloo's ranks exchange, which tells the others
@@ -37,7 +38,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from occl import registration, variables, versions
+from occl import compat, registration, variables, versions
 from occl.tools.text import ranks
 
 if TYPE_CHECKING:
@@ -127,11 +128,59 @@ def ignores_options() -> bool:
     return getattr(_making, "for_gloo", False)
 
 
-# ---- The functions of PyTorch that are replaced, and all that is: docs/pytorch.md lists them ---------------
-
-
 def _install() -> None:
-    """Puts ours around PyTorch's functions. They stay there, and pass every call on while it is off."""
+    """Puts ours in the place of PyTorch's functions. They stay, and pass every call on while it is off."""
+    if factory := compat.factory_of_gloo():
+        if "gloo" not in _originals:
+            _originals["gloo"] = factory
+            compat.register_gloo(_create)
+    else:
+        _wrap()
+
+
+# ---- From PyTorch 2.14 on: the registered factory ----------------------------------------------------------
+
+
+def _create(opts: Any, options: Any = None) -> Any:
+    """The factory that PyTorch calls for "gloo": makes a backend of occl if all ranks can, or else Gloo."""
+    original = _originals["gloo"]
+    if not _on:
+        return original(opts, options)
+    asked = _backends_of_caller()
+    name, size = opts.group_id, opts.group_size
+    choice = _choose(asked, opts.group_rank, size, name, opts.store, opts.store, opts.timeout)
+    if not choice["occl"]:
+        return original(opts, options)
+    from occl.distributed import backend
+
+    options = options if isinstance(options, backend.ProcessGroupOCCL.Options) else None
+    made = backend.create(opts, options)
+    if not choice["kept"]:
+        return made
+    # PyTorch registers what a factory makes for all devices of "gloo", except a whole group.
+    kinds, group = dist.ProcessGroup.BackendType, opts.process_group
+    opts.store = dist.PrefixStore("kept/", opts.store)
+    gloo = original(opts, options)
+    for device in asked:
+        if device in choice["kept"]:
+            group._register_backend(torch.device(device), kinds.CUSTOM, gloo)
+        else:
+            group._register_backend(torch.device(device), kinds.GLOO, made)
+    return group
+
+
+def _backends_of_caller() -> dict[str, str]:
+    """The backend by device type of the group that PyTorch makes now, of which it tells factories nothing."""
+    frame = sys._getframe(1)
+    while frame and not isinstance(config := frame.f_locals.get("backend_config"), dist.BackendConfig):
+        frame = frame.f_back
+    return dict(config.get_device_backend_map()) if frame else {"cpu": "gloo"}
+
+
+# ---- Up to PyTorch 2.13: the functions that are replaced. Remove with 2.13 ---------------------------------
+
+
+def _wrap() -> None:
     for name, ours in {
         "_new_process_group_helper": _make_group,  # makes Gloo by its name
         "_set_pg_timeout": _set_timeout,  # looks for ProcessGroupGloo by its type
@@ -151,8 +200,14 @@ def _make_group(*args: Any, **kwargs: Any) -> Any:
     call.apply_defaults()
     given = call.arguments
     asked = _backends_asked_for(given)
-    choice = _choose(given, asked) if "gloo" in asked.values() else None
-    if choice is None or not choice["occl"]:
+    devices = [device for device, backend in asked.items() if backend == "gloo"]
+    if not devices:
+        return original(*args, **kwargs)
+    store = dist.PrefixStore(f"{given['group_name']}/", given["store"])
+    gloo = dist.PrefixStore(f"{devices[0]}/", store)
+    members = given["group_rank"], given["group_size"], given["group_name"]
+    choice = _choose(asked, *members, store, gloo, given["timeout"])
+    if not choice["occl"]:
         return original(*args, **kwargs)
     taken = [
         device for device, backend in asked.items() if backend == "gloo" and device not in choice["kept"]
@@ -228,22 +283,30 @@ def _without_options(asked: Mapping[str, str]) -> Iterator[None]:
 # ---- How the ranks agree -----------------------------------------------------------------------------------
 
 
-def _choose(given: Mapping[str, Any], asked: Mapping[str, str]) -> dict[str, Any]:
-    """What all ranks of the new group make: occl or not, why not, and the devices that stay Gloo's."""
-    rank, size, name = given["group_rank"], given["group_size"], given["group_name"]
-    devices = [device for device, backend in asked.items() if backend == "gloo"]
+def _choose(
+    asked: Mapping[str, str],
+    rank: int,
+    size: int,
+    name: str,
+    store: dist.Store,
+    gloo: dist.Store,
+    timeout: timedelta,
+) -> dict[str, Any]:
+    """What all ranks of the new group make: occl or not, why not, and the devices that stay Gloo's.
+
+    Args:
+        asked: the backend by device type.
+        gloo: the store in which the group's Gloo would store addresses.
+    """
+    kept = ["cuda"] if asked.get("cuda") == "gloo" and torch.cuda.is_available() else []
+    mixed = kept and "gloo" in _originals and set(asked.values()) != {"gloo"}
     vote = {
-        "cannot": _why_not(size),
+        "cannot": f"Gloo serves CUDA tensors too in {_config(asked)}" if mixed else _why_not(size),
         "place": _place(),
         "version": versions.VERSION,
-        "kept": [device for device in devices if device == "cuda" and torch.cuda.is_available()],
+        "kept": kept,
     }
-    if size == 1:
-        choice = _outcome([vote])
-    else:
-        store = dist.PrefixStore(f"{name}/", given["store"])
-        gloo = dist.PrefixStore(f"{devices[0]}/", store)
-        choice = _agree(store, gloo, vote, rank, size, name, given["timeout"])
+    choice = _outcome([vote]) if size == 1 else _agree(store, gloo, vote, rank, size, name, timeout)
     if not choice["occl"] and choice["why"] not in _said:
         _said.add(choice["why"])
         warnings.warn(
