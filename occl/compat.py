@@ -41,6 +41,8 @@ def records_itself(name: str) -> None:
 
 def factory_of_gloo() -> Callable[..., Any] | None:
     """The registered factory of Gloo, with PyTorch's extended interface. There is none up to 2.13."""
+    if hasattr(_c10d.Backend, "_ensure_backend_registered"):
+        _c10d.Backend._ensure_backend_registered("gloo")  # otherwise only when a group asks for it
     plugin = _c10d.Backend._plugins.get("GLOO")
     if plugin is None or plugin.extended_api:
         return plugin and plugin.creator_fn

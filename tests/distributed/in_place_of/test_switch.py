@@ -108,8 +108,8 @@ def test_importing_torch_patches_nothing_and_loads_nothing_unasked(installed):
 import sys, torch
 from torch.distributed import distributed_c10d
 makes_groups = distributed_c10d._new_process_group_helper
-gloo = distributed_c10d.Backend._plugins.get("GLOO")
-makes_gloo = gloo.creator_fn if gloo else makes_groups
+from occl import compat
+makes_gloo = compat.factory_of_gloo() or makes_groups
 print(*[it.__code__.co_filename == distributed_c10d.__file__ for it in (makes_groups, makes_gloo)])
 print([name for name in sys.modules if name.startswith("torch_occl")])
 """
