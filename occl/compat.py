@@ -44,9 +44,11 @@ def factory_of_gloo() -> Callable[..., Any] | None:
     if hasattr(_c10d.Backend, "_ensure_backend_registered"):
         _c10d.Backend._ensure_backend_registered("gloo")  # otherwise only when a group asks for it
     plugin = _c10d.Backend._plugins.get("GLOO")
-    if plugin is None or plugin.extended_api:
-        return plugin and plugin.creator_fn
-    create = plugin.creator_fn
+    if plugin is None:
+        return None
+    create: Callable[..., Any] = plugin.creator_fn
+    if plugin.extended_api:
+        return create
     return lambda opts, _: create(opts.store, opts.group_rank, opts.group_size, opts.timeout)
 
 

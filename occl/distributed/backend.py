@@ -39,7 +39,9 @@ def _made(backend: ProcessGroupOCCL) -> ProcessGroupOCCL:
 
 def _made_for(group: dist.ProcessGroup | None) -> ProcessGroupOCCL | None:
     """The backend ``occl`` of a group that has one."""
-    for device in group._device_types if group else ():
+    if group is None:
+        return None
+    for device in group._device_types:
         backend = group._get_backend(device)
         backend = getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL
         if isinstance(backend, ProcessGroupOCCL):

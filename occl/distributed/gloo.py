@@ -42,7 +42,7 @@ from occl import compat, registration, variables, versions
 from occl.tools.text import ranks
 
 if TYPE_CHECKING:
-    from types import TracebackType
+    from types import FrameType, TracebackType
 
 MAX_RANKS = 256
 KEYS = "occl in the place of gloo"
@@ -151,10 +151,10 @@ def _create(opts: Any, options: Any = None) -> Any:
     choice = _choose(asked, opts.group_rank, size, name, opts.store, opts.store, opts.timeout)
     if not choice["occl"]:
         return original(opts, options)
+    from occl import _C
     from occl.distributed import backend
 
-    options = options if isinstance(options, backend.ProcessGroupOCCL.Options) else None
-    made = backend.create(opts, options)
+    made = backend.create(opts, options if isinstance(options, _C.ProcessGroupOCCL.Options) else None)
     if not choice["kept"]:
         return made
     # PyTorch registers what a factory makes for all devices of "gloo", except a whole group.
@@ -171,10 +171,13 @@ def _create(opts: Any, options: Any = None) -> Any:
 
 def _backends_of_caller() -> dict[str, str]:
     """The backend by device type of the group that PyTorch makes now, of which it tells factories nothing."""
-    frame = sys._getframe(1)
-    while frame and not isinstance(config := frame.f_locals.get("backend_config"), dist.BackendConfig):
+    frame: FrameType | None = sys._getframe(1)
+    while frame:
+        config = frame.f_locals.get("backend_config")
+        if isinstance(config, dist.BackendConfig):
+            return dict(config.get_device_backend_map())
         frame = frame.f_back
-    return dict(config.get_device_backend_map()) if frame else {"cpu": "gloo"}
+    return {"cpu": "gloo"}
 
 
 # ---- Up to PyTorch 2.13: the functions that are replaced. Remove with 2.13 ---------------------------------
@@ -203,10 +206,10 @@ def _make_group(*args: Any, **kwargs: Any) -> Any:
     devices = [device for device, backend in asked.items() if backend == "gloo"]
     if not devices:
         return original(*args, **kwargs)
-    store = dist.PrefixStore(f"{given['group_name']}/", given["store"])
-    gloo = dist.PrefixStore(f"{devices[0]}/", store)
-    members = given["group_rank"], given["group_size"], given["group_name"]
-    choice = _choose(asked, *members, store, gloo, given["timeout"])
+    rank, size, group_name = given["group_rank"], given["group_size"], given["group_name"]
+    votes = dist.PrefixStore(f"{group_name}/", given["store"])
+    addresses = dist.PrefixStore(f"{devices[0]}/", votes)
+    choice = _choose(asked, rank, size, group_name, votes, addresses, given["timeout"])
     if not choice["occl"]:
         return original(*args, **kwargs)
     taken = [
