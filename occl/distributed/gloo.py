@@ -130,7 +130,7 @@ def ignores_options() -> bool:
 
 
 def _install() -> None:
-    """Puts ours in the place of PyTorch's. It stays there, and passes every call on while replacing is off."""
+    """Puts ours in the place of PyTorch's. It stays, and passes every call on while replacing is off."""
     if factory := compat.factory_of_gloo():
         if "gloo" not in _originals:
             _originals["gloo"] = factory
@@ -181,7 +181,7 @@ def _backends_of_caller() -> dict[str, str]:
     return {"cpu": "gloo"}
 
 
-# ---- Up to PyTorch 2.13: the functions that are wrapped (docs/pytorch.md lists them). Remove with 2.13 ------
+# ---- Up to PyTorch 2.13: the functions that are wrapped (docs/pytorch.md). Remove with 2.13 ---------------
 
 
 def _wrap() -> None:
