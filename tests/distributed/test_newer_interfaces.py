@@ -136,11 +136,14 @@ def recorded_by_pytorch(rank, n, device):
     hook = c10d.FlightRecorderHook.attach(dist.group.WORLD, list(range(n)))
     assert dist.group.WORLD.supports_completion_hooks
     t = torch.ones(1000, device=device)
-    for _ in range(3):
-        dist.all_reduce(t)
-    work = dist.all_reduce(t, async_op=True)
-    work.wait()
-    duration = work._get_duration()
+    if rank == 1:
+        listen()  # none of what rank 0 launches has ended
+    works = [dist.all_reduce(t, async_op=True) for _ in range(4)]
+    if rank == 0:
+        tell("launched")
+    for work in works:
+        work.wait()
+    duration = works[3]._get_duration()
     with pytest.raises(dist.DistBackendError, match="rank 0 called all_reduce"):
         dist.all_reduce(torch.ones(1 + rank, device=device))
     entries = pickle.loads(c10d._dump_fr_trace(backend="occl"))["entries"]
@@ -158,7 +161,10 @@ def recorded_by_pytorch(rank, n, device):
 def test_pytorchs_flight_recorder_sees_when_calls_end(fresh, device):
     """Failed calls have not."""
     with fresh(2) as team:
-        team.join().run(recorded_by_pytorch, device)
+        team.join().start(recorded_by_pytorch, device)
+        team.hear(0)
+        team.say(1, "rank 0 has launched")
+        assert not any(outcome.failed for outcome in team.finish())
 
 
 # ---- names ---------------------------------------------------------------------------------------------
