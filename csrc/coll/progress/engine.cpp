@@ -15,12 +15,8 @@ namespace {
 // A sleeper wakes up this often even if no peer rings: for deadlines, for signals, for a broken peer.
 constexpr std::chrono::milliseconds kSlice{50};
 
-// How long to spin before sleeping, in turns of a loop. With a core for every rank: about as long as ranks
-// usually lag behind each other. With fewer cores it is better to leave the core to the rank that is late:
-// the thread yields for a while, and sleeps if nothing has come by then, for instance because another thread
-// computes.
-constexpr int kLongSpin = 2000, kShortSpin = 32;
-constexpr std::chrono::microseconds kLongSpinTime{60}, kYieldTime{1000};
+// With fewer cores than ranks, a thread yields this long before it sleeps (coll/progress/spin.h).
+constexpr std::chrono::microseconds kYieldTime{1000};
 
 // A thread that always finds something to move, for instance in other groups, still checks for deaths, aborts
 // and deadlines this often. It reads the clock once in kMoves moves: a small operation takes fewer.
@@ -174,20 +170,6 @@ void Engine::submit_before_wait(Communicator& group, Operation& op) {
 void Engine::poll(Communicator& group) {
   const Waiting waiting(*this, Role::polls);
   group.drive(false);
-}
-
-/// If other programs use the cores, a spinning thread keeps the late rank off its core. The sign of that:
-/// nothing came while the thread spun, and its sleep after that was short. Then threads spin less, but try
-/// the long spin again now and then.
-Engine::Spin::Spin() : turns_(kLongSpin) {}
-int Engine::Spin::turns() {
-  const unsigned wait = waits_.fetch_add(1, std::memory_order_relaxed);  // a hint, as is the next
-  return wait % 16 == 0 ? kLongSpin : turns_.load(std::memory_order_relaxed);
-}
-void Engine::Spin::succeeded() { turns_.store(kLongSpin, std::memory_order_relaxed); }
-void Engine::Spin::failed(std::chrono::nanoseconds slept) {
-  if (slept < kLongSpinTime)
-    turns_.store(std::max(kShortSpin, turns_.load(std::memory_order_relaxed) / 2), std::memory_order_relaxed);
 }
 
 Driver Engine::driver() {
