@@ -6,7 +6,7 @@ DEFAULT := $(shell sed -n 's/^DEFAULT = "\(.*\)"/\1/p' occl/versions.py)
 TORCH ?= torch==$(DEFAULT)
 extra = $(shell sed -n 's/^$(1) = \[\(.*\)\]/\1/p' pyproject.toml | tr -d ,)
 ARGS ?=
-WORKERS ?= 2
+WORKERS ?= 3
 
 VENV_PYTHON := .venv/bin/python
 CHECK_SCHEMA := $(VENV_PYTHON) -m check_jsonschema --quiet --builtin-schema
@@ -44,7 +44,7 @@ help:
 	@echo 'make clean       remove what was built;             make distclean removes .venv too'
 	@echo
 	@echo 'PYTHON=python3.12 chooses the interpreter of a new .venv; TORCH=torch==2.13.0 what is installed in it;'
-	@echo 'WORKERS=N runs the tests in N processes (2), each of which starts up to 64 ranks; ARGS="-n0 --pdb" in one.'
+	@echo 'WORKERS=N runs the tests in N processes (3), each of which starts up to 64 ranks; ARGS="-n0 --pdb" in one.'
 	@echo 'MAX_JOBS=N limits the number of compilers that run at once.'
 
 demo: setup

@@ -39,6 +39,27 @@ def records_itself(name: str) -> None:
         _c10d._FR_SELF_RECORDING_BACKENDS.add(name)
 
 
+def factory_of_gloo() -> Callable[..., Any] | None:
+    """The registered factory of Gloo, with PyTorch's extended interface. There is none up to 2.13."""
+    if hasattr(_c10d.Backend, "_ensure_backend_registered"):
+        _c10d.Backend._ensure_backend_registered("gloo")  # otherwise only when a group asks for it
+    plugin = _c10d.Backend._plugins.get("GLOO")
+    if plugin is None:
+        return None
+    create: Callable[..., Any] = plugin.creator_fn
+    if plugin.extended_api:
+        return create
+    return lambda opts, _: create(opts.store, opts.group_rank, opts.group_size, opts.timeout)
+
+
+def register_gloo(factory: Callable[..., Any]) -> None:
+    """Registers another factory for the name "gloo", where there is one."""
+    backend = _c10d.Backend
+    kind = backend.backend_type_map["gloo"]
+    devices = backend.backend_capability["gloo"]
+    backend.register_backend("gloo", factory, extended_api=True, devices=devices, _backend_type=kind)
+
+
 def register_in_dist2(name: str, factory: Callable[..., Any]) -> None:
     """The backend serves ``torch.distributed._dist2.new_group``, which 2.14 has removed."""
     try:

@@ -46,7 +46,7 @@ class share_cpu_memory:
     that exist stay where they are; an operation may have tensors of both kinds. Where there is no shared
     memory left, tensors get ordinary memory, with one warning.
 
-    In a ``with`` statement, what held before holds again at the end; these may be nested.
+    In a ``with`` statement, the previous setting holds again at the end; such statements can be nested.
     ``share_cpu_memory(None)`` switches it off. The environment variable ``OCCL_SHARE_CPU=1`` switches it on
     when PyTorch is imported.
 
@@ -59,7 +59,6 @@ class share_cpu_memory:
 
     Raises:
         TypeError, ValueError: ``min_bytes`` is not a whole number, or less than 1.
-        torch_occl.ArgumentError: another CPU allocator was installed after this one, and passes nothing on.
     """
 
     def __init__(self, min_bytes: int | None = MIN_BYTES) -> None:

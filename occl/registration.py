@@ -1,8 +1,9 @@
-"""The entry point that ``import torch`` calls if torch_occl is installed (group ``torch.backends``).
+"""The entry points that PyTorch calls if torch_occl is installed.
 
-It registers the name ``occl`` for CPU tensors and nothing else: the device, and all that it changes, comes
-with ``import torch_occl``. An exception of an entry point would end ``import torch``, so each becomes a
-warning, and the library is loaded when the first group is made.
+``autoload`` (group ``torch.backends``) is called by ``import torch``. It registers the name ``occl`` for CPU
+tensors and nothing else: the device, and all that it changes, comes with ``import torch_occl``. An exception
+of this entry point would end ``import torch``, so each becomes a warning, and the library is loaded when the
+first group is made.
 """
 
 from __future__ import annotations
@@ -46,6 +47,12 @@ def autoload() -> None:
 
                 gloo.replace_as_environment_says()
                 alone.watch()
+
+
+def register_name() -> None:
+    """Registers the backend's name when a program asks for it, where autoload is off (group
+    ``torch.distributed.backends``, which PyTorch reads from 2.14 on)."""
+    register(create, ["cpu"])
 
 
 @contextlib.contextmanager

@@ -47,9 +47,8 @@ def check_build(version: str) -> None:
     if built is not None and minor(built) != minor(version):
         raise ImportError(
             f"The extension of torch_occl was built for torch {built}, and this is torch {version}. "
-            f'Install "{requirement_of_build(built)}", or build torch_occl for this one: '
-            "pip install --no-build-isolation --no-deps --force-reinstall torch_occl, "
-            "in a checkout make setup."
+            f'Install "{requirement_of_build(built)}", or build torch_occl for this one, in a checkout: '
+            "pip install --no-build-isolation ."
         )
 
 

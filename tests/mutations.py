@@ -287,7 +287,7 @@ MUTATIONS = [
     Mutation("a work counts as pending no more when its hook is called", "pg/observe/completion_hook.cpp", "  try {\n    hook_", "  {\n    std::lock_guard lock(mutex_);\n    --pending_;\n    none_.notify_all();\n  }\n  try {\n    hook_", (CAPABLE + "test_pending_works_are_those_whose_hook_has_not_returned[cpu]",)),
     # Where ranks meet.
     Mutation("a round is complete whatever the ranks announced before", "pg/rendezvous/attempt.cpp", "all_first ? 1u : 0u", "1u", ("tests/distributed/test_attempts.py::test_processes_that_were_killed_in_an_attempt_are_replaced",)),
-    Mutation("a store's bundle is believed", "pg/rendezvous/attempt.cpp", "if (all.size() != count) return {};", "", ("tests/distributed/test_attempts.py::test_a_value_that_no_rank_has_stored_is_an_error",)),
+    Mutation("a store's bundle is believed", "pg/rendezvous/store_values.cpp", "if (all.size() != count) return {};", "", ("tests/distributed/test_attempts.py::test_a_value_that_no_rank_has_stored_is_an_error",)),
     Mutation("a second process of one rank is not noticed", "pg/rendezvous/attempt.cpp", "if (own.attempt != mine_.attempt) {", "if (false) {", ("tests/distributed/test_attempts.py::test_processes_that_contradict_each_other_learn_of_it_at_once",)),
     Mutation("other numbers of ranks are not noticed", "pg/rendezvous/attempt.cpp", "    look_at_next();\n", "", ("tests/distributed/test_attempts.py::test_processes_that_contradict_each_other_learn_of_it_at_once",)),
     Mutation("the rank with the store ends it at once", "pg/backend/group_lifecycle.cpp", "wait_until_others_go_on(*serves_store_);", "(void)0;", ("tests/distributed/test_attempts.py::test_a_rank_with_the_store_may_end_when_it_has_made_the_group",)),
@@ -309,7 +309,7 @@ MUTATIONS = [
     Mutation("small sums take a message for each node", "hosts/algorithm_choice.cpp", "  return doubling <= scattered;", "  return nodes == 2;", ("plain/test_programs:logarithmic",)),
     Mutation("the headers of a node are not compared", "hosts/preamble.cpp", "if (!fits(headers[i], headers.front())) {", "if (false) {", ("plain/test_hosts:different operations",)),
     Mutation("the headers of other nodes are not compared", "hosts/preamble.cpp", "if (!fits(headers[m], headers[node])) {", "if (false) {", ("plain/test_hosts:different operations",)),
-    Mutation("pairs of an all_to_all are not compared", "hosts/group.cpp", "if (count != static_cast<std::int64_t>(check_count->expected))", "if (false)", ("plain/test_hosts:pairs do not fit",)),
+    Mutation("pairs of an all_to_all are not compared", "hosts/program_run.cpp", "if (count != static_cast<std::int64_t>(check_count->expected))", "if (false)", ("plain/test_hosts:pairs do not fit",)),
     Mutation("other nodes are not told of an end", "hosts/group.cpp", "  send_notices(Notice::ended,", "  if (leads()) return;\n  send_notices(Notice::ended,", ("plain/test_hosts:an abort on one rank",)),
     Mutation("other nodes are not told that a rank leaves", "hosts/group.cpp", "  send_notices(Notice::left, \"\");\n", "", ("plain/test_hosts:has left",)),
     Mutation("a collective ends although its headers have not arrived", "hosts/group.cpp", "if (!unacknowledged_.arrived(Channel::preamble))\n", "if (false)\n", ("plain/test_hosts:have this rank's headers",)),
@@ -371,6 +371,9 @@ MUTATIONS = [
     Mutation("a storage is moved before its stream is there", "device/ops/cpu_aliases.cpp", "  wait_for_queued(dev.device().index());", " ", HOST),
     Mutation("memory is free before its streams are there", "device/runtime/allocator.cpp", "      enqueue(stream, [share] {});\n", "", ("tests/device/test_memory.py::test_record_stream_delays_reuse",)),
     Mutation("the first stream to come frees memory", "device/runtime/allocator.cpp", "    streams.push_back(stream);\n", "    streams.assign(1, stream);\n", ("tests/device/test_memory.py::test_record_stream_delays_reuse",)),
+    Mutation("wrappers of the CPU's allocator form a loop", "device/runtime/cpu_allocator.cpp", "(t_state.entered++)) {}", "(0 * t_state.entered++)) {}", ("tests/device/test_cpu_allocator.py::test_a_wrapper_on_both_sides_makes_no_loop",)),
+    Mutation("the CPU's allocator stays when sharing ends", "device/runtime/cpu_allocator.cpp", "    ours.give_way();\n", "", ("tests/device/test_cpu_allocator.py::test_the_end_of_sharing_puts_back_what_was_in_front",)),
+    Mutation("the end of sharing takes the CPU's allocator from the device", "device/runtime/cpu_allocator.cpp", "  if (ours.is_in_front()) g_gives_way = false;\n", "", ("tests/device/test_cpu_allocator.py::test_it_stays_where_the_device_needs_it",)),
     Mutation("streams do not hold a block", "memory/heap.cpp", "  block_at(p)->held = true;\n", "", ("plain/test_heap",)),
     Mutation("a stream's thread keeps its graph", "device/runtime/stream.cpp", "    c10::GradMode::set_enabled(false);\n", "", (ON_DEV + "test_tasks_run_without_gradients_on_the_device_of_their_stream",)),
     # Python.

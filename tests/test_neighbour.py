@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
-from torch.utils.cpp_extension import include_paths, library_paths
 
+from tests.support.cpp_build import build_library
 from tests.support.interpreter import PACKAGE, install, run_python
 
 
@@ -188,22 +187,7 @@ __attribute__((constructor)) static void load() {
 @pytest.fixture(scope="module")
 def other_device(tmp_path_factory) -> Path:
     """A library of another package for PrivateUse1."""
-    folder = tmp_path_factory.mktemp("other")
-    (folder / "other.cpp").write_text(OTHER_DEVICE)
-    includes = [f"-I{path}" for path in include_paths()]
-    libraries = [f"-L{path}" for path in library_paths()]
-    command = [
-        "c++",
-        "-std=c++20",
-        "-O0",
-        "-shared",
-        "-fPIC",
-        *includes,
-        str(folder / "other.cpp"),
-        *libraries,
-    ]
-    subprocess.run([*command, "-lc10", "-ltorch_cpu", "-o", str(folder / "other.so")], check=True)
-    return folder / "other.so"
+    return build_library(OTHER_DEVICE, tmp_path_factory.mktemp("other") / "other.so")
 
 
 @pytest.mark.full

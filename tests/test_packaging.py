@@ -72,6 +72,8 @@ def test_an_extension_for_another_torch_is_refused_with_what_to_install(tmp_path
             versions.check_build(version)
         assert f"built for torch 2.13, and this is torch {version}. Install" in str(error.value)
         assert '"torch>=2.13,<2.14"' in str(error.value)
+        (command,) = re.findall(r"in a checkout: (pip install .*)$", str(error.value))
+        assert command in (ROOT / "README.md").read_text()
 
 
 def test_the_extension_says_which_torch_it_was_built_for():

@@ -32,6 +32,7 @@ LATE = {
     "occl.registration -> occl.distributed.gloo": "OCCL_IN_PLACE_OF",
     "occl.registration -> occl.distributed.backend": "the first group is made",
     "occl.distributed.gloo -> occl.distributed.backend": "the first group is made",
+    "occl.distributed.gloo -> occl._C": "the first group is made",
     "occl.distributed.alone -> occl.distributed.stats": "a group has been made",
     # What needs another package, or takes long.
     "occl.tools.top.command -> occl.tools.top.screen": "needs rich",

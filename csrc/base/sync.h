@@ -20,9 +20,9 @@ using Thread = std::thread;
 /// Orders what this thread has stored or seen before its seq_cst loads that follow.
 inline void fence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 
-/// A mutex that costs one locked instruction, where std::mutex costs two: unlocking is a plain store. It is
-/// for sections of a moment, and for locks that are mostly tried: a thread that waits for one yields, and
-/// after a while naps.
+/// A mutex that costs one locked instruction, where std::mutex costs two: unlocking is a plain store. For
+/// short critical sections, and for locks that threads try rather than wait for: a thread in lock() yields,
+/// and after a while naps.
 class SpinLock {
  public:
   bool try_lock() {

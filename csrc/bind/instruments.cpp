@@ -1,5 +1,6 @@
 // Instruments of a process with groups: the flight recorder, traces, and the region that peers read.
 #include <torch/csrc/utils/pybind.h>
+#include <torch/csrc/distributed/c10d/FlightRecorder.hpp>
 
 #include <optional>
 
@@ -28,6 +29,17 @@ void bind_instruments(py::module_& module) {
         return recorder != nullptr;
       },
       py::call_guard<py::gil_scoped_release>());
+  module.def("_forget_flight_recorder", [] {
+    if (pg::FlightRecorder* const recorder = pg::FlightRecorder::get()) recorder->forget();
+  });
+  module.def(
+      "_write_trace_file",
+      [](int rank, const py::bytes& dump) {
+        const std::string text = dump;
+        const py::gil_scoped_release no_gil;
+        c10d::DebugInfoWriter::getWriter(rank).write(text);
+      },
+      py::arg("rank"), py::arg("dump"));
   module.def(
       "_control_region",
       []() -> std::optional<py::memoryview> {

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "bind/bind.h"
+#include "device/runtime/cpu_allocator.h"
 #include "device/runtime/cpu_memory.h"
 #include "pg/backend/shared_tensors.h"
 #include "pg/request/errors.h"
@@ -45,10 +46,10 @@ void bind_memory(py::module_& module) {
   module.def(
       "_share_cpu_memory",
       [](std::optional<std::size_t> min_bytes) {
-        return pg::translated([&] { return pg::share_cpu_memory(min_bytes); });
+        return pg::translated([&] { return device::share_cpu_memory(min_bytes); });
       },
       py::arg("min_bytes"));
-  module.def("_cpu_memory_stats", [] { return by_name(pg::cpu_memory_stats()); });
+  module.def("_cpu_memory_stats", [] { return by_name(device::cpu_memory_stats()); });
 }
 
 }  // namespace occl::bind

@@ -24,7 +24,8 @@ void check_environment() {
 void register_device(const std::function<void()>& register_groups) {
   static const bool once = [&] {
     check_environment();
-    register_allocators();
+    register_allocator();
+    register_cpu_allocator();
     register_guard();
     register_hooks();
     register_pinned_allocator();

@@ -20,8 +20,10 @@ void register_device(const std::function<void()>& register_groups);
 
 // device/runtime: what runs the device
 
-/// The allocator of `dev`, and one in front of the CPU's that consults `AllocateOn`.
-void register_allocators();
+/// The allocator of `dev`.
+void register_allocator();
+/// The allocator in front of the CPU's, which consults `AllocateOn`.
+void register_cpu_allocator();
 /// The device guard: switches devices and streams, and records events, for PyTorch's own code.
 void register_guard();
 /// The accelerator hooks: devices, generators, pinned memory and storages, for code of any accelerator.

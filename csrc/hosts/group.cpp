@@ -7,8 +7,6 @@
 #include "base/error.h"
 #include "coll/progress/engine.h"
 #include "hosts/cost.h"
-#include "kernels/convert.h"
-#include "kernels/kernels.h"
 
 namespace occl::hosts {
 namespace {
@@ -28,13 +26,6 @@ constexpr auto kSubgroupLinger = std::chrono::seconds(5);
 /// CallHeader::number of what a leader sends to other leaders between collectives.
 enum Notice : std::uint64_t { ended = 1, left = 2 };
 
-coll::Blocks blocks_of(const std::vector<coll::Block>& list) {
-  if (list.empty()) return {};
-  std::size_t largest = 0;
-  for (const coll::Block& block : list) largest = std::max(largest, block.count);
-  return {list.front().data, largest, static_cast<std::uint32_t>(list.size()), nullptr};
-}
-
 }  // namespace
 
 Group::Group(GroupInfo info, std::shared_ptr<coll::Group> node, std::shared_ptr<Link> link)
@@ -47,8 +38,8 @@ Group::Group(GroupInfo info, std::shared_ptr<coll::Group> node, std::shared_ptr<
       link_(std::move(link)),
       unacknowledged_(info_, *link_),
       programs_(info_.topology, info_.rank),
+      run_(info_, *node_, *link_, in_flight_),
       headers_(engine().endpoint()),
-      work_(engine().endpoint()),
       rounds_(bruck_rounds(info_.topology.nodes())),
       p2p_(info_, *node_, *link_, unacknowledged_, activity()),
       monitored_barrier_(info_, *link_, unacknowledged_),
@@ -145,10 +136,7 @@ bool Group::next_phase() {
         read_result(agreement(), c, info_.rank);
         return false;
       }
-      program_ = &programs_.get({c, info_.window_bytes, agreement().pairwise != 0});
-      schedule_ = std::make_unique<Schedule>(program_->stages(), program_->windows());
-      open_.assign(program_->stages() * program_->stages(), 0);
-      work_.reserve(program_->stages() * program_->work_bytes());
+      run_.begin(*op_, programs_.get({c, info_.window_bytes, agreement().pairwise != 0}));
       phase_ = Phase::run;
       return true;
     case Phase::run:
@@ -160,12 +148,11 @@ bool Group::next_phase() {
 
 coll::Outcome Group::advance() {
   bool moved = node_->drive(false);
-  moved |= collect_ended(awaited());
+  moved |= collect_ended(phase_ == Phase::run ? run_.awaited() : InFlight::kEverywhere);
   if (moved && loss_) patience_ = Deadline::after(kLingerTime);
   if (phase_ == Phase::run) {
-    moved |= run_program();
-    if (!schedule_->done() || !in_flight_.empty())
-      return moved ? coll::Outcome::advanced : coll::Outcome::blocked;
+    moved |= run_.advance();
+    if (!run_.done() || !in_flight_.empty()) return moved ? coll::Outcome::advanced : coll::Outcome::blocked;
   } else if (!in_flight_.empty()) {
     return moved ? coll::Outcome::advanced : coll::Outcome::blocked;
   }
@@ -180,100 +167,9 @@ bool Group::collect_ended(int place) {
   return in_flight_.collect_ended(
       place,
       [this](int ended) {
-        if (phase_ == Phase::run) --open_[ended];
+        if (phase_ == Phase::run) run_.ended(ended);
       },
       [this](int peer, const Error& error) { throw info_.lost(peer, *link_, error); });
-}
-
-// ---- the program
-
-/// The slot whose operations block the next stage.
-int Group::awaited() const {
-  if (phase_ != Phase::run || schedule_->done()) return InFlight::kEverywhere;
-  const auto needed = schedule_->needs(schedule_->item());
-  return needed ? place(needed->stage, needed->window) : InFlight::kEverywhere;
-}
-
-/// Starts the stages that can start; true if there was one.
-bool Group::run_program() {
-  bool any = false;
-  for (; !schedule_->done(); schedule_->next()) {
-    const auto item = schedule_->item();
-    const auto needed = schedule_->needs(item);
-    if (needed && open_[place(needed->stage, needed->window)] > 0) return any;
-    for (const Step& step : program_->steps(item.stage, item.window))
-      carry_out(step, item.window, place(program_->ends_with(step, item.stage), item.window));
-    any = true;
-  }
-  return any;
-}
-
-std::byte* Group::at(const Piece& piece, std::uint64_t window) const {
-  if (piece.count == 0) return nullptr;
-  if (piece.where == Where::work)
-    return work_.data() + (window % program_->stages()) * program_->work_bytes() + piece.offset;
-  const coll::Collective& c = op_->collective();
-  return (piece.where == Where::in ? c.in : c.out).at(piece.block, size_of(c.dtype)).data + piece.offset;
-}
-
-void Group::carry_out(const NodeCollective& step, std::uint64_t window, int place) {
-  const auto blocks = [&](const std::vector<Piece>& pieces) {
-    std::vector<coll::Block> list;
-    for (const Piece& piece : pieces) list.push_back({at(piece, window), piece.count});
-    return list;
-  };
-  std::vector<coll::Block> in = blocks(step.in), out = blocks(step.out);
-  coll::Collective c;
-  c.kind = step.kind;
-  c.dtype = step.dtype;
-  c.op = step.op;
-  c.root = step.root;
-  c.in = blocks_of(in);
-  c.out = blocks_of(out);
-  if (step.counts.empty()) {
-    c.largest = c.count();
-    c.volume = coll::kUneven;
-  } else {
-    coll::set_sizes(c, step.counts);
-  }
-  c.factor = op_->collective().factor;
-  ++open_[place];
-  in_flight_.add(*node_, std::make_unique<InFlight::NodeOperation>(c, std::move(in), std::move(out)), place);
-}
-
-void Group::carry_out(const Step& step, std::uint64_t window, int place) {
-  if (const auto* node_collective = std::get_if<NodeCollective>(&step)) {
-    carry_out(*node_collective, window, place);
-  } else if (const auto* message = std::get_if<SendRecv>(&step)) {
-    const Piece& piece = message->piece;
-    const auto s = info_.channel(Channel::data);
-    ++open_[place];
-    in_flight_.add(message->send ? link_->send(message->peer, s, at(piece, window), piece.bytes())
-                                 : link_->receive(message->peer, s, at(piece, window), piece.bytes()),
-                   message->peer, place);
-  } else if (const auto* reduce = std::get_if<Reduce>(&step)) {
-    std::vector<const void*> from;
-    for (const Piece& src : reduce->srcs) from.push_back(at(src, window));
-    void* const to[] = {at(reduce->dst, window)};
-    kernels::reduce(reduce->dtype, reduce->op, to, from, reduce->dst.count, kernels::Store::cached);
-  } else if (const auto* cast = std::get_if<Cast>(&step)) {
-    void* const to = at(cast->dst, window);
-    const void* const from = at(cast->src, window);
-    if (cast->widen)
-      kernels::widen(cast->narrow, cast->wide, to, from, cast->src.count);
-    else
-      kernels::narrow(cast->narrow, cast->wide, to, from, cast->src.count, cast->divisor);
-  } else if (const auto* write_count = std::get_if<WriteCount>(&step)) {
-    const auto count = static_cast<std::int64_t>(write_count->count);
-    std::copy_n(reinterpret_cast<const std::byte*>(&count), sizeof(count), at(write_count->to, window));
-  } else if (const auto* check_count = std::get_if<CheckCount>(&step)) {
-    std::int64_t count;
-    std::copy_n(at(check_count->received, window), sizeof(count), reinterpret_cast<std::byte*>(&count));
-    if (count != static_cast<std::int64_t>(check_count->expected))
-      fail(Errc::mismatch, info_.describe(check_count->peer), " sends ", count, " elements to rank ",
-           info_.rank, ", which expects ", check_count->expected, ", in ", op_->describe(), " #",
-           op_->sequence(), " of group ", info_.name);
-  }
 }
 
 bool Group::advance_messages(coll::OperationList& done) {
@@ -433,12 +329,12 @@ void Group::leave() {
   in_flight_.clear();
   p2p_.clear();
   link_->end_group(info_.number);
-  if (link_->stuck()) work_.abandon();
+  if (link_->stuck()) run_.work().abandon();
 }
 
 coll::Communicator::Memory Group::memory_held() const {
   const Memory node = node_->memory();
-  return {node.blocks, node.staging + headers_.bytes() + work_.bytes()};
+  return {node.blocks, node.staging + headers_.bytes() + run_.work().bytes()};
 }
 
 double Group::seconds(const coll::Task& task, bool mapped) const {

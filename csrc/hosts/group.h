@@ -1,6 +1,6 @@
 // The communicator whose ranks are on several nodes. A collective begins with the preamble, in which all
-// ranks compare their calls (hosts/preamble.h), and goes on with a program (hosts/program.h) of operations of
-// the node's group, messages over the link, and kernels.
+// ranks compare their calls (hosts/preamble.h). Then a program runs (hosts/program_run.h): operations of the
+// node's group, messages over the link, and kernels.
 //
 //     gather call headers ─▶ leaders exchange theirs ─▶ broadcast the agreement ─▶ run the program
 //
@@ -23,7 +23,7 @@
 #include "hosts/p2p.h"
 #include "hosts/preamble.h"
 #include "hosts/program_cache.h"
-#include "hosts/schedule.h"
+#include "hosts/program_run.h"
 #include "hosts/scratch.h"
 #include "hosts/unacknowledged_sends.h"
 
@@ -53,7 +53,7 @@ class Group final : public coll::Communicator,
     monitored_barrier_.run(*this, timeout, all_ranks, interrupted);
   }
   void deliver(const std::function<void()>& interrupted) override;
-  /// Leaders are: other nodes can be waiting for a rank of their nodes.
+  /// Only on leaders: other nodes can be waiting for a rank of a leader's node.
   bool monitored() const override { return leads(); }
   std::shared_ptr<coll::Communicator> make_subgroup(const coll::Subgroup& wanted,
                                                     const std::function<Tuning()>& tuning, Deadline deadline,
@@ -97,14 +97,6 @@ class Group final : public coll::Communicator,
   CallHeader find_agreement() const;
   bool next_phase();
   bool collect_ended(int place);
-  bool run_program();
-  int place(int stage, std::uint64_t window) const {
-    return stage * program_->stages() + static_cast<int>(window % program_->stages());
-  }
-  int awaited() const;
-  void carry_out(const Step& step, std::uint64_t window, int place);
-  void carry_out(const NodeCollective& step, std::uint64_t window, int place);
-  std::byte* at(const Piece& piece, std::uint64_t window) const;
   void send_notices(std::uint64_t kind, const std::string& text);
   void read_notices();
   std::chrono::nanoseconds grace(const coll::Operation& op) const;
@@ -130,11 +122,9 @@ class Group final : public coll::Communicator,
   coll::Operation* op_ = nullptr;
   Phase phase_ = Phase::gather;
   ProgramCache programs_;
-  Program* program_ = nullptr;  // that runs
-  std::unique_ptr<Schedule> schedule_;
-  std::vector<int> open_;  // steps that have not ended, by stage and place of the window
   InFlight in_flight_;
-  Scratch headers_, work_;
+  ProgramRun run_;
+  Scratch headers_;
   const std::vector<std::vector<HeaderExchange>> rounds_;
   std::size_t round_ = 0;                                // of them
   std::shared_ptr<std::vector<CallHeader>> of_leaders_;  // by distance of their nodes
@@ -151,7 +141,7 @@ class Group final : public coll::Communicator,
 
   std::optional<Error> loss_;              // a rank has left, or has died: no collective can begin any more
   Deadline patience_ = Deadline::never();  // for one that had begun before, and can do without it
-  bool leaving_ = false;                   // this rank calls nothing any more
+  bool leaving_ = false;                   // this rank makes no more calls
   bool silent_ = false;                    // this rank has left or given up
 };
 

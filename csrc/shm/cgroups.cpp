@@ -2,8 +2,13 @@
 
 #include <algorithm>
 #include <fstream>
+#include <mutex>
+#include <optional>
 #include <sstream>
+#include <utility>
 #include <vector>
+
+#include "base/fork.h"
 
 namespace occl::shm {
 namespace {
@@ -29,7 +34,8 @@ bool has_memory(const std::string& controllers) {
   return std::find(list.begin(), list.end(), "memory") != list.end();
 }
 
-std::vector<Mount> mounts(const std::string& root) {
+/// Nothing if they cannot be read.
+std::optional<std::vector<Mount>> read_mounts(const std::string& root) {
   std::vector<Mount> found;
   std::ifstream file(root + "/proc/self/mountinfo");
   for (std::string line; std::getline(file, line);) {
@@ -41,7 +47,22 @@ std::vector<Mount> mounts(const std::string& root) {
     if (type == "cgroup2" || (type == "cgroup" && has_memory(options)))
       found.push_back({type == "cgroup2", from, point});
   }
+  if (!file.eof()) return std::nullopt;
   return found;
+}
+
+ForkMutex known_mutex;
+const std::vector<Mount>* known = nullptr;  // under the mutex: this process's, which it reads once
+
+std::vector<Mount> mounts(const std::string& root) {
+  if (!root.empty()) return read_mounts(root).value_or(std::vector<Mount>());
+  std::lock_guard lock(known_mutex);
+  if (!known) {
+    auto found = read_mounts(root);
+    if (!found) return {};  // perhaps for want of a descriptor
+    known = new std::vector<Mount>(*std::move(found));
+  }
+  return *known;
 }
 
 /// The path of this process's group; "" if it is not known.

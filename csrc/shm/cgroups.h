@@ -15,8 +15,9 @@ struct CgroupMemory {
 };
 
 /// What the kernel can drop from a group's page cache counts as free. That takes longer to read, so it is
-/// read only for groups with less than `enough` bytes free otherwise. `root`: for tests, where /proc and /sys
-/// lie.
+/// read only for groups with less than `enough` bytes free otherwise. Where control groups are mounted is
+/// read once in a process, and in its forked children not again; which of them the process is in, each time.
+/// `root`: for tests, where /proc and /sys lie.
 CgroupMemory cgroup_memory(std::size_t enough, const std::string& root = "");
 
 }  // namespace occl::shm

@@ -9,14 +9,14 @@
 // A record is whole cache lines. The first word of its first line is its stamp: the record's position + 1,
 // stored last. So the reader waits on the line that it needs next, and a record of one line takes one
 // transfer between the cores. Before the writer stamps a record, it clears the stamp of the place behind it,
-// because that line may hold anything from an earlier turn. If that place is not free, it holds the stamp of
-// the oldest record, which is none of a later turn. To store into a line, the writer must first take it from
-// the reader's cache. So it clears several lines at once, which overlaps, and before it writes into the line
-// that the reader looks at all the time.
+// because that line can hold anything from an earlier turn. If that place is not free, it holds the oldest
+// record, whose stamp is from an earlier turn. To store into a line, the writer must first take it from the
+// reader's cache. So it clears several lines in a row, whose transfers overlap, and does so before it writes
+// into the line that the reader polls.
 //
 // `tail` lies where its writer, the reader of the ring, may write. The writer keeps a copy of it, and reads
-// it only when the copy does not suffice. A thread may sleep on stamp and tail, so each store is followed by
-// a ring (bell.h), and the loads are seq_cst.
+// it only when the copy does not suffice. A thread can sleep on stamp and tail, so each store is followed by
+// a ring of the bell (bell.h), and the loads are seq_cst.
 #pragma once
 
 #include <algorithm>

@@ -25,7 +25,7 @@ UNCLEAR = ("INTERNAL ASSERT FAILED", "please report a bug", "Unable to cast", "o
 def why_unclear(error: BaseException) -> str:
     """What keeps an exception from being a clear refusal; "" if it is one."""
     if not isinstance(error, RuntimeError | ValueError | TypeError):
-        return f"{type(error).__name__} is none of RuntimeError, ValueError, TypeError, NotImplementedError"
+        return f"{type(error).__name__} is not a RuntimeError, ValueError, TypeError or NotImplementedError"
     text = str(error).strip()
     if len(text) < 10:
         return "it has no text"

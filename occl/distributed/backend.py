@@ -38,18 +38,31 @@ def _made(backend: ProcessGroupOCCL) -> ProcessGroupOCCL:
     return backend
 
 
+def _made_for(group: dist.ProcessGroup | None) -> ProcessGroupOCCL | None:
+    """The backend ``occl`` of a group that has one."""
+    if group is None:
+        return None
+    for device in group._device_types:
+        backend = group._get_backend(device)
+        backend = getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL
+        if isinstance(backend, ProcessGroupOCCL):
+            return backend
+    return None
+
+
 def _world() -> ProcessGroupOCCL | None:
     """The backend ``occl`` of the default group, in whose ranks ``global_ranks_in_group`` counts; or None."""
     if not dist.is_initialized():
         return None
     world = dist.group.WORLD
     assert world is not None
-    backends = [world._get_backend(device) for device in world._device_types]
-    return next((backend for backend in backends if isinstance(backend, ProcessGroupOCCL)), None)
+    return _made_for(world)
 
 
 def create(opts: Any, options: ProcessGroupOCCL.Options | None = None) -> ProcessGroupOCCL:
     """The factory that ``init_process_group`` and ``new_group`` call (PyTorch's extended backend API).
+
+    PyTorch calls it for each device type of a group that has other backends too. One backend serves them all.
 
     Args:
         opts: store, group_rank, group_size, timeout, group_id, global_ranks_in_group.
@@ -81,6 +94,8 @@ def create(opts: Any, options: ProcessGroupOCCL.Options | None = None) -> Proces
     options.group_name = opts.group_id
     options.global_ranks_in_group = opts.global_ranks_in_group
     alone.watch()  # a launcher in this process, such as Ray's, may have set WORLD_SIZE by now
+    if made := _made_for(getattr(opts, "process_group", None)):
+        return made
     members = opts.global_ranks_in_group
     parent = _world() if members else None
     return _made(ProcessGroupOCCL(opts.store, opts.group_rank, opts.group_size, options, parent, members))

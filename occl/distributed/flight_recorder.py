@@ -36,12 +36,17 @@ def write() -> bool:
 
 
 def _both(collectives: bool, stacks: bool, only_active: bool, backend: str) -> dict[str, Any]:
-    """What PyTorch's own recorder has (of Gloo's groups, say) and what ours has, in the order of time."""
+    """What PyTorch's own recorder has (of Gloo's groups, say) and what ours has, in the order of time.
+
+    For "occl" it is ours alone: PyTorch's would have the same calls, if a program attached it to a group.
+    """
+    ours: dict[str, Any] = pickle.loads(dump(collectives=collectives, stacks=stacks, only_active=only_active))
+    if backend == "occl":
+        return ours
     of_backend = compat.recorder_of(backend)
     theirs: dict[str, Any] = pickle.loads(_theirs(collectives, stacks, only_active, **of_backend))
-    if backend not in ("gloo", "occl"):
+    if backend != "gloo":
         return theirs
-    ours = pickle.loads(dump(collectives=collectives, stacks=stacks, only_active=only_active))
     for group, status in ours["pg_status"].items():
         theirs["pg_status"][f"occl {group}"] = status
     theirs["pg_config"] |= ours["pg_config"]
@@ -53,6 +58,7 @@ def _both(collectives: bool, stacks: bool, only_active: bool, backend: str) -> d
 
 _c10d: Any = _distributed_c10d  # whose stub lacks these functions
 _theirs = _c10d._dump_fr_trace
+_reset_theirs = getattr(_c10d, "_reset_fr_trace", None)  # from 2.15 on
 
 
 def _dump_fr_trace(
@@ -70,7 +76,25 @@ def _dump_fr_trace_json(
     return json.dumps(_both(includeCollectives, False, onlyActive, backend)).encode()
 
 
+def _dump_fr_trace_file(
+    rank: int,
+    includeCollectives: bool = True,
+    includeStackTraces: bool = False,
+    onlyActive: bool = False,
+    backend: str = "gloo",
+) -> None:
+    _C._write_trace_file(rank, _dump_fr_trace(includeCollectives, includeStackTraces, onlyActive, backend))
+
+
+def _reset_fr_trace(backend: str = "gloo") -> None:
+    if backend in ("gloo", "occl"):
+        _C._forget_flight_recorder()
+    if _reset_theirs:
+        _reset_theirs(backend)
+
+
 def answer_for_pytorch() -> None:
     """PyTorch's own functions include our entries from now on. Idempotent."""
-    _c10d._dump_fr_trace = _dump_fr_trace
-    _c10d._dump_fr_trace_json = _dump_fr_trace_json
+    for ours in (_dump_fr_trace, _dump_fr_trace_json, _dump_fr_trace_file, _reset_fr_trace):
+        if hasattr(_c10d, ours.__name__):
+            setattr(_c10d, ours.__name__, ours)

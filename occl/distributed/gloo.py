@@ -1,13 +1,14 @@
 """Groups of occl for programs that ask for Gloo.
 
-PyTorch makes Gloo in one function, by a comparison with its name, so no registration can take its place.
-`replace` puts a function around that one. Before a group with Gloo is made, its ranks agree through the
-group's store, and then all of them get occl or all get Gloo:
+From 2.14 on PyTorch has a registered factory for Gloo, and `replace` registers one in its place. Before, it
+builds Gloo in one function, in an ``if`` that compares the backend's name, and `replace` wraps that function.
+Before a group with Gloo is made, its ranks agree through the group's store, and then all of them get occl or
+all get Gloo:
 
     each rank that asks    stores its vote, with a random number for this attempt to make the group
     a rank that does not   stores no vote but the address that Gloo's ranks exchange, which tells the others
-    each rank that asks    stores which votes it has seen, and goes on when all ranks that voted have seen
-                           the same ones: then none of these is left from an earlier attempt
+    each rank that asks    stores which votes it has seen, and proceeds when all ranks that voted have seen
+                           the same ones: then no vote is left from an earlier attempt
     a rank that is late    finds that the others have agreed without it, which means Gloo
 
 `occl.registration` imports this module together with PyTorch, so nothing here loads the extension before a
@@ -36,12 +37,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from occl import registration, variables, versions
+from occl import compat, registration, variables, versions
 from occl.distributed import program
 from occl.tools.text import ranks
 
 if TYPE_CHECKING:
-    from types import TracebackType
+    from types import FrameType, TracebackType
 
 MAX_RANKS = 256
 KEYS = "occl in the place of gloo"
@@ -62,15 +63,16 @@ class replace:
     """Makes groups with the backend "gloo" groups of occl, without a change to the program.
 
     It holds from the call on, for all threads and for every group that is made from then on with
-    ``init_process_group``, ``new_group`` or what calls them, also for a part such as that of
-    ``"cpu:gloo,cuda:nccl"``. ``get_backend`` still says what the program asked for. Groups that exist stay
-    what they are. `serves` says what a group got.
+    ``init_process_group`` or ``new_group``, directly or through a library, also for one device type of
+    several, as in ``"cpu:gloo,cuda:nccl"``. ``get_backend`` still returns what the program asked for. Groups
+    that exist do not change. `serves` says which backend a group got.
 
     A group is Gloo's, with one warning that says why, if a rank has not called this, cannot use occl, or
-    shares no memory with the others. All ranks of a group come to the same choice. What makes Gloo itself
-    (``torch.distributed.rpc``, ``TORCH_DISTRIBUTED_DEBUG=DETAIL``, ``ProcessGroupGloo(...)``) gets Gloo.
+    shares no memory with the others. All ranks of a group come to the same choice. Code that makes Gloo
+    itself (``torch.distributed.rpc``, ``TORCH_DISTRIBUTED_DEBUG=DETAIL``, ``ProcessGroupGloo(...)``) gets
+    Gloo.
 
-    In a ``with`` statement, what held before holds again at the end; these may be nested.
+    In a ``with`` statement, the previous setting holds again at the end; such statements can be nested.
     ``replace(None)`` switches it off. The environment variable ``OCCL_IN_PLACE_OF=gloo`` switches it on when
     PyTorch is imported.
 
@@ -127,11 +129,62 @@ def ignores_options() -> bool:
     return getattr(_making, "for_gloo", False)
 
 
-# ---- The functions of PyTorch that are replaced, and all that is: docs/pytorch.md lists them ---------------
-
-
 def _install() -> None:
-    """Puts ours around PyTorch's functions. They stay there, and pass every call on while it is off."""
+    """Puts ours in the place of PyTorch's. It stays, and passes every call on while replacing is off."""
+    if factory := compat.factory_of_gloo():
+        if "gloo" not in _originals:
+            _originals["gloo"] = factory
+            compat.register_gloo(_create)
+    else:
+        _wrap()
+
+
+# ---- From PyTorch 2.14 on: the registered factory ----------------------------------------------------------
+
+
+def _create(opts: Any, options: Any = None) -> Any:
+    """The factory that PyTorch calls for "gloo": makes a backend of occl if all ranks can, or else Gloo."""
+    original = _originals["gloo"]
+    if not _on:
+        return original(opts, options)
+    asked = _backends_of_caller()
+    name, size = opts.group_id, opts.group_size
+    choice = _choose(asked, opts.group_rank, size, name, opts.store, opts.store, opts.timeout)
+    if not choice["occl"]:
+        return original(opts, options)
+    from occl import _C
+    from occl.distributed import backend
+
+    made = backend.create(opts, options if isinstance(options, _C.ProcessGroupOCCL.Options) else None)
+    if not choice["kept"]:
+        return made
+    # PyTorch registers what a factory makes for all devices of "gloo", except a whole group.
+    kinds, group = dist.ProcessGroup.BackendType, opts.process_group
+    opts.store = dist.PrefixStore("kept/", opts.store)
+    gloo = original(opts, options)
+    for device in asked:
+        if device in choice["kept"]:
+            group._register_backend(torch.device(device), kinds.CUSTOM, gloo)
+        else:
+            group._register_backend(torch.device(device), kinds.GLOO, made)
+    return group
+
+
+def _backends_of_caller() -> dict[str, str]:
+    """The backend by device type of the group that PyTorch makes now, of which it tells factories nothing."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame:
+        config = frame.f_locals.get("backend_config")
+        if isinstance(config, dist.BackendConfig):
+            return dict(config.get_device_backend_map())
+        frame = frame.f_back
+    return {"cpu": "gloo"}
+
+
+# ---- Up to PyTorch 2.13: the functions that are wrapped (docs/pytorch.md). Remove with 2.13 ---------------
+
+
+def _wrap() -> None:
     for name, ours in {
         "_new_process_group_helper": _make_group,  # makes Gloo by its name
         "_set_pg_timeout": _set_timeout,  # looks for ProcessGroupGloo by its type
@@ -151,8 +204,14 @@ def _make_group(*args: Any, **kwargs: Any) -> Any:
     call.apply_defaults()
     given = call.arguments
     asked = _backends_asked_for(given)
-    choice = _choose(given, asked) if "gloo" in asked.values() else None
-    if choice is None or not choice["occl"]:
+    devices = [device for device, backend in asked.items() if backend == "gloo"]
+    if not devices:
+        return original(*args, **kwargs)
+    rank, size, group_name = given["group_rank"], given["group_size"], given["group_name"]
+    votes = dist.PrefixStore(f"{group_name}/", given["store"])
+    addresses = dist.PrefixStore(f"{devices[0]}/", votes)
+    choice = _choose(asked, rank, size, group_name, votes, addresses, given["timeout"])
+    if not choice["occl"]:
         return original(*args, **kwargs)
     taken = [
         device for device, backend in asked.items() if backend == "gloo" and device not in choice["kept"]
@@ -160,7 +219,7 @@ def _make_group(*args: Any, **kwargs: Any) -> Any:
     name, given["backend"] = given["backend"], _config(asked | dict.fromkeys(taken, "occl"))
     with _without_options(asked):
         group, store = original(*call.args, **call.kwargs)
-    # What PyTorch says about the group is what the program asked for.
+    # PyTorch reports for the group what the program asked for.
     distributed_c10d._world.pg_map[group] = (name, store)
     distributed_c10d._world.pg_backend_config[group] = _config(asked)
     if not choice["kept"]:
@@ -228,22 +287,30 @@ def _without_options(asked: Mapping[str, str]) -> Iterator[None]:
 # ---- How the ranks agree -----------------------------------------------------------------------------------
 
 
-def _choose(given: Mapping[str, Any], asked: Mapping[str, str]) -> dict[str, Any]:
-    """What all ranks of the new group make: occl or not, why not, and the devices that stay Gloo's."""
-    rank, size, name = given["group_rank"], given["group_size"], given["group_name"]
-    devices = [device for device, backend in asked.items() if backend == "gloo"]
+def _choose(
+    asked: Mapping[str, str],
+    rank: int,
+    size: int,
+    name: str,
+    store: dist.Store,
+    gloo: dist.Store,
+    timeout: timedelta,
+) -> dict[str, Any]:
+    """What all ranks of the new group make: occl or not, why not, and the devices that stay Gloo's.
+
+    Args:
+        asked: the backend by device type.
+        gloo: the store in which the group's Gloo would store addresses.
+    """
+    kept = ["cuda"] if asked.get("cuda") == "gloo" and torch.cuda.is_available() else []
+    mixed = kept and "gloo" in _originals and set(asked.values()) != {"gloo"}
     vote = {
-        "cannot": _why_not(size),
+        "cannot": f"Gloo serves CUDA tensors too in {_config(asked)}" if mixed else _why_not(size),
         "place": _place(),
         "version": versions.VERSION,
-        "kept": [device for device in devices if device == "cuda" and torch.cuda.is_available()],
+        "kept": kept,
     }
-    if size == 1:
-        choice = _outcome([vote])
-    else:
-        store = dist.PrefixStore(f"{name}/", given["store"])
-        gloo = dist.PrefixStore(f"{devices[0]}/", store)
-        choice = _agree(store, gloo, vote, rank, size, name, given["timeout"])
+    choice = _outcome([vote]) if size == 1 else _agree(store, gloo, vote, rank, size, name, timeout)
     if not choice["occl"] and choice["why"] not in _said:
         _said.add(choice["why"])
         warnings.warn(

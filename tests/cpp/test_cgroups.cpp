@@ -1,8 +1,12 @@
 // The memory limits of control groups, on made-up trees of files: those of tests/doctor/test_cgroups.py,
 // which says what the doctor reads from them, and how much is used. modes: plain asan
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <map>
 #include <string>
 
@@ -105,6 +109,32 @@ TEST("pages of files count as free, and are only looked up where there is not en
                    "inactive_file 1\nactive_file 1\ntotal_inactive_file 300\n"
                    "total_active_file 7000"}};
   CHECK(is(read(first("/"), "4:memory:/", one), 1000, 1000), "never more than the limit");
+}
+
+/// How many bytes this process has read from files so far; 0 if the kernel does not say.
+std::size_t bytes_read() {
+  std::ifstream file("/proc/self/io");
+  std::string name;
+  std::size_t bytes = 0;
+  return file >> name >> bytes && name == "rchar:" ? bytes : 0;
+}
+
+TEST("a process reads only once where control groups are mounted, and its forked child uses that") {
+  std::ifstream file("/proc/self/mountinfo");
+  const std::string mounts{std::istreambuf_iterator<char>(file), {}};
+  if (bytes_read() == 0) return;
+  const auto takes = [] {
+    const std::size_t before = bytes_read();
+    cgroup_memory(kAll);
+    return bytes_read() - before;
+  };
+  const std::size_t first = takes(), second = takes();
+  CHECK(first > mounts.size(), first);
+  CHECK(second <= first - mounts.size() / 2, first, " and then ", second);  // counters in the files can grow
+  const pid_t child = fork();
+  if (child == 0) _exit(takes() <= first - mounts.size() / 2 ? 0 : 1);
+  int status = -1;
+  CHECK(waitpid(child, &status, 0) == child && status == 0);
 }
 
 TEST("what this process may take is no more than its control groups allow") {

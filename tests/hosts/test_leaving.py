@@ -1,4 +1,4 @@
-"""A rank leaves, or ends, when ranks of other hosts have what it sent and went on without waiting for."""
+"""A rank leaves, or exits, only when ranks of other hosts have received what it reported as sent."""
 
 from __future__ import annotations
 

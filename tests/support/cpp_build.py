@@ -179,6 +179,18 @@ def torch_libraries() -> list[str]:
     return [*(f"-L{path}" for path in library_paths()), "-lc10", "-ltorch", "-ltorch_cpu", "-ltorch_python"]
 
 
+def build_library(source: str, library: Path) -> Path:
+    """Makes a library of C++ code that uses PyTorch, as another package would, and returns its path."""
+    from torch.utils.cpp_extension import include_paths
+
+    code = library.with_suffix(".cpp")
+    code.write_text(source)
+    includes = [f"-I{path}" for path in include_paths()]
+    command = [*shlex.split(compiler()), "-std=c++20", "-O0", "-shared", "-fPIC", *includes, str(code)]
+    subprocess.run([*command, *torch_libraries(), "-o", str(library)], check=True)
+    return library
+
+
 def compiler(mode: str = "plain") -> str:
     """The compiler's command, through ccache where that is installed."""
     command = COMPILERS.get(mode) or os.environ.get("CXX", "c++")

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/hash.h"
 #include "base/limits.h"
 #include "coll/group/turn.h"
 
@@ -42,7 +43,7 @@ class Showing {
 };
 
 /// One attempt of this rank to meet the others. A rank may give up and begin again after others have seen its
-/// offer. So all ranks first show which offers they have seen, and go on when these are the same ones.
+/// offer. So all ranks first show which offers they have seen, and proceed when all have seen the same ones.
 class Attempt {
  public:
   Attempt(Group& parent, const Subgroup& wanted, Showing& showing)
@@ -54,7 +55,7 @@ class Attempt {
     memory_.failures.resize(mesh_.size());
   }
 
-  /// Reads what the ranks show now; true if all of them have agreed on one offer of each.
+  /// Reads the offers on the ranks' boards. True if all ranks have agreed on one offer of each.
   bool look() {
     for (std::size_t i = 0; i < wanted_.ranks.size(); ++i) look_at(i);
     const bool all = std::all_of(found_.begin(), found_.end(), [](const auto& it) { return it.has_value(); });
@@ -62,7 +63,7 @@ class Attempt {
     const std::uint64_t seen = all ? which() : 0;
     if (seen != showing_.agreed()) {
       showing_.agree(seen);
-      return look();  // with this rank's own offer as it is now
+      return look();  // this rank's own offer has changed
     }
     return all && std::all_of(found_.begin(), found_.end(),
                               [&](const auto& it) { return it->offer.agreed == seen; });
@@ -88,7 +89,7 @@ class Attempt {
   void look_at(std::size_t i) {
     const int rank = wanted_.ranks[i];
     const Member& member = mesh_.member(rank);
-    // Read before the board, because what a rank showed before it went counts.
+    // Read before the board, because an offer counts that a rank showed before it exited or left.
     const bool exited = member.peer->exited(), left = member.left();
     const OfferBoard& board = member.block.offers();
     if (exited) fail_for_the_dead();
@@ -109,14 +110,14 @@ class Attempt {
     }
   }
 
-  /// A number for the offers that were found, never 0: FNV-1a of their random incarnations.
+  /// A number for the offers that were found, never 0: a hash of their random incarnations.
   std::uint64_t which() const {
-    std::uint64_t hash = 0xcbf29ce484222325u;
-    for (const auto& it : found_) hash = (hash ^ it->offer.invitation.incarnation) * 0x100000001b3u;
+    std::uint64_t hash = kHashStart;
+    for (const auto& it : found_) hash = hashed(hash, it->offer.invitation.incarnation);
     return hash | 1;
   }
 
-  /// Names all dead ranks, because one may have failed because of another.
+  /// Names all dead ranks, because the death of one can have caused that of another.
   [[noreturn]] void fail_for_the_dead() const {
     std::string dead;
     for (const int rank : wanted_.ranks)
@@ -125,8 +126,8 @@ class Attempt {
          " tried to ", goal(mesh_.name(), wanted_));
   }
 
-  /// The rank may have left because of a death that this rank does not know of, perhaps of a rank that has no
-  /// part in the new group, or because its attempt failed.
+  /// The rank can have left because of a death that this rank does not know of, even of a rank that has no
+  /// part in the new group, or because its own attempt failed.
   [[noreturn]] void fail_for_the_leaver(int rank, const std::optional<OfferBoard::Shown>& shown) const {
     for (const int other : wanted_.ranks)
       if (mesh_.member(other).peer->has_exited()) fail_for_the_dead();
@@ -151,7 +152,7 @@ class Attempt {
              mesh_.size(), " ranks cannot have");
   }
 
-  /// Fails once for each failure of another rank, which may have begun another attempt in the meantime.
+  /// Fails once for each failure of another rank, because that rank can have begun a new attempt since.
   void fail_with_peer(int rank, const Offer::Failure& failure) {
     if (failure.number == memory_.failures[rank] || !failure.ranks.is(wanted_.all())) return;
     memory_.failures[rank] = failure.number;
@@ -160,7 +161,7 @@ class Attempt {
          printable(failure.reason.data(), failure.reason.size()));
   }
 
-  /// `rank` wants another group. It may come to this one later, unless it waits for this rank there.
+  /// `rank` wants another group. It can come to this one later, unless it waits for this rank there.
   void note_dispute(int rank, const RankList& ranks) {
     const bool waits_for_this = wanted_.purpose == Purpose::shrink || ranks.has(this_rank());
     if (!waits_for_this || !disputed_.empty()) return;
@@ -173,7 +174,7 @@ class Attempt {
     dispute_ = Deadline::after(kDispute);
   }
 
-  /// As texts and offers name it.
+  /// The number of this rank in messages and offers.
   int this_rank() const { return mesh_.shown(mesh_.rank()); }
 
   Group::SubgroupState& memory_;
@@ -181,7 +182,7 @@ class Attempt {
   const Subgroup& wanted_;
   Showing& showing_;
   std::vector<std::optional<OfferBoard::Shown>> found_;
-  std::string disputed_;  // how a rank contradicted this one: the error if it goes on
+  std::string disputed_;  // how a rank contradicted this one: the error if the dispute lasts
   int disputing_ = -1;
   Deadline dispute_ = Deadline::never();
 };

@@ -1,8 +1,8 @@
 // The creation of a group of some ranks of a group, without a store: the ranks meet in memory that they share
 // already.
 //
-// It works after ranks have died, even the one that held the store, and after the parent has ended. The new
-// group's name is only for texts: PyTorch may give it a different name on each rank.
+// It works after ranks have died, even the one that served the store, and after the parent has ended. The new
+// group's name is only for messages: PyTorch can give it a different name on each rank.
 #pragma once
 
 #include <chrono>
@@ -20,29 +20,29 @@ struct Subgroup {
   enum class Purpose { create, shrink };
 
   std::vector<int> ranks;  // of the parent, this rank among them; the new group's ranks in their order
-  std::string name;        // for texts only
+  std::string name;        // for messages only
   Purpose purpose = Purpose::create;
-  /// Where the parent is a node's part of a group over several nodes: all ranks of the new group, as that one
-  /// counts them. Empty: `ranks`.
+  /// Where the parent is a node's part of a group over several nodes: all ranks of the new group, numbered as
+  /// in that larger group. Empty: `ranks`.
   std::vector<int> whole = {};
   const std::vector<int>& all() const { return whole.empty() ? ranks : whole; }
 };
 
-/// "shrink group 0 to ranks 0, 2": what a rank tries to do with this parent, for texts.
+/// "shrink group 0 to ranks 0, 2": what a rank tries to do with this parent, for error messages.
 std::string goal(const std::string& parent, const Subgroup& wanted);
 
 /// Throws Error(timeout): `rank` of `parent` timed out waiting for `missing`; both are given as message text.
 [[noreturn]] void fail_waiting(const std::string& parent, int rank, const std::string& missing,
                                const Subgroup& wanted, Deadline deadline);
 
-/// The error for two ranks, as texts name them, that want different groups of each other.
+/// The message for two ranks that want different groups of each other; `other` and `rank` are their names.
 std::string contradiction(const std::string& parent, const std::string& other, const Subgroup& theirs,
                           const std::string& rank, const Subgroup& wanted);
-/// How long they may before that is an error. They may agree a moment later: one of them may not know yet of
-/// a death that the other knows of, and will give up its attempt.
+/// Such a dispute is an error after this time. Until then it can end: the rank that does not know yet of a
+/// death that the other knows of will give up its attempt.
 inline constexpr std::chrono::seconds kDispute{1};
 
-/// All of `wanted.ranks` must call it; the other ranks of the parent take no part. The parent stays as it is.
+/// All of `wanted.ranks` must call it; the other ranks take no part, and the parent does not change.
 /// Calls for one parent in one process run one after the other. Ranks must make their common groups in the
 /// same order.
 ///

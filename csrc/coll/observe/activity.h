@@ -1,11 +1,11 @@
 // The activity of one rank in one group: the times of its operations, which it publishes for readers outside
 // (coll/observe/record.h), and hands to the process's Recorder, if there is one (coll/task/recorder.h).
 //
-// It costs an operation a few stores into cache lines that only this rank touches, and one look at the clock
-// after its post (or after it has sent a small message), while the bytes are on their way. A rank that waited
-// looks at the clock once more, and so do operations of more than kUntimedBytes at their beginning and end.
+// It costs an operation a few stores into cache lines that only this rank touches, and one reading of the
+// clock after its post (or after it has sent a small message), while the bytes are on their way. A rank that
+// waited reads the clock once more; operations of more than kUntimedBytes read it when they begin and end.
 //
-// The thread that drives the group calls it, but for `submitted`.
+// Only the thread that drives the group calls it, except where a function says otherwise.
 #pragma once
 
 #include <cstddef>
@@ -21,10 +21,10 @@
 
 namespace occl::coll {
 
-/// Moving so little takes less than finding out how long it took.
+/// Moving up to this many bytes takes less time than reading the clock.
 inline constexpr std::size_t kUntimedBytes = 1024;
 
-/// The larger of what a rank gives and of what it gets.
+/// The bytes that a rank contributes or those that it receives, whichever are more.
 std::uint64_t bytes_of(const Collective& c);
 
 /// Failed polls after which a rank counts as waiting (about half a microsecond); a rank about to sleep always
@@ -36,7 +36,7 @@ class Activity {
  public:
   struct Identity {
     std::string name;
-    std::uint64_t group = 0;  // the same on all ranks of the group, and of no other group
+    std::uint64_t group = 0;  // equal on all ranks of the group, and different from any other group's
     int rank = 0, size = 0;
     std::uint64_t block = 0, wanted = 0, flags = 0;  // see ActivityRecord
   };
@@ -50,7 +50,7 @@ class Activity {
 
   const Identity& identity() const { return identity_; }
   const ActivityRecord& record() const { return *record_; }
-  /// Whether the group is the node's part of another one, which readers then leave out.
+  /// Marks the group as a node's part of a larger one: readers then leave it out.
   void set_flags(std::uint64_t flags) { record_->flags.set(flags); }
 
   /// For the process's Recorder: under the group's submission lock.
@@ -69,16 +69,16 @@ class Activity {
 
   // ---- the collective that the group is in
 
-  /// So many collectives have been called so far.
+  /// `collectives`: how many have been called so far.
   void called(std::uint64_t collectives) { record_->submitted.set(collectives); }
   void held(const Operation& op);
   void starting(Operation& op);
   void posted(Operation& op);
-  /// It cannot go on before a peer does something. Counts as waiting after kLooks failed polls.
+  /// A poll found that a peer has not arrived. The rank counts as waiting after kLooks of them.
   void blocked() {
     if (++looks_ == kLooks) block();
   }
-  /// Nothing has moved for a while, so the thread is about to sleep.
+  /// The thread is about to sleep, because nothing has moved for a while.
   void still_blocked() {
     if (looks_ > 0 && looks_ < kLooks) block();
     block_messages();
@@ -89,7 +89,7 @@ class Activity {
   }
   /// All ranks have arrived. `last`: the last one that this rank waited for, or -1.
   void met(int last);
-  /// This rank's moves are made, and others may still make theirs.
+  /// This rank has made its moves; other ranks can still be making theirs.
   void moved() {
     if (current_) emit(Event::What::moved, *current_, -1);
   }
@@ -105,7 +105,7 @@ class Activity {
     if (record_->messages_open.get() > 0 && ++looks_for_messages_ == kLooks) block_messages();
   }
 
-  /// Rarely called: bytes of shared memory that this rank holds for the group.
+  /// Bytes of shared memory that this rank holds for the group. Rarely called.
   void set_memory(std::size_t bytes) { record_->memory.set(bytes); }
 
   /// The group has ended.

@@ -13,22 +13,15 @@ namespace {
 // A sleeper wakes up this often even if no peer rings: for deadlines, for signals, for a broken peer.
 constexpr std::chrono::milliseconds kSlice{50};
 
-// How long to spin before sleeping, in turns of a loop. With a core for every rank: about as long as ranks
-// usually lag behind each other. With fewer cores it is better to leave the core to the rank that is late.
-// Sleeping does that, and yielding does not: the kernel takes the rest of its time slice from a thread that
-// yields, and where other programs compute, such a thread comes back milliseconds later.
-constexpr int kLongSpin = 2000, kShortSpin = 32;
-constexpr std::chrono::microseconds kLongSpinTime{60};
-
-// A thread that always finds something to move, for instance in other groups, still looks for deaths, aborts
+// A thread that always finds something to move, for instance in other groups, still checks for deaths, aborts
 // and deadlines this often. It reads the clock once in kMoves moves: a small operation takes fewer.
 constexpr std::chrono::milliseconds kCheckTime{20};
 constexpr int kMoves = 16;
 
-// A thread that submits often waits at once, so waking the background thread for it is a waste. Instead, the
-// background thread looks for work by itself for a while: every kDoze, and less often up to kLongestDoze
-// while the threads that wanted it turn out to wait themselves. After kDozes looks without being wanted, it
-// sleeps until it is woken.
+// A thread that has submitted often waits right afterwards, so waking the background thread for it is a
+// waste. Instead, the background thread polls for work for a while: every kDoze, and less often, down to
+// every kLongestDoze, while the threads that wanted it turn out to wait themselves. After kDozes polls
+// without being wanted, it sleeps until it is woken.
 constexpr std::chrono::microseconds kDoze{200}, kLongestDoze{1600};
 constexpr int kDozes = 5;
 
@@ -39,7 +32,7 @@ thread_local Role role = Role::other;
 /// Tells a thread that keeps moving when it is time to check.
 class Busy {
  public:
-  /// After each look that moved something.
+  /// After each poll that moved something.
   bool check_due() {
     if (++moves_ % kMoves != 0) return false;
     const auto now = std::chrono::steady_clock::now();
@@ -174,20 +167,6 @@ void Engine::poll(Communicator& group) {
   group.drive(false);
 }
 
-/// If other programs use the cores, a spinning thread keeps the late rank off its core. The sign of that:
-/// spinning was in vain, and the sleep after it was short. Then threads spin less, but try the long spin
-/// again now and then.
-Engine::Spin::Spin() : turns_(kLongSpin) {}
-int Engine::Spin::turns() {
-  const unsigned wait = waits_.fetch_add(1, std::memory_order_relaxed);  // a hint, as is the next
-  return wait % 16 == 0 ? kLongSpin : turns_.load(std::memory_order_relaxed);
-}
-void Engine::Spin::succeeded() { turns_.store(kLongSpin, std::memory_order_relaxed); }
-void Engine::Spin::failed(std::chrono::nanoseconds slept) {
-  if (slept < kLongSpinTime)
-    turns_.store(std::max(kShortSpin, turns_.load(std::memory_order_relaxed) / 2), std::memory_order_relaxed);
-}
-
 Driver Engine::driver() {
   return role == Role::waits    ? Driver::waiting
          : role == Role::drives ? Driver::background
@@ -265,7 +244,7 @@ bool Engine::wait_until(const std::function<bool()>& reached, Deadline deadline,
   }
 }
 
-/// This thread stops driving. If there is anything to drive, another thread must go on.
+/// This thread stops driving. If there is anything to drive, another thread must take over.
 void Engine::hand_over() noexcept {
   if (pending_.load(std::memory_order_seq_cst) == 0) return;  // sync: pending
   ring();  // another waiter may have found a group being driven by this thread, and gone to sleep
@@ -278,7 +257,7 @@ void Engine::hand_over() noexcept {
 }
 
 void Engine::start_background() {
-  // sync: drivers. Such a thread will look at pending_ before it parks.
+  // sync: drivers. Such a thread reads pending_ before it parks.
   if (drivers_.load(std::memory_order_seq_cst) > 0) return;
   if (dozing_.load(std::memory_order_seq_cst) > 0) {  // sync: dozing. So will this one.
     asked_.fetch_add(1, std::memory_order_relaxed);

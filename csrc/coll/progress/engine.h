@@ -20,6 +20,7 @@
 #include "base/sync.h"
 #include "coll/progress/communicator.h"
 #include "coll/progress/failure_monitor.h"
+#include "coll/progress/spin.h"
 #include "coll/task/recorder.h"
 #include "shm/endpoint.h"
 
@@ -106,22 +107,6 @@ class Engine {
 
  private:
   class Waiting;
-
-  /// How long a waiting thread spins before it sleeps, learnt from earlier waits. Only hints, all relaxed.
-  class Spin {
-   public:
-    Spin();
-    /// Turns of the loop for the next wait.
-    int turns();
-    /// Something came while a thread spun.
-    void succeeded();
-    /// Nothing came while a thread spun, and its sleep after that lasted `slept`.
-    void failed(std::chrono::nanoseconds slept);
-
-   private:
-    Atomic<int> turns_;
-    Atomic<unsigned> waits_ = 0;
-  };
 
   std::vector<std::shared_ptr<Communicator>> busy_groups();
   std::vector<std::shared_ptr<Communicator>> all_groups();

@@ -7,6 +7,7 @@
 
 #include "device/ops/tensor_internals.h"
 #include "device/runtime/allocator.h"
+#include "device/runtime/cpu_allocator.h"
 #include "device/runtime/stream.h"
 
 namespace occl::device {

@@ -16,7 +16,7 @@
 #include "device/ops/batch_norm.h"
 #include "device/ops/cpu_aliases.h"
 #include "device/registrations.h"
-#include "device/runtime/allocator.h"
+#include "device/runtime/cpu_allocator.h"
 #include "device/runtime/generator.h"
 #include "device/runtime/stream.h"
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "device/ops/cpu_aliases.h"
-#include "device/runtime/allocator.h"
+#include "device/runtime/cpu_allocator.h"
 #include "device/runtime/stream.h"
 
 namespace occl::device {

@@ -1,7 +1,5 @@
 #include "device/runtime/allocator.h"
 
-#include <c10/core/CPUAllocator.h>
-
 #include <array>
 #include <memory>
 #include <mutex>
@@ -19,8 +17,6 @@ using c10::CachingAllocator::format_size;
 using c10::CachingAllocator::Stat;
 using c10::CachingAllocator::StatArray;
 using c10::CachingAllocator::StatType;
-
-thread_local c10::DeviceIndex t_allocate_on = -1;
 
 /// The streams that use a block, by its address. Has only blocks that were passed to record_stream.
 struct Users {
@@ -151,27 +147,6 @@ struct DevAllocator final : c10::DeviceAllocator {
   }
 };
 
-/// Stands in front of PyTorch's own CPU allocator: reads one thread-local variable and calls that allocator,
-/// unless a kernel of the fallback runs in this thread.
-struct SwitchedCpuAllocator final : c10::Allocator {
-  explicit SwitchedCpuAllocator(c10::Allocator* cpu) : cpu_(cpu) {}
-
-  c10::DataPtr allocate(std::size_t n) override {
-    if (t_allocate_on < 0) return cpu_->allocate(n);
-    c10::DataPtr ptr = device::allocate(n, t_allocate_on);
-    ptr.unsafe_set_device(c10::Device(c10::kCPU));
-    return ptr;
-  }
-  c10::DeleterFnPtr raw_deleter() const override {
-    return t_allocate_on < 0 ? cpu_->raw_deleter() : &delete_device_memory;
-  }
-  bool is_simple_data_ptr(const c10::DataPtr& ptr) const override { return cpu_->is_simple_data_ptr(ptr); }
-  void copy_data(void* to, const void* from, std::size_t n) const override { cpu_->copy_data(to, from, n); }
-
- private:
-  c10::Allocator* cpu_;
-};
-
 DevAllocator& instance() {
   static auto* allocator = new DevAllocator;
   return *allocator;
@@ -206,17 +181,8 @@ bool is_device_memory(const c10::DataPtr& ptr) { return ptr.get_deleter() == &de
 
 c10::DeviceAllocator* allocator() { return &instance(); }
 
-void register_allocators() {
-  c10::SetAllocator(kType, &instance());
-  // At the lowest priority: an allocator that another package has set with a higher one stays, and results
-  // are copied instead.
-  c10::SetCPUAllocator(new SwitchedCpuAllocator(c10::GetCPUAllocator()));
-}
+void register_allocator() { c10::SetAllocator(kType, &instance()); }
 
 bool owns_privateuse1() { return c10::GetAllocator(kType) == &instance(); }
-
-AllocateOn::AllocateOn(c10::DeviceIndex device) : previous_(t_allocate_on) { t_allocate_on = device; }
-AllocateOn::~AllocateOn() { t_allocate_on = previous_; }
-bool AllocateOn::active() { return t_allocate_on >= 0; }
 
 }  // namespace occl::device

@@ -1,4 +1,4 @@
-// The device allocator over the heaps, and the switch that makes CPU kernels allocate from a device.
+// The device allocator over the heaps.
 #pragma once
 
 #include <c10/core/CachingDeviceAllocator.h>
@@ -23,19 +23,5 @@ Heap& heap(c10::DeviceIndex device);
 
 /// Whether this pointer came from `allocate` (or from the CPU allocator under AllocateOn).
 bool is_device_memory(const c10::DataPtr& ptr);
-
-/// While one lives, the CPU allocator in this thread takes memory from `device` (-1: from the CPU).
-class AllocateOn {
- public:
-  explicit AllocateOn(c10::DeviceIndex device);
-  ~AllocateOn();
-  AllocateOn(const AllocateOn&) = delete;
-  AllocateOn& operator=(const AllocateOn&) = delete;
-  /// Whether one takes memory from a device in this thread.
-  static bool active();
-
- private:
-  c10::DeviceIndex previous_;
-};
 
 }  // namespace occl::device

@@ -4,8 +4,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <limits>
-#include <mutex>
 
 #include "base/error.h"
 #include "base/fork.h"
@@ -14,13 +12,10 @@
 #include "memory/memory_limit.h"
 #include "shm/available_memory.h"
 
-namespace occl::pg {
+namespace occl::device {
 namespace {
 
-constexpr std::size_t kNever = std::numeric_limits<std::size_t>::max();
-
-// relaxed: each of these two is a value of its own, and publishes nothing.
-std::atomic<std::size_t> g_min_bytes{kNever};
+// relaxed: a value of its own, which publishes nothing.
 std::atomic<bool> g_forked{false};  // this process is a forked child
 
 memory::Heap& heap() {
@@ -59,91 +54,19 @@ c10::DataPtr allocate_block(std::size_t bytes) {
   return {p, p, &delete_shared, c10::Device(c10::kCPU)};
 }
 
-class SharingAllocator final : public c10::Allocator {
- public:
-  c10::DataPtr allocate(std::size_t bytes) override {
-    if (bytes < g_min_bytes.load(std::memory_order_relaxed) || bytes == 0 ||
-        g_forked.load(std::memory_order_relaxed) || device::AllocateOn::active())
-      return behind->allocate(bytes);
-    try {
-      return allocate_block(bytes);
-    } catch (const Error& error) {
-      TORCH_WARN_ONCE(
-          "torch_occl.share_cpu_memory: shared memory is exhausted, so further CPU tensors use ordinary "
-          "memory where there is none: ",
-          error.what());
-      return behind->allocate(bytes);
-    }
-  }
-  c10::DeleterFnPtr raw_deleter() const override { return &delete_any; }
-  bool is_simple_data_ptr(const c10::DataPtr& ptr) const override { return behind->is_simple_data_ptr(ptr); }
-  void copy_data(void* to, const void* from, std::size_t n) const override { behind->copy_data(to, from, n); }
-
-  c10::Allocator* behind = nullptr;  // stays after `uninstall`, for the deleter
-  std::uint8_t priority = 0;         // with which it was installed
-  bool installed = false;
-
- private:
-  static void delete_any(void* p);
-};
-
-SharingAllocator& allocator() {
-  static auto* instance = new SharingAllocator;
-  return *instance;
-}
-
-void SharingAllocator::delete_any(void* p) {
-  if (memory::Heap::of(p) == &heap())
-    delete_shared(p);
-  else
-    allocator().behind->raw_deleter()(p);
-}
-
-/// Puts it in front of the CPU allocator, whatever priority that was given.
-void install(SharingAllocator& ours) {
-  ours.installed = true;
-  ours.behind = c10::GetCPUAllocator();
-  for (int priority = 0; c10::GetCPUAllocator() != &ours; ++priority) {
-    ours.priority = static_cast<std::uint8_t>(priority);
-    c10::SetCPUAllocator(&ours, ours.priority);
-  }
-}
-
-/// Puts back what was there, unless another allocator has been put in front since.
-void uninstall(SharingAllocator& ours) {
-  if (c10::GetCPUAllocator() != &ours) return;
-  c10::SetCPUAllocator(ours.behind, ours.priority);
-  ours.installed = false;
-}
-
-/// Whether the CPU allocator asks this one: it is this one, or passes requests on.
-bool is_asked(std::size_t bytes) {
-  if (c10::GetCPUAllocator() == &allocator()) return true;
-  return memory::Heap::of(c10::GetCPUAllocator()->allocate(bytes).get()) == &heap();
-}
-
 }  // namespace
 
-std::optional<std::size_t> share_cpu_memory(std::optional<std::size_t> min_bytes) {
-  static std::mutex mutex;
-  std::lock_guard lock(mutex);
-  SharingAllocator& ours = allocator();
-  const std::size_t before = g_min_bytes.exchange(min_bytes.value_or(kNever), std::memory_order_relaxed);
-  const auto was = before == kNever ? std::nullopt : std::optional(before);
-  if (min_bytes) {
-    heap();
-    if (!ours.installed) install(ours);
-    if (!is_asked(*min_bytes)) {
-      g_min_bytes.store(before, std::memory_order_relaxed);
-      fail(
-          Errc::invalid_argument,
-          "share_cpu_memory: another CPU allocator was installed after torch_occl's and passes nothing on to "
-          "it; call share_cpu_memory after that allocator is installed, in a new process");
-    }
-  } else if (ours.installed) {
-    uninstall(ours);
+c10::DataPtr try_allocate_for_peers(std::size_t bytes) {
+  if (bytes == 0 || g_forked.load(std::memory_order_relaxed)) return {};
+  try {
+    return allocate_block(bytes);
+  } catch (const Error& error) {
+    TORCH_WARN_ONCE(
+        "torch_occl.share_cpu_memory: shared memory is exhausted, so further CPU tensors use ordinary "
+        "memory where there is none: ",
+        error.what());
+    return {};
   }
-  return was;
 }
 
 c10::DataPtr allocate_for_peers(std::size_t bytes) {
@@ -160,6 +83,12 @@ c10::DataPtr allocate_for_peers(std::size_t bytes) {
   }
 }
 
+c10::DeleterFnPtr deleter_of_heaps(const void* p) {
+  const memory::Heap* owner = memory::Heap::of(p);
+  if (!owner) return nullptr;
+  return owner->device() < 0 ? &delete_shared : allocator()->raw_deleter();
+}
+
 memory::HeapStats cpu_memory_stats() { return heap().stats(); }
 
-}  // namespace occl::pg
+}  // namespace occl::device

@@ -1,20 +1,20 @@
 // The options of one group: ProcessGroupOCCL.Options in Python.
 #pragma once
 
-#include <torch/csrc/distributed/c10d/Backend.hpp>
-
 #include "coll/plan/tuning.h"
+#include "pg/compat/options_base.h"
 
 namespace occl::pg {
 
-class Options final : public c10d::Backend::Options {
+class Options final : public OptionsBase {
  public:
   explicit Options(std::chrono::milliseconds timeout = kBackendDefaultTimeout)
-      : c10d::Backend::Options("occl", timeout) {}
+      : OptionsBase("occl", timeout) {}
   /// A copy of `given`. Options of another class give their timeout, names and ranks.
   static Options of(const c10d::Backend::Options& given);
 
   c10::intrusive_ptr<Options> copy() const { return c10::make_intrusive<Options>(*this); }
+  c10::intrusive_ptr<c10d::Backend::Options> clone() const override { return copy(); }
 
   const NamedNumbers& numbers() const { return numbers_; }
   /// Raises ValueError for a name that coll/plan/tuning.h does not know.

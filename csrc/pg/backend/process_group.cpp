@@ -80,10 +80,11 @@ GroupFacts ProcessGroupOCCL::facts() const {
   return {getGroupUid(), getGroupDesc(), getRank(), getSize(), lifecycle_.options().global_ranks_in_group};
 }
 
-CallObservers ProcessGroupOCCL::observers_of(std::span<const Request> requests) const {
+CallObservers ProcessGroupOCCL::observers() const {
   CallObservers all;
-  if (recorded_) all.push_back(FlightRecorder::get()->record(recorded_, facts(), requests, false));
   if (hook_) all.push_back(std::make_unique<HookedCall>(hook_));
+  if (success_hooks_->any()) all.push_back(std::make_unique<SuccessObserver>(success_hooks_));
+  if (extra_time_->now().count() != 0) all.push_back(extra_time_->until_end_of_call());
   return all;
 }
 
@@ -140,7 +141,7 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::launch(std::span<Request> requests,
                                                    std::chrono::milliseconds timeout, bool async) {
   check_not_forked(group());
   if (estimate_.runs()) return estimate(requests);
-  for (Request& request : requests) request.timeout = or_default(timeout);
+  for (Request& request : requests) request.timeout = or_default(timeout) + extra_time_->now();
   if (logs_calls_) [[unlikely]]
     for (const Request& request : requests)
       LOG(INFO) << "occl: rank " << getRank() << " calls " << coll::describe(request.task) << " in group "
@@ -162,12 +163,14 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::launch(std::span<Request> requests,
   checked([&] { check_order(requests); });
   SideStreams streams;
   for (const Request& request : requests) streams.add(request);
+  CallObservers observers = this->observers();
+  if (recorded_) observers.push_back(FlightRecorder::get()->record(recorded_, facts(), requests, false));
   if (streams.empty())
     return WorkOCCL::launch(lifecycle_.group(), requests, async ? Mode::background : Mode::blocking,
-                            observers_of(requests));
+                            std::move(observers));
   // The work takes its place in the group's order now, and begins when the streams reach it.
   const Mode mode = streams.idle() ? Mode::background : Mode::held;
-  auto work = WorkOCCL::launch(lifecycle_.group(), requests, mode, observers_of(requests));
+  auto work = WorkOCCL::launch(lifecycle_.group(), requests, mode, std::move(observers));
   if (mode == Mode::held) release_after(streams, work);
   if (!async) work->wait();
   return work;
@@ -190,8 +193,7 @@ void ProcessGroupOCCL::startCoalescing() {
   refuse_coalesced("the block of coalesced calls that it was in has raised an exception");
   forget_coalesced();
   coalesced_ = c10::make_intrusive<WorkOCCL>(lifecycle_.group(), c10d::OpType::COALESCED, "occl:coalesced",
-                                             at::TensorList());
-  if (hook_) coalesced_->add_observer(std::make_unique<HookedCall>(hook_));
+                                             at::TensorList(), observers());
 }
 
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::endCoalescing() {
@@ -256,6 +258,10 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::_allgather_base(at::Tensor& output, 
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::gather(std::vector<Tensors>& outputs, Tensors& inputs,
                                                    const c10d::GatherOptions& opts) {
   return call(opts, [&] { return pg::gather(self(), outputs, inputs, opts); });
+}
+ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::gather_single(at::Tensor& output, at::Tensor& input,
+                                                          const c10d::GatherOptions& opts) {
+  return call(opts, [&] { return pg::gather_into(self(), output, input, opts); });
 }
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                                     const c10d::ScatterOptions& opts) {

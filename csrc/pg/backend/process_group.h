@@ -10,6 +10,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "pg/backend/extra_time.h"
 #include "pg/backend/group_lifecycle.h"
 #include "pg/backend/shared_tensors.h"
 #include "pg/backend/time_estimate.h"
@@ -18,6 +19,7 @@
 #include "pg/observe/completion_hook.h"
 #include "pg/observe/flight_recorder.h"
 #include "pg/observe/param_comms.h"
+#include "pg/observe/success_hooks.h"
 
 namespace occl::pg {
 
@@ -43,6 +45,8 @@ class ProcessGroupOCCL final : public BackendBase {
     return lifecycle_.options().copy();
   }
   void setTimeout(std::chrono::milliseconds timeout) override { lifecycle_.options().timeout = timeout; }
+  /// For the calls from now on, until the first of them has ended.
+  void addEphemeralTimeout(const std::chrono::milliseconds& timeout) override { extra_time_->add(timeout); }
   void enableCollectivesTiming() override {}  // every Work measures its duration
 
   void setSequenceNumberForGroup() override {}  // starts at 0 on every rank
@@ -62,6 +66,7 @@ class ProcessGroupOCCL final : public BackendBase {
   WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                           const c10d::AllgatherOptions& opts) override;
   WorkPtr gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& opts) override;
+  WorkPtr gather_single(at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& opts) override;
   WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& opts) override;
   WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                          const c10d::ReduceScatterOptions& opts) override;
@@ -121,6 +126,13 @@ class ProcessGroupOCCL final : public BackendBase {
   void registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
   /// Returns when the hook has been called for every Work launched so far. Raises ValueError without a hook.
   void waitForPendingWorks() override;
+  /// From now on calls `hook` once for each Work, when it has ended without an error, with its completion key
+  /// and its duration, on the thread that saw it end and without a lock. Several hooks differ in their ids.
+  bool supportsCompletionHooks() const override { return true; }
+  void registerCompletionHook(std::int64_t id, SuccessHook hook) override {
+    success_hooks_->add(id, std::move(hook));
+  }
+  void unregisterCompletionHook(std::int64_t id) override { success_hooks_->remove(id); }
 
   /// Operations called between these two are not carried out. endTimeEstimate returns the sum of their
   /// estimated durations in microseconds (time_estimate.h).
@@ -152,8 +164,8 @@ class ProcessGroupOCCL final : public BackendBase {
   ThisRank self() const { return {getRank(), getSize()}; }
   /// What instruments say about this group.
   GroupFacts facts() const;
-  /// The observers of a call of these requests.
-  CallObservers observers_of(std::span<const Request> requests) const;
+  /// The observers of any call.
+  CallObservers observers() const;
   /// The number that the next operation of this kind has in the group, unless another thread's call is first.
   std::uint64_t next_number(const Request& request) const {
     return (request.transfer() ? group().messages() : group().sequence()) + 1;
@@ -167,6 +179,8 @@ class ProcessGroupOCCL final : public BackendBase {
   GroupLifecycle lifecycle_;
   std::shared_ptr<RecordedGroup> recorded_;  // null without a flight recorder
   std::shared_ptr<CompletionHook> hook_;     // null if there is none
+  const std::shared_ptr<SuccessHooks> success_hooks_ = std::make_shared<SuccessHooks>();
+  const std::shared_ptr<ExtraTime> extra_time_ = std::make_shared<ExtraTime>();
   // Between startCoalescing and endCoalescing: the Work, and the requests that it will consist of.
   c10::intrusive_ptr<WorkOCCL> coalesced_;
   std::vector<Request> coalescing_;

@@ -7,6 +7,7 @@
 #include <optional>
 #include <torch/csrc/distributed/c10d/reducer_timer.hpp>
 
+#include "base/error.h"
 #include "pg/request/sparse.h"
 
 namespace occl::pg {
@@ -14,10 +15,20 @@ namespace {
 
 // The c10d operators that only move bytes. PyTorch registers them for dense tensors; quantized ones are moved
 // in the same way. (Groups of other backends then get quantized tensors too, and decide for themselves.)
-constexpr const char* kMoves[] = {
-    "broadcast_", "allgather_", "_allgather_base_", "allgather_coalesced_",
-    "gather_",    "scatter_",   "alltoall_",        "alltoall_base_",
-    "send",       "recv_",      "recv_any_source_", "allgather_into_tensor_coalesced_"};
+// `gather_into_tensor_` exists from 2.14 on.
+constexpr const char* kMoves[] = {"broadcast_",
+                                  "allgather_",
+                                  "_allgather_base_",
+                                  "allgather_coalesced_",
+                                  "gather_",
+                                  "scatter_",
+                                  "alltoall_",
+                                  "alltoall_base_",
+                                  "send",
+                                  "recv_",
+                                  "recv_any_source_",
+                                  "allgather_into_tensor_coalesced_",
+                                  "gather_into_tensor_"};
 
 template <c10::DispatchKey dense>
 void as_dense(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
@@ -33,7 +44,8 @@ template <c10::DispatchKey dense>
 void move_quantized(c10::DispatchKey quantized) {
   torch::Library& c10d = c10d_for(quantized);
   for (const char* name : kMoves)
-    c10d.impl(name, torch::CppFunction::makeFromBoxedFunction<&as_dense<dense>>());
+    if (c10::Dispatcher::singleton().findSchema({concat("c10d::", name), ""}))
+      c10d.impl(name, torch::CppFunction::makeFromBoxedFunction<&as_dense<dense>>());
 }
 
 /// Computation on `dev` runs on the calling thread, so the host's clock measures it.

@@ -13,8 +13,7 @@ void require() {
   if (!has_shared_tensors())
     raise(Error(Errc::not_implemented,
                 "this process has no dev device (OCCL_DEVICE=0, or another package owns PrivateUse1), so "
-                "there is no "
-                "memory that peers can map"));
+                "there is no memory that peers can map"));
 }
 
 }  // namespace
@@ -25,7 +24,7 @@ at::Tensor empty_shared(at::IntArrayRef size, at::ScalarType type) {
   at::Tensor tensor = at::empty({0}, type);
   const auto elements = static_cast<std::size_t>(c10::multiply_integers(size));
   const std::size_t bytes = elements * tensor.element_size();
-  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, allocate_for_peers(bytes),
+  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, device::allocate_for_peers(bytes),
                        c10::GetAllocator(c10::kCPU),
                        /*resizable=*/true);
   return tensor.set_(std::move(storage), 0, size);

@@ -108,8 +108,8 @@ void WorkOCCL::Part::released(coll::Operation&) noexcept { c10::raw::intrusive_p
 // The title and the inputs make Work's constructor allocate, so they are passed only if a profiler runs.
 WorkOCCL::WorkOCCL(std::shared_ptr<coll::Communicator> group, c10d::OpType type, const char* title,
                    at::TensorList inputs, CallObservers observers)
-    : Work(group->rank(), type, at::hasCallbacks() ? title : nullptr,
-           at::hasCallbacks() ? std::optional(inputs.vec()) : std::nullopt),
+    : WorkBase(group->rank(), type, at::hasCallbacks() ? title : nullptr,
+               at::hasCallbacks() ? std::optional(inputs.vec()) : std::nullopt),
       group_(std::move(group)),
       launched_in_(CallbackOrder::of_this_thread(*group_)),
       observers_(std::move(observers)),
@@ -178,8 +178,10 @@ void WorkOCCL::tell() noexcept {
   if (!future && !result && observers_.empty()) return;
   // Without the lock: callbacks may do anything, even launch collectives and wait for them.
   const coll::Engine::Callback callback(engine());
-  const CallEnd end{opType_, getSequencenumber(), begin_, end_, error(), sourceRank()};
-  for (const auto& observer : observers_) observer->end(end);
+  if (!observers_.empty()) {
+    const CallEnd end{opType_, getSequencenumber(), getCompletionKey(), begin_, end_, error(), sourceRank()};
+    for (const auto& observer : observers_) observer->end(end);
+  }
   if (future) settle(future);
   if (result) settle_result(result);
   observers_.clear();
@@ -384,6 +386,19 @@ float WorkOCCL::getDuration() const {
 
 uint64_t WorkOCCL::getSequencenumber() const {
   return parts_.empty() ? 0 : parts_.front().operation.sequence();
+}
+
+std::chrono::milliseconds WorkOCCL::getTimeout() const {
+  return parts_.empty() ? kNoTimeout : parts_.front().request.timeout;
+}
+
+uint64_t WorkOCCL::getCompletionKey() const {
+  static std::atomic<std::uint64_t> last{0};
+  // relaxed: the numbers differ, and nothing else depends on them
+  std::uint64_t key = key_.load(std::memory_order_relaxed);
+  if (key) return key;
+  const std::uint64_t fresh = last.fetch_add(1, std::memory_order_relaxed) + 1;
+  return key_.compare_exchange_strong(key, fresh, std::memory_order_relaxed) ? fresh : key;
 }
 
 }  // namespace occl::pg

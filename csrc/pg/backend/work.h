@@ -7,12 +7,11 @@
 #include <span>
 #include <vector>
 
-#include <torch/csrc/distributed/c10d/Work.hpp>
-
 #include "coll/progress/communicator.h"
 #include "coll/task/operation.h"
 #include "memory/queue.h"
 #include "pg/backend/callback_order.h"
+#include "pg/compat/work_base.h"
 #include "pg/observe/call_observer.h"
 #include "pg/request/request.h"
 
@@ -25,7 +24,7 @@ enum class Mode : std::uint8_t {
   held,        // as background; they take their place in the order now, and begin after release()
 };
 
-class WorkOCCL final : public c10d::Work {
+class WorkOCCL final : public WorkBase {
  public:
   /// A work without operations: `add` them, then `seal`. `title` and `inputs` are for the profiler.
   WorkOCCL(std::shared_ptr<coll::Communicator> group, c10d::OpType type, const char* title,
@@ -72,6 +71,10 @@ class WorkOCCL final : public c10d::Work {
   float getDuration() const override;
   /// The number of the first operation in its group; 0 without operations.
   uint64_t getSequencenumber() const override;
+  /// Of its first operation; kNoTimeout without operations.
+  std::chrono::milliseconds getTimeout() const override;
+  /// A number that no other work of this process has, even after the end of this one.
+  uint64_t getCompletionKey() const override;
 
  private:
   struct Part final : coll::Listener {
@@ -119,6 +122,7 @@ class WorkOCCL final : public c10d::Work {
   std::atomic<std::size_t> open_ = 2;  // parts that have not ended, + 1 until seal(), + 1 until end_ is set
   const std::chrono::steady_clock::time_point begin_;
   std::chrono::steady_clock::time_point end_;
+  mutable std::atomic<std::uint64_t> key_{0};  // 0: nothing has asked for it yet
   // Guarded by Work::mutex_:
   bool told_ = false;                            // tell() has run: a future made later settles itself
   std::uint64_t called_at_future_ = 0;           // collectives of the group when getFuture was called last

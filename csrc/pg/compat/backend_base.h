@@ -10,11 +10,15 @@
 // tools/gloo_layout.cpp compares the two classes.
 #pragma once
 
+#include <chrono>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <unordered_map>
 #include <vector>
+
+#include "pg/compat/hooks.h"
 
 namespace occl::pg {
 
@@ -29,9 +33,16 @@ class BackendBase : public c10d::Backend {
 
   /// Overrides PyTorch's method from 2.12 on. Remove with 2.11.
   virtual std::unordered_map<std::string, std::uint64_t> getMemoryStats() = 0;
+  /// Override PyTorch's methods from 2.14 on. Remove with 2.13.
+  virtual c10::intrusive_ptr<c10d::Work> gather_single(at::Tensor& output, at::Tensor& input,
+                                                       const c10d::GatherOptions& opts) = 0;
+  virtual void addEphemeralTimeout(const std::chrono::milliseconds& timeout) = 0;
   /// Override PyTorch's methods from 2.15 on. Remove with 2.14.
   virtual void startTimeEstimate() = 0;
   virtual float endTimeEstimate() = 0;
+  virtual bool supportsCompletionHooks() const = 0;
+  virtual void registerCompletionHook(std::int64_t id, SuccessHook hook) = 0;
+  virtual void unregisterCompletionHook(std::int64_t id) = 0;
 
  protected:
   struct GlooOptions final : c10d::Backend::Options {

@@ -16,6 +16,7 @@ namespace occl::pg {
 struct CallEnd {
   c10d::OpType type;
   std::uint64_t number;                               // of its first operation in the group; 0: it has none
+  std::uint64_t key;                                  // the Work's, which no other has
   std::chrono::steady_clock::time_point begun, over;  // of the Work
   const Error* error;                                 // null: it has succeeded
   int source;                                         // the rank that a message came from

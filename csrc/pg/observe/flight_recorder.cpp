@@ -255,6 +255,11 @@ void FlightRecorder::Entries::end(const CallEnd& end) noexcept {
 
 // ---- dumps
 
+void FlightRecorder::forget() {
+  std::lock_guard lock(mutex_);
+  forgotten_ = recorded_;
+}
+
 std::string FlightRecorder::dump(bool collectives, bool stacks, bool only_active) {
   FlightDump dump;
   {
@@ -262,7 +267,7 @@ std::string FlightRecorder::dump(bool collectives, bool stacks, bool only_active
     for (const auto& group : groups_)
       if (!group->ranks.empty()) dump.add(*group);
     if (collectives) {
-      const std::uint64_t kept = std::min<std::uint64_t>(recorded_, settings_.entries);
+      const std::uint64_t kept = std::min<std::uint64_t>(recorded_ - forgotten_, settings_.entries);
       for (std::uint64_t id = recorded_ - kept; id < recorded_; ++id) {
         const RecordedCall& entry = entries_[id % settings_.entries];
         if (entry.numbered && (!only_active || !entry.completed)) dump.add(entry);

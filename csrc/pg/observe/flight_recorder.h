@@ -69,6 +69,8 @@ class FlightRecorder {
   std::unique_ptr<Entries> record(const std::shared_ptr<RecordedGroup>& group, const GroupFacts& facts,
                                   std::span<const Request> requests, bool manager);
 
+  /// Dumps do not show what was recorded so far.
+  void forget();
   /// A pickled dictionary.
   std::string dump(bool collectives, bool stacks, bool only_active);
   /// Writes it to the file of this rank, as PyTorch's DebugInfoWriter says.
@@ -91,6 +93,7 @@ class FlightRecorder {
   std::mutex mutex_;                   // guards the rest; never held while the GIL or a group is waited for
   std::vector<RecordedCall> entries_;  // a ring: entry `id` is at id % settings_.entries
   std::uint64_t recorded_ = 0;
+  std::uint64_t forgotten_ = 0;  // of those recorded
   std::vector<std::shared_ptr<RecordedGroup>> groups_;
   std::size_t groups_added_ = 0;
   int global_rank_ = 0;  // of the first group

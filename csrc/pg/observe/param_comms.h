@@ -27,7 +27,9 @@ struct GroupFacts {
 /// The event lasts as long as this object. Make one only if at::hasCallbacks(): it allocates.
 class ParamComms {
  public:
-  /// `number`: of the collective, or of the message, in its group on this rank.
+  /// `number`: the one that the collective, or the message, will have in its group on this rank, unless
+  /// another thread's call comes first. It cannot be taken from the operation: profilers read it as the event
+  /// begins, which is before the operation is submitted, because submitting can already complete it.
   ParamComms(const GroupFacts& group, std::uint64_t number, std::span<const Request> requests, bool async);
 
  private:

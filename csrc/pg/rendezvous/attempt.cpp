@@ -15,11 +15,11 @@
 namespace occl::pg {
 namespace {
 
-/// How often a waiting rank looks for what keeps the group from being made, and the same for each rank of a
-/// large group.
+/// A waiting rank checks this often for reasons why the group cannot be made; in a large group, once in
+/// kTroubleLookForEach times the number of ranks.
 constexpr std::chrono::milliseconds kTroubleLook{20}, kTroubleLookForEach{2};
-/// How long a rank that announced itself and exited may take to be replaced. Its announcement may be left
-/// over from an earlier run, whose ranks all come again now.
+/// Limit for the replacement of a rank that announced itself and exited. Its announcement can be from an
+/// earlier run, whose ranks are all being started again now.
 constexpr std::chrono::seconds kReplacement{3};
 
 /// Begins the value under the key of each rank; what the others must know follows.
@@ -137,7 +137,7 @@ class Search {
     store_mine();
   }
 
-  /// Another process may have announced itself under this rank in the meantime.
+  /// Changes nothing if another process has announced itself under this rank since.
   void give_up() {
     const std::string key = key_of(mine_.rank);
     if (replaced_ || head_of<Announcement>(key, store_.get(key)).attempt != mine_.attempt) return;
@@ -293,7 +293,7 @@ class Search {
     fail(Errc::aborted, printable(text, bytes->size() - sizeof(Failure)));
   }
 
-  /// One other rank in each look, so that the store is not asked N^2 times.
+  /// Checks one other rank in each turn, so that the store is not asked N^2 times.
   void look_at_next() {
     if (dead_ == 0) {
       probed_ = (probed_ + 1) % mine_.size;
@@ -337,8 +337,8 @@ class Search {
       const bool silent = in_it && rank != 0 && it.accepted != seen.head.number;
       if (used || silent || !is_waiting(it)) missing.emplace_back(rank, process_of(it));
     }
-    if (!absent.empty()) return absent;  // the others may have given up because of these
-    // All are there: this rank waits for rank 0's answer, or rank 0 for another look.
+    if (!absent.empty()) return absent;  // the others can have given up because of these
+    // All are there: this rank waits for rank 0's answer, or rank 0 for its own next poll.
     if (missing.empty()) missing.emplace_back(mine_.rank == 0 ? 1 : 0, "");
     return missing;
   }
@@ -356,7 +356,7 @@ class Search {
   bool replaced_ = false;
   int probed_ = 0;
   std::uint64_t dead_ = 0;  // the attempt of the probed rank, if its process has exited; otherwise 0
-  Deadline replacement_ = Deadline::never();  // until which another process may take its place
+  Deadline replacement_ = Deadline::never();  // until then another process can replace it
   Deadline next_look_ = next_look();
 
   // Rank 0 only.
@@ -366,46 +366,6 @@ class Search {
 };
 
 }  // namespace
-
-Naps::Naps(int size)
-    : longest_(std::clamp<std::chrono::nanoseconds>(size * std::chrono::microseconds(300),
-                                                    std::chrono::milliseconds(10),
-                                                    std::chrono::milliseconds(50))) {}
-
-void Naps::sleep() {
-  std::this_thread::sleep_for(nap_);
-  nap_ = std::min(nap_ * 3 / 2, longest_);
-}
-
-void append_to_bundle(Bytes& bundle, const Bytes& bytes) {
-  for (int shift = 0; shift < 32; shift += 8) bundle.push_back(static_cast<uint8_t>(bytes.size() >> shift));
-  bundle.insert(bundle.end(), bytes.begin(), bytes.end());
-}
-
-std::optional<std::vector<Bytes>> unpack(const Bytes& bundle, std::size_t count) {
-  constexpr std::ptrdiff_t kLength = 4;
-  std::vector<Bytes> all;
-  for (auto at = bundle.begin(); at != bundle.end();) {
-    if (bundle.end() - at < kLength) return {};
-    std::ptrdiff_t length = 0;
-    for (int shift = 0; shift < 8 * kLength; shift += 8) length |= std::ptrdiff_t{*at++} << shift;
-    if (length > bundle.end() - at || all.size() == count) return {};
-    all.emplace_back(at, at + length);
-    at += length;
-  }
-  if (all.size() != count) return {};
-  return all;
-}
-
-void fail_on_value(const std::string& group, int size, const std::string& key, const Bytes& value) {
-  fail(Errc::protocol, "group ", group, ": its store has ", value.size(), " bytes under ", key,
-       " that none of its ", size,
-       " ranks can have stored: give each program, and each group, a store or a prefix of its own");
-}
-
-std::optional<Bytes> look_up(c10d::Store& store, const std::string& key) {
-  return store.check({key}) ? std::optional(store.get(key)) : std::nullopt;
-}
 
 Round find_round(c10d::Store& store, const Attempt& attempt, Deadline deadline, const Atomic<bool>& ended) {
   return Search(store, attempt, deadline, ended).find();

@@ -1,7 +1,7 @@
 // The round of a group's ranks in its store: which of their attempts to make the group belong together.
 //
-// A rank can give up and try again, and one store can serve one name several times. So each attempt of a rank
-// has a random number, and the ranks agree on one attempt of each before anything else:
+// A rank can give up and try again, and groups of one name can use one store after each other. So each
+// attempt of a rank has a random number, and the ranks agree on one attempt of each before anything else:
 //
 //     each rank     announces its attempt under its own key, with what the others must know of it
 //     rank 0        offers a round: the announcements of all ranks, and again whenever one of them changes
@@ -22,7 +22,6 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -31,46 +30,15 @@
 #include "base/deadline.h"
 #include "base/error.h"
 #include "base/sync.h"
-#include "coll/plan/tuning.h"
+#include "pg/rendezvous/store_values.h"
 
 namespace occl::pg {
-
-using Bytes = std::vector<uint8_t>;
-
-/// Pauses between looks into the store: longer and longer ones, and longer ones for more ranks, because one
-/// server answers all of them.
-class Naps {
- public:
-  explicit Naps(int size);
-  void sleep();
-  /// The next one is short again.
-  void reset() { nap_ = kFirst; }
-  bool are_long() const { return nap_ > kLong; }
-
- private:
-  static constexpr std::chrono::nanoseconds kFirst = std::chrono::microseconds(100),
-                                            kLong = std::chrono::milliseconds(1);
-  const std::chrono::nanoseconds longest_;
-  std::chrono::nanoseconds nap_ = kFirst;
-};
-
-/// The bytes of several ranks in one value: each rank's bytes follow their number.
-void append_to_bundle(Bytes& bundle, const Bytes& bytes);
-/// Nothing unless it holds the bytes of exactly `count` ranks.
-std::optional<std::vector<Bytes>> unpack(const Bytes& bundle, std::size_t count);
-
-/// The store has a value that no rank can have stored.
-[[noreturn]] void fail_on_value(const std::string& group, int size, const std::string& key,
-                                const Bytes& value);
-
-/// The value under a key; nothing if there is none.
-std::optional<Bytes> look_up(c10d::Store& store, const std::string& key);
 
 struct Attempt {
   int rank = 0, size = 0;
   std::string group, process;  // for texts: "0", "pid 4711, host a"
   Bytes given;                 // what other ranks must know
-  std::uint64_t pids = 0;      // nodes.h: pid_namespace
+  std::uint64_t pids = 0;      // node_discovery.h: pid_namespace
 };
 
 struct Round {

@@ -168,7 +168,7 @@ Met meet_over_nodes(const c10::intrusive_ptr<c10d::Store>& store, Board& board, 
                          board, name, rank, partition, deadline);
     board.put(kConnected, {});
     board.read(kConnected, kStoreGrace);
-  } catch (const std::exception& error) {  // also if it has waited in vain: then no rank makes the group
+  } catch (const std::exception& error) {  // a timeout too: then no rank makes the group
     board.put_failure(kConnected, error);
     throw;
   }

@@ -73,7 +73,7 @@ void Board::put_failure(const std::string& kind, const std::exception& error) no
 } catch (const std::exception&) {
 }
 
-/// An error that begins with a rank is passed on as it is.
+/// An error that begins with a rank is passed on unchanged.
 std::string Board::reason(const std::exception& error) const {
   const std::string why = first_line(error), own = concat(describe(rank_), " could not take part in group ");
   return concat(why.starts_with("rank ") ? "" : concat(own, name_, ": "), why);

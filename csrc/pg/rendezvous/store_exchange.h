@@ -32,7 +32,7 @@
 
 namespace occl::pg {
 
-/// How much longer than the group's timeout a rank waits for one that may be about to say why it failed.
+/// Extra wait after the group's timeout, for a rank that is about to say why it failed.
 inline constexpr std::chrono::milliseconds kStoreGrace{1500};
 inline constexpr int kSpread = 8;
 

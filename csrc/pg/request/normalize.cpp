@@ -154,6 +154,31 @@ Request gather(ThisRank self, std::vector<Tensors>& outputs, Tensors& inputs,
   return r;
 }
 
+Request gather_into(ThisRank self, at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& opts) {
+  const char* call = "gather_single";
+  check_tensor(call, input);
+  Request r = make(c10d::OpType::GATHER, "occl:gather", coll::Kind::gather, input);
+  r.collective().root = root_of(call, self, opts.rootRank);
+  const StandIn read = for_reading(call, r, input);
+  const auto in = block_of(*read);
+  r.collective().in = whole(*read);
+  set_even(r.collective(), in.count);
+  r.inputs = {input};
+  if (self.rank != r.collective().root) return r;
+  check_tensor(call, output);
+  check_alike(call, output, input, 0);
+  const StandIn written = for_writing(call, r, output);
+  const auto out = block_of(*written);
+  if (out.count != in.count * self.size)
+    invalid(call, "output tensor size must be equal to world_size times input tensor size (", self.size,
+            " times ", in.count, "), got ", out.count);
+  const std::size_t size = size_of(r.collective().dtype);
+  check_overlap(call, in, out, size, out.data + self.rank * in.count * size);
+  r.collective().out = {out.data, in.count, static_cast<std::uint32_t>(self.size), nullptr};
+  r.outputs = {output};
+  return r;
+}
+
 Request scatter(ThisRank self, Tensors& outputs, std::vector<Tensors>& inputs,
                 const c10d::ScatterOptions& opts) {
   const char* call = "scatter";

@@ -25,6 +25,8 @@ Request all_gather_into(ThisRank self, at::Tensor& output, at::Tensor& input);
 /// The root has one list of N outputs of the input's size, the other ranks have none.
 Request gather(ThisRank self, std::vector<Tensors>& outputs, Tensors& inputs,
                const c10d::GatherOptions& opts);
+/// The root has an output of N times the input's size; the other ranks' outputs are ignored.
+Request gather_into(ThisRank self, at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& opts);
 /// The root has one list of N inputs of the output's size, the other ranks have none.
 Request scatter(ThisRank self, Tensors& outputs, std::vector<Tensors>& inputs,
                 const c10d::ScatterOptions& opts);

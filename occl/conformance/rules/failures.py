@@ -16,7 +16,7 @@ from occl.conformance.catalog import BACKEND, WORK, Source, backend, over, pytho
 from occl.conformance.rank_api import Rank, finish
 
 TIMEOUT = 1.5
-"""Seconds, of groups whose ranks wait in vain."""
+"""Seconds, of groups whose ranks wait for a call that never comes."""
 
 DEBUGGING = Source("distributed/distributed_c10d.py", "def _create_process_group_wrapper(")
 """PyTorch itself leaves mismatches to the backend; with TORCH_DISTRIBUTED_DEBUG=DETAIL it wraps every backend

@@ -1,7 +1,7 @@
 """The layout of a control region: shm/wire.h, coll/observe/record.h and coll/mesh/layout.h of csrc in Python.
 
-Every number here was written by another process. What is out of range raises `Unreadable`, and no number is
-used as a size before it is compared with a limit.
+Every number here was written by another process. A number out of range raises `Unreadable`, and none is used
+as a size before it is compared with a limit.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Read = Callable[[int, int], bytes]
 
 
 class Unreadable(Exception):
-    """What lies there is not what a process of this version writes."""
+    """The bytes are not what a process of this version writes."""
 
 
 class OtherVersion(Unreadable):
@@ -67,25 +67,25 @@ def word(read: Read, offset: int) -> int:
 
 
 def text(field: bytes) -> str:
-    """As the core shows texts of peers: up to the first zero, with ``?`` for what is not printable."""
+    """The bytes up to the first zero, with ``?`` for what is not printable, as in the core's messages."""
     shown = field.split(b"\0", 1)[0].decode("utf-8", "replace")
     return "".join(c if c.isprintable() and c != "\N{REPLACEMENT CHARACTER}" else "?" for c in shown)
 
 
 class Names:
-    """What the numbers in records mean, as the process that writes them says."""
+    """The names for the numbers in records, which the process that writes them publishes."""
 
     def __init__(self, said: str) -> None:
         parts = said.split(";")
         if len(parts) != 3:
-            raise Unreadable("it does not say what its operations are called")
+            raise Unreadable("its table of operation names is damaged")
         self.kinds = [*parts[0].split(","), "send", "recv"]
         dtypes = [dtype.partition(":") for dtype in parts[1].split(",")]
         self.dtypes = [name for name, _, _ in dtypes]
         self.sizes = [int(size) if size.isdecimal() and size != "0" else 1 for _, _, size in dtypes]
         self.ops = parts[2].split(",")
         if len(self.kinds) != KINDS:
-            raise Unreadable(f"it knows {len(self.kinds)} kinds of operations in the place of {KINDS}")
+            raise Unreadable(f"it has {len(self.kinds)} kinds of operations, and {KINDS} are expected")
 
     @staticmethod
     def at(names: list[str], number: int) -> str:
@@ -93,10 +93,10 @@ class Names:
 
 
 def offsets(read: Read, first: int) -> Iterator[int]:
-    """Of the records in the list that begins at ``first``."""
+    """Where the records lie, in the list that begins at ``first``."""
     offset, seen = first, 0
     while offset:
         if seen == MAX_RECORDS or offset % 64:
-            raise Unreadable("its list of groups does not end, or leads astray")
+            raise Unreadable("its list of groups is damaged")
         yield offset
         offset, seen = word(read, offset + 8), seen + 1

@@ -98,6 +98,7 @@ def timeout_is_changed(rank, n, device, *, store):
     begin(rank, n, store)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        warnings.simplefilter("ignore", FutureWarning)  # from 2.14 on it has another name
         distributed_c10d._set_pg_timeout(timedelta(seconds=0.3))
     if rank == 0:
         with pytest.raises(dist.DistBackendError, match="Timed out waiting 300ms"):
