@@ -24,6 +24,7 @@ import inspect
 import json
 import os
 import secrets
+import sys
 import threading
 import time
 import warnings
