@@ -102,6 +102,8 @@ MUTATIONS = [
     Mutation("of two sleepers, a ring reaches those that sleep for its process", "shm/bell.h", "count > 1 || (count == 1 && (", "count > 0 && ((", SLEEP),
     Mutation("a thread sleeps for a rank that has arrived since", "coll/progress/engine.cpp", " && (awaited == shm::Bell::kAny || group.awaited_process() == awaited)", "", ("explore/test_interleavings:collectives",)),
     Mutation("a thread sleeps for one rank while another group is in flight", "coll/progress/engine.cpp", "alone ? group.awaited_process() : shm::Bell::kAny", "group.awaited_process()", ("explore/test_interleavings:threads",)),
+    Mutation("a long yield changes nothing", "coll/progress/spin.h", "if (took < kLong) {", "if (true) {", ("plain/test_engine:long yield",)),
+    Mutation("quick yields do not count", "coll/progress/spin.h", "if (waits > kFewest) waits_.store(waits - 1, std::memory_order_relaxed);", "", ("plain/test_engine:long yield",)),
     Mutation("a sleeper is not counted", "shm/bell.h", f"bell_.sleepers_->fetch_add(entry_, {SEQ});", "bell_.sleepers_->fetch_add(0);", SLEEP),
     # The byte ring.
     Mutation("published with relaxed", "shm/ring.h", f"store(position_ + 1, {RELEASE})", f"store(position_ + 1, {RELAXED})", RING),

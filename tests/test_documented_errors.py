@@ -30,7 +30,7 @@ INTERNAL = {
     "if each rank has a core": LOG,
     "all ranks share memory; up to ... bytes in one step (mapped: ...), slots of ... bytes, messages in": LOG,
     "its ranks are on several nodes; between them:": LOG,
-    "; waiting ranks ... spin ... sleep ...; kernels: ...; timeout": LOG,
+    "; waiting ranks ... spin ... yield their core ...; kernels: ...; timeout": LOG,
     "; flight recorder ... on ... off": LOG,
     "#... of group ... on rank": PART,
     ", which connects to ...,": PART,

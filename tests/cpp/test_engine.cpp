@@ -144,3 +144,28 @@ TEST("a group that always moves is checked too: an operation may be stuck beside
     rank.engine->wait(*beside.restless, beside.endless.operation, Deadline::after(kShort), {});
   CHECK(!beside.restless->rested());
 }
+
+TEST("after a long yield the next waits sleep, and more of them each time") {
+  using namespace std::chrono_literals;
+  Yields yields;
+  // How many waits sleep from now on.
+  const auto sleeping = [&] {
+    int count = 0;
+    while (!yields.next()) ++count;
+    return count;
+  };
+  CHECK(yields.again(10us) && sleeping() == 0);
+  for (const int expected : {16, 32, 64, 128}) {
+    CHECK(!yields.again(4ms));
+    CHECK(sleeping() == expected, "not ", expected);
+  }
+  for (int i = 0; i < 10'000; ++i) CHECK(yields.again(10us));
+  CHECK(!yields.again(4ms));
+  CHECK(sleeping() == 16);
+  int most = 0;
+  for (int i = 0; i < 20; ++i) {
+    yields.again(4ms);
+    most = sleeping();
+  }
+  CHECK(most == 4096);
+}

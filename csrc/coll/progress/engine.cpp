@@ -1,5 +1,7 @@
 #include "coll/progress/engine.h"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <exception>
 #include <new>
@@ -12,6 +14,9 @@ namespace {
 
 // A sleeper wakes up this often even if no peer rings: for deadlines, for signals, for a broken peer.
 constexpr std::chrono::milliseconds kSlice{50};
+
+// Where ranks share cores, a thread yields for at most this long before it sleeps (coll/progress/spin.h).
+constexpr std::chrono::microseconds kYieldTime{1000};
 
 // A thread that always finds something to move, for instance in other groups, still checks for deaths, aborts
 // and deadlines this often. It reads the clock once in kMoves moves: a small operation takes fewer.
@@ -185,6 +190,9 @@ bool Engine::wait(Communicator& group, const Operation& op, Deadline deadline,
   } at_the_end;
   const auto turns_now = [&] { return core_for_each ? spin_.turns() : kShortSpin; };
   int turns = turns_now(), looked = 0;
+  bool yields = !core_for_each && yields_.next();
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point yields_since{};  // since this wait began, or something moved; 0: not yet
   Busy busy;
   for (;;) {
     bool moved = group.drive(false);
@@ -194,6 +202,7 @@ bool Engine::wait(Communicator& group, const Operation& op, Deadline deadline,
       if (looked > kShortSpin) spin_.succeeded();
       if (op.finished()) return true;
       looked = 0;
+      yields_since = {};
       if (busy.check_due()) {
         if (interrupted) interrupted();
         if (deadline.passed()) return false;
@@ -208,6 +217,15 @@ bool Engine::wait(Communicator& group, const Operation& op, Deadline deadline,
       relax();
       continue;
     }
+    if (yields) {
+      const auto now = Clock::now();
+      if (yields_since == Clock::time_point{}) yields_since = now;
+      if (now - yields_since < kYieldTime) {
+        sched_yield();
+        yields = yields_.again(Clock::now() - now);
+        continue;
+      }
+    }
     if (interrupted) interrupted();
     if (deadline.passed()) return false;
     {
@@ -216,9 +234,9 @@ bool Engine::wait(Communicator& group, const Operation& op, Deadline deadline,
       const shm::Bell::Sleep sleep(endpoint_->bell(), awaited);
       moved = drive_all(true);
       if (!moved && !op.finished() && (awaited == shm::Bell::kAny || group.awaited_process() == awaited)) {
-        const auto begin = std::chrono::steady_clock::now();
+        const auto begin = Clock::now();
         sleep.wait(deadline.left(kSlice));
-        if (core_for_each && !woke_a_peer()) spin_.failed(std::chrono::steady_clock::now() - begin);
+        if (core_for_each && !woke_a_peer()) spin_.failed(Clock::now() - begin);
       }
     }
     if (op.finished()) return true;

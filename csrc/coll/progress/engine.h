@@ -120,6 +120,7 @@ class Engine {
 
   const std::shared_ptr<shm::Endpoint> endpoint_;
   Spin spin_;
+  Yields yields_;
   std::atomic<Recorder*> recorder_ = nullptr;
 
   Atomic<std::size_t> pending_ = 0;  // reasons to drive, in all groups

@@ -1,4 +1,5 @@
-// The time that waiting threads spin before they sleep, in turns of a loop. Learnt from earlier waits.
+// The ways in which threads wait before they sleep, learnt from earlier waits: with a core for every rank
+// they spin, and where ranks share cores they yield.
 #pragma once
 
 #include <algorithm>
@@ -8,10 +9,8 @@
 
 namespace occl::coll {
 
-/// With a core for every rank: about as long as ranks usually lag behind each other. With fewer cores it is
-/// better to leave the core to the rank that is late. Sleeping does that, and yielding does not: the kernel
-/// takes the rest of its time slice from a thread that yields, and where other programs compute, such a
-/// thread comes back milliseconds later.
+/// Turns of the loop. With a core for every rank: about as long as ranks usually lag behind each other. With
+/// fewer cores it is better to leave the core to the rank that is late.
 inline constexpr int kLongSpin = 2000, kShortSpin = 32;
 
 /// Of all threads of a process with a core for every rank. If other programs use the cores, a spinning thread
@@ -39,6 +38,40 @@ class Spin {
   static constexpr std::chrono::microseconds kLongSpinTime{60};
   Atomic<int> turns_ = kLongSpin;
   Atomic<unsigned> waits_ = 0;
+};
+
+/// Of all threads of a process whose ranks share cores. Among these ranks alone, yielding is the cheapest way
+/// to hand the core on. But the kernel takes the rest of its time slice from a thread that yields: if other
+/// threads compute on that core, it comes back milliseconds later, where a thread that is woken goes on at
+/// once. So after a long yield the next waits sleep at once, twice as many after each long yield.
+///
+/// relaxed: only hints.
+class Yields {
+ public:
+  /// Whether the next wait yields.
+  bool next() {
+    const unsigned left = left_.load(std::memory_order_relaxed);
+    if (left > 0) left_.store(left - 1, std::memory_order_relaxed);
+    return left == 0;
+  }
+  /// A yield took that long. Whether the thread may yield again.
+  bool again(std::chrono::nanoseconds took) {
+    const unsigned waits = waits_.load(std::memory_order_relaxed);
+    if (took < kLong) {
+      if (waits > kFewest) waits_.store(waits - 1, std::memory_order_relaxed);
+      return true;
+    }
+    left_.store(waits, std::memory_order_relaxed);
+    waits_.store(std::min(2 * waits, kMost), std::memory_order_relaxed);
+    return false;
+  }
+
+ private:
+  /// Longer than other ranks take to look, and shorter than a time slice.
+  static constexpr std::chrono::microseconds kLong{500};
+  static constexpr unsigned kFewest = 16, kMost = 4096;
+  Atomic<unsigned> left_ = 0;         // waits that do not yield, from now on
+  Atomic<unsigned> waits_ = kFewest;  // after the next long yield
 };
 
 }  // namespace occl::coll

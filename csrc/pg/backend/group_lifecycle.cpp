@@ -82,7 +82,7 @@ GroupLifecycle::GroupLifecycle(Met met, const Options& options)
 
 std::string GroupLifecycle::describe() const {
   return concat("rank ", group_->rank(), " of ", group_->size(), " of group ", group_->name(), ": ",
-                group_->describe(), "; waiting ranks ", group_->core_for_each() ? "spin" : "sleep",
+                group_->describe(), "; waiting ranks ", group_->core_for_each() ? "spin" : "yield their core",
                 "; kernels: ", kernels::isa(), "; timeout ", options_->timeout.count(), " ms");
 }
 

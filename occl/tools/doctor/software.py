@@ -170,11 +170,11 @@ def choice_lines(said: dict[str, Any], capability: str, cores: int) -> list[Line
         lines.append(Line("memory", f"at most {size(said['memory'])} a process", said["memory"]))
     number = min(cores, MOST_RANKS)
     text = (
-        f"groups of up to {number} ranks spin for a moment, then sleep; larger ones sleep at once, "
-        "because they have no core for each rank"
+        f"groups of up to {number} ranks spin for a moment, then sleep; larger ones yield instead of "
+        "spinning, because they have no core for each rank"
     )
     if number < 2:
-        text = "ranks sleep at once: there is one core for all of them"
+        text = "ranks yield for a moment, then sleep: there is one core for all of them"
     lines.append(Line("waiting", text, {"ranks_that_spin": number}))
     return lines
 
