@@ -66,9 +66,9 @@ class Team(PlainTeam):
 class Pool:
     """The zygote, and a team for each world size that tests have asked for. Used with ``with``, or closed."""
 
-    def __init__(self) -> None:
+    def __init__(self, preload: tuple[str, ...] = PRELOAD) -> None:
         with mock.patch.dict(os.environ, SETTINGS):
-            self.zygote = ForkServer(PRELOAD)
+            self.zygote = ForkServer(preload)
         self.teams: dict[int, Team] = {}
 
     def __enter__(self) -> Pool:
