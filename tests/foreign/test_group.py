@@ -1,0 +1,137 @@
+"""A group serves a device whose memory the host cannot touch as it serves CPU tensors: most bodies are those
+of the tests of `dev` and CPU tensors, with the same expected bits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.distributed import (
+    test_ddp,
+    test_futures,
+    test_movement,
+    test_objects,
+    test_point_to_point,
+    test_reductions,
+    test_strided,
+)
+from tests.support.references import assert_same_bits, contribution, reduced
+from torch_occl import ProcessGroupOCCL
+
+DEVICE = "foreign:0"
+COUNTS = (1, 1000, 300_001)
+
+
+def reductions(rank: int, n: int, device: str) -> None:
+    for dtype in ("float32", "bfloat16", "int64", "float8_e5m2"):
+        for count in COUNTS:
+            given = [contribution(dtype, r, count * n) for r in range(n)]
+            expected = reduced(given, "SUM")
+            t = given[rank].to(device)
+            dist.all_reduce(t)
+            assert_same_bits(t.cpu(), expected, "all_reduce", dtype, count)
+            t = given[rank].to(device)
+            dist.reduce(t, n - 1)
+            assert_same_bits(t.cpu(), expected if rank == n - 1 else given[rank], "reduce", dtype, count)
+            out = torch.empty(count, dtype=t.dtype, device=device)
+            dist.reduce_scatter_tensor(out, given[rank].to(device))
+            mine = expected[rank * count : (rank + 1) * count].clone()
+            assert_same_bits(out.cpu(), mine, "reduce_scatter_tensor", dtype, count)
+            dist.reduce_scatter(out.zero_(), list(given[rank].to(device).split(count)))
+            assert_same_bits(out.cpu(), mine, "reduce_scatter", dtype, count)
+
+
+def several(rank: int, n: int, device: str) -> None:
+    """Several tensors of each rank, which are put together on the host."""
+    pg = dist.group.WORLD._get_backend(torch.device(device))
+    given = [torch.full((5,), float(rank + 1 + i), device=device) for i in range(2)]
+    pg.allreduce(given).wait()
+    total = float(sum(2 * r + 3 for r in range(n)))
+    assert all(t.tolist() == [total] * 5 for t in given)
+
+
+BODIES = {
+    "reductions": (reductions, {}),
+    "several tensors of a rank": (several, {}),
+    "premul sum": (test_reductions.premultiplied_by_a_tensor, {}),
+    "uneven reduce_scatter": (test_reductions.uneven_reduce_scatter, {}),
+    "uneven all_gather": (test_movement.uneven_all_gather, {"step": 1000}),
+    "uneven all_to_all": (test_movement.uneven_all_to_all, {"step": 1000}),
+    "uneven all_to_all_single": (test_movement.uneven_all_to_all_single, {"step": 1000}),
+    "several of each rank": (test_movement.several_of_each_rank, {}),
+    "lists of columns": (test_movement.lists_of_columns, {}),
+    "order": (test_movement.copies_keep_the_order, {}),
+    "in place": (test_movement.in_place, {}),
+    "strided order": (test_strided.copies_keep_the_order, {}),
+    "strided messages": (test_strided.messages_keep_the_order, {}),
+    "errors leave outputs": (test_strided.errors_leave_outputs_alone, {}),
+    "ring": (test_point_to_point.around_the_ring, {"dtype": "float32", "sizes": [1, 1000, 300_001]}),
+    "both ways": (test_point_to_point.both_ways_at_once, {"size": 1 << 20}),
+    "batches": (test_point_to_point.batches, {}),
+    "from anyone": (test_point_to_point.from_anyone, {"count": 5}),
+    "objects": (test_objects.gather_everywhere, {"size": 1000}),
+    "handles": (test_futures.handles, {}),
+    "then": (test_futures.then, {}),
+    "rows": (test_futures.collectives_of_lists, {}),
+    "training": (test_ddp.parallel, {"options": {}, "hook": None, "tolerance": {}}),
+}
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("name", BODIES)
+def test_operations_give_what_they_give_on_the_cpu(pool, name, world_size):
+    body, params = BODIES[name]
+    pool.run(body, world_size, DEVICE, **params)
+
+
+def begins_when_the_stream_reaches_it(rank: int, n: int, device: str) -> None:
+    x = torch.zeros(300_001, device=device)
+    y = torch.zeros(3, device=device)
+    with torch.Stream(device):
+        torch.ops.foreign.hold(x)
+        x.fill_(rank + 1)
+        y.fill_(rank + 1)
+        work = dist.all_reduce(x, async_op=True)
+        joined = dist.all_reduce(y, async_op=True)
+        assert not work.is_completed() and not joined.is_completed()
+        torch.ops.foreign.release()
+        work.wait()
+        joined.wait()
+    total = n * (n + 1) / 2
+    assert (x.cpu() == total).all() and y.tolist() == [total] * 3  # on another stream: the host has waited
+    x.fill_(rank)
+    dist.broadcast(x, n - 1)
+    x *= 2
+    assert (x.cpu() == 2 * (n - 1)).all()
+
+
+def test_an_operation_begins_when_the_callers_stream_reaches_it(pool):
+    pool.run(begins_when_the_stream_reaches_it, 2, DEVICE)
+
+
+def without_copies(rank: int, n: int, device: str) -> None:
+    import os
+
+    os.environ["FOREIGN_DEVICE_WITHOUT_COPIES"] = "1"
+    t = torch.empty(3, device=device)
+    with pytest.raises(ValueError, match=r"unsupported device type foreign: .* fail \(.*copies nothing"):
+        dist.all_reduce(t)
+    cpu = torch.ones(3)
+    dist.all_reduce(cpu)  # the group goes on
+    assert cpu.tolist() == [n] * 3
+
+
+def test_a_device_without_copies_is_refused(pool):
+    with pool.fresh(2) as team:
+        team.join()
+        team.run(without_copies, DEVICE)
+
+
+def who_owns(rank: int, n: int, device: str) -> None:
+    assert torch._C._get_privateuse1_backend_name() == "foreign" and not hasattr(torch, "dev")
+    assert isinstance(dist.group.WORLD._get_backend(torch.device(device)), ProcessGroupOCCL)
+
+
+def test_the_device_stays_its_owners(pool):
+    pool.run(who_owns, 2, DEVICE)
