@@ -62,6 +62,7 @@ TOP = "tests/distributed/test_top.py::"
 STREAMS = "tests/distributed/test_side_streams.py::"
 BEGINS = (STREAMS + "test_a_collective_begins_when_its_stream_comes_to_it",)
 RECORDER = "tests/distributed/test_instruments_flight_recorder.py::"
+FOREIGN_STREAM = ("tests/foreign/test_group.py::test_an_operation_begins_when_the_callers_stream_reaches_it",)
 TWO_DEVICES = (STREAMS + "test_a_call_with_tensors_of_two_devices_uses_the_streams_of_both",)
 GOES_ON = (STREAMS + "test_a_wait_under_a_side_stream_makes_that_stream_wait",)
 POLLS = (STREAMS + "test_a_thread_that_drives_does_not_copy_on_its_own_stream",)
@@ -257,6 +258,10 @@ MUTATIONS = [
     Mutation("the host waits for a work on a stream", "pg/backend/work.cpp", "if (timeout == kNoTimeout && streams_wait())", "if (false)", GOES_ON),
     Mutation("a stream waits where the host gave a timeout", "pg/backend/work.cpp", "if (timeout == kNoTimeout && streams_wait())", "if (streams_wait())", (STREAMS + "test_a_wait_with_a_timeout_holds_up_the_host",)),
     Mutation("one device's stream waits for all", "pg/backend/work.cpp", "if (part.request.stream || !streams.add(part.request)) return false;", "if (!streams.add(part.request) && &part == &parts_.front()) return false;", TWO_DEVICES),
+    # Devices of other packages.
+    Mutation("a call does not wait for another package's stream", "pg/request/staging.cpp", "return !offers_of(stream.device_type()).synchronize || stream.query();", "return true;", FOREIGN_STREAM),
+    Mutation("a result is on its way when its work has ended", "pg/backend/work.cpp", "if (request.stream && !copies.empty()) pg::synchronize(stream_for_copies(*request.stream));", "", FOREIGN_STREAM),
+    Mutation("memory of another package's device is the host's", "pg/request/dense_copies.cpp", "return is_on_host(t) && is_dense(t, density);", "return is_dense(t, density);", ("tests/foreign/test_group.py::test_operations_give_what_they_give_on_the_cpu[in place-2]",)),
     # Parts of a work: in the group's order, and all of them.
     Mutation("only the first part is released", "pg/backend/work.cpp", "  for (Part& part : parts_) engine().release(*group_, part.operation);", "  engine().release(*group_, parts_.front().operation);", (STREAMS + "test_a_collective_begins_when_its_stream_comes_to_it[coalesced-10-False]",)),
     Mutation("copies before are made when it is issued", "pg/backend/work.cpp", "operation(*this, point_to_lists(this->request).task, Deadline::after(this->request.timeout)) {}", "operation(*this, point_to_lists(this->request).task, Deadline::after(this->request.timeout)) { copy_all(this->request, this->request.before), this->request.before.clear(); }", (WORKS + "[copies_keep_their_place-2-cpu]",)),

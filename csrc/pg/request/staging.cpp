@@ -84,22 +84,24 @@ struct Offers {
   std::vector<std::optional<c10::Stream>> own;  // by index: a stream for copies
 };
 
+/// On a stream of its own, where there are some: the program's may be busy.
 Offers try_out(const c10::impl::VirtualGuardImpl& guard) {
   Offers offers{};
-  const c10::Stream current = guard.getStream(guard.getDevice());
-  offers.synchronize = works([&] { guard.synchronizeStream(current), (void)guard.queryStream(current); });
-  offers.events = works([&] {
-    c10::Event event(guard.type());
-    event.record(current);
-    event.synchronize();
-  });
   for (c10::DeviceIndex i = 0; i < guard.deviceCount(); ++i) {
     std::optional<c10::Stream> own;
-    // Only with events can what is queued before the call be waited for without what follows it.
-    if (offers.synchronize && offers.events)
-      works([&] { own = guard.getStreamFromGlobalPool(c10::Device(guard.type(), i)); });
+    works([&] { own = guard.getStreamFromGlobalPool(c10::Device(guard.type(), i)); });
     offers.own.push_back(own);
   }
+  const c10::Device device = guard.getDevice();
+  const c10::Stream stream = offers.own.at(device.index()).value_or(guard.getStream(device));
+  offers.synchronize = works([&] { guard.synchronizeStream(stream), (void)guard.queryStream(stream); });
+  offers.events = works([&] {
+    c10::Event event(guard.type());
+    event.record(stream);
+    event.synchronize();
+  });
+  // Only with events can what is queued before a call be waited for without what follows it.
+  if (!offers.synchronize || !offers.events) offers.own.assign(offers.own.size(), std::nullopt);
   return offers;
 }
 
@@ -116,6 +118,8 @@ const Offers& offers_of(c10::DeviceType type) {
 /// Why tensors cannot be copied to the device and back; empty if they can.
 std::string failure_of_copies(c10::Device device) try {
   const at::AutoDispatchBelowADInplaceOrView below;
+  c10::OptionalStreamGuard stream;
+  if (const auto& own = offers_of(device.type()).own.at(device.index())) stream.reset_stream(*own);
   const at::Tensor there = at::empty({1}, at::TensorOptions(device).dtype(at::kByte));
   there.copy_(at::zeros({1}, at::kByte));
   if (at::empty({1}, at::kByte).copy_(there).item<std::uint8_t>() != 0) return "they come back changed";
