@@ -82,6 +82,11 @@ bool works(Try&& attempt) {
 struct Offers {
   bool synchronize, events;
   std::vector<std::optional<c10::Stream>> own;  // by index: a stream for copies
+
+  std::optional<c10::Stream> own_of(c10::Device device) const {
+    const auto index = static_cast<std::size_t>(device.index());  // -1: of a meta tensor
+    return index < own.size() ? own[index] : std::nullopt;
+  }
 };
 
 /// On a stream of its own, where there are some: the program's may be busy.
@@ -93,7 +98,7 @@ Offers try_out(const c10::impl::VirtualGuardImpl& guard) {
     offers.own.push_back(own);
   }
   const c10::Device device = guard.getDevice();
-  const c10::Stream stream = offers.own.at(device.index()).value_or(guard.getStream(device));
+  const c10::Stream stream = offers.own_of(device).value_or(guard.getStream(device));
   offers.synchronize = works([&] { guard.synchronizeStream(stream), (void)guard.queryStream(stream); });
   offers.events = works([&] {
     c10::Event event(guard.type());
@@ -119,7 +124,7 @@ const Offers& offers_of(c10::DeviceType type) {
 std::string failure_of_copies(c10::Device device) try {
   const at::AutoDispatchBelowADInplaceOrView below;
   c10::OptionalStreamGuard stream;
-  if (const auto& own = offers_of(device.type()).own.at(device.index())) stream.reset_stream(*own);
+  if (const auto own = offers_of(device.type()).own_of(device)) stream.reset_stream(*own);
   const at::Tensor there = at::empty({1}, at::TensorOptions(device).dtype(at::kByte));
   there.copy_(at::zeros({1}, at::kByte));
   if (at::empty({1}, at::kByte).copy_(there).item<std::uint8_t>() != 0) return "they come back changed";
@@ -180,7 +185,7 @@ void when_reached(const c10::Stream& stream, std::function<void()> task) {
 }
 
 c10::Stream stream_for_copies(const c10::Stream& stream) {
-  return offers_of(stream.device_type()).own.at(stream.device_index()).value_or(stream);
+  return offers_of(stream.device_type()).own_of(stream.device()).value_or(stream);
 }
 
 void synchronize(const c10::Stream& stream) {
