@@ -110,6 +110,21 @@ def test_an_operation_begins_when_the_callers_stream_reaches_it(pool):
     pool.run(begins_when_the_stream_reaches_it, 2, DEVICE)
 
 
+def is_there_for_every_stream(rank: int, n: int, device: str) -> None:
+    each = 10  # the last copy out comes long after the first
+    given = [torch.full((3,), float(rank), device=device) for _ in range(each)]
+    out = [torch.full((3,), -1.0, device=device) for _ in range(each * n)]
+    others = [[torch.empty(3, device=device) for _ in out] for _ in range(each - 1)]
+    torch.accelerator.synchronize()
+    with torch.Stream(device):
+        dist.group.WORLD._get_backend(torch.device(device)).allgather([out, *others], given).wait()
+        assert others[-1][-1].tolist() == [n - 1] * 3
+
+
+def test_a_result_is_there_for_every_stream(pool):
+    pool.run(is_there_for_every_stream, 2, DEVICE)
+
+
 def without_copies(rank: int, n: int, device: str) -> None:
     import os
 
