@@ -2,8 +2,8 @@
 # checkout may contain spaces, which make cannot quote.
 
 PYTHON ?= python3
-# The versions of PyTorch that the package works with: see occl/versions.py.
-TORCH ?= $(shell sed -n 's/^requires = .*"\(torch[^"]*\)".*/\1/p' pyproject.toml)
+DEFAULT := $(shell sed -n 's/^DEFAULT = "\(.*\)"/\1/p' occl/versions.py)
+TORCH ?= torch==$(DEFAULT)
 extra = $(shell sed -n 's/^$(1) = \[\(.*\)\]/\1/p' pyproject.toml | tr -d ,)
 ARGS ?=
 WORKERS ?= 2
@@ -14,12 +14,14 @@ SOURCES := $(shell find csrc -type d -o -name '*.cpp' -o -name '*.h')
 
 export MAX_JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
 CCACHE := $(firstword $(wildcard /usr/lib/ccache /usr/lib64/ccache))
+# A run of the tests starts hundreds of interpreters, and each would compile the packages anew.
+unexport PYTHONDONTWRITEBYTECODE
 export PATH := $(CURDIR)/.venv/bin:$(if $(CCACHE),$(CCACHE):)$(PATH)
 
 # Two terminals may both find something to do: the second waits, and then looks again.
 LOCK := $(if $(shell command -v flock),flock Makefile)
 
-.PHONY: help demo test test-all test-aarch64 test-ecosystem sanitize soak mutations bench wheels lint docs setup clean distclean
+.PHONY: help demo test test-all test-aarch64 test-ecosystem sanitize soak mutations bench wheels lint docs headers setup clean distclean
 
 help:
 	@echo 'make demo        train on handwritten digits with occl and with Gloo, and compare'
@@ -36,6 +38,7 @@ help:
 	@echo 'make wheels      a wheel for each CPython that is installed, tried in an environment without a compiler'
 	@echo 'make lint        ruff, mypy, and clang-format and clang-tidy where they are installed: clang-tidy on'
 	@echo '                 sources that differ from the main branch, or with TIDY=all on all (minutes)'
+	@echo 'make headers     compile against the headers of another PyTorch, and name what is new there: TORCH=2.15.0'
 	@echo 'make docs        the documentation as a site: build/site/index.html'
 	@echo 'make setup       only .venv and the extension, which the targets above make when they need them'
 	@echo 'make clean       remove what was built;             make distclean removes .venv too'
@@ -109,6 +112,11 @@ lint: setup
 	    $(VENV_PYTHON) tools/compile_commands.py && $(TIDIED) | xargs -r -n 1 -P $(MAX_JOBS) tools/tidy.sh; \
 	    else echo 'clang-tidy is not installed: its checks of C++ are left out'; fi
 
+# The wheel of TORCH is downloaded for its headers only: .venv keeps what it has.
+headers:
+	@$(MAKE) --no-print-directory setup TORCH=torch==$(DEFAULT)
+	@$(VENV_PYTHON) tools/headers.py '$(TORCH)' $(ARGS)
+
 # The site needs neither PyTorch nor the extension, so it has an environment of its own. Building it needs no network.
 docs: build/docs-venv/installed
 	@NO_MKDOCS_2_WARNING=1 build/docs-venv/bin/python -m mkdocs --quiet build
@@ -147,7 +155,7 @@ setup:
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .venv/built compile_commands.json
-	rm -f occl/*.so
+	rm -f occl/*.so occl/_C.built_for
 	find csrc occl torch_occl tests examples benchmarks tools -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean

@@ -16,6 +16,7 @@ import torch.distributed
 from torch.utils.cpp_extension import BuildExtension, CppExtension
 
 VERSIONS = runpy.run_path(str(Path("occl", "versions.py")))
+VERSIONS["check"](torch.__version__)
 # What needs torch.distributed, which a PyTorch may be built without; the device does not.
 DISTRIBUTED = {*Path("csrc/pg").rglob("*.cpp"), *Path("csrc/bind").glob("*.cpp")}
 DISTRIBUTED -= {Path("csrc/bind/module.cpp"), Path("csrc/bind/device.cpp")}
@@ -40,13 +41,15 @@ class BuildInOnePlace(BuildExtension):
 
     def run(self) -> None:
         super().run()
+        built_for = Path(self.get_ext_fullpath("occl._C")).with_name(VERSIONS["BUILT_FOR"].name)
+        built_for.write_text("{}.{}\n".format(*VERSIONS["minor"](torch.__version__)))
         if (tool := Path("tools", "compile_commands.py")).exists():  # for clangd and clang-tidy
             subprocess.run([sys.executable, str(tool)], check=True)
 
 
 setup(
     version=VERSIONS["VERSION"],
-    install_requires=[VERSIONS["REQUIREMENT"]],
+    install_requires=[VERSIONS["requirement_of_build"](torch.__version__)],
     ext_modules=[
         CppExtension(
             "occl._C",

@@ -68,13 +68,11 @@ def register(factory: Callable[..., C10dBackend], devices: list[str]) -> None:
     """Registers ``occl`` for these device types, and replaces an earlier registration of this package."""
     import torch.distributed as dist
 
+    from occl import compat
+
     dist.Backend.register_backend("occl", factory, extended_api=True, devices=devices)
-    # `_new_process_group_helper` makes CUSTOM the default backend of a group such as "cpu:gloo,dev:occl" if
-    # the first registered name, in upper case, is among its backends, in lower case. They never match; the
-    # group then has no default backend, and PyTorch warns "No backend of type 0 found" when it ends. So occl
-    # is entered in lower case as well.
-    plugins = dist.Backend._plugins
-    dist.Backend._plugins = {"occl": plugins["OCCL"]} | {k: v for k, v in plugins.items() if k != "occl"}
+    compat.name_by_default_backend("occl")
+    compat.records_itself("occl")
 
 
 def registered() -> bool:

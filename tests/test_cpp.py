@@ -1,7 +1,8 @@
 """Runs the C++ tests of the core: plain; in full runs under the explorer and with the sanitizers too.
 
 A test is one program, ``tests/cpp/test_*.cpp``. Its last line is ``N passed, M failed``. A line
-``// modes: plain asan`` in it names the modes it runs in, where not all make sense.
+``// modes: plain asan`` in it names the modes it runs in, where not all make sense. A program that calls
+``check::thinned`` runs with part of its cases, and in full runs once with all of them.
 """
 
 import functools
@@ -11,22 +12,30 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tests.support import cpp_build
+from tests.support import cpp_build, thinning
 
 TIMEOUT = 300
 """Seconds after which a program counts as hanging."""
 
-CASES = [
-    pytest.param(source, mode, id=f"{source.stem}-{mode}", marks=[pytest.mark.full] * (mode != "plain"))
-    for source in cpp_build.test_sources()
-    for mode in cpp_build.modes_of((cpp_build.ROOT / source).read_text())
-]
+THINNED = {"OCCL_TEST_THINNED": "1"}
+
+
+def cases() -> Iterator[object]:
+    """Each program in each of its modes; and those that can leave cases out, once with all of them."""
+    for source in cpp_build.test_sources():
+        text = (cpp_build.ROOT / source).read_text()
+        runs = [(mode, mode != "plain", False) for mode in cpp_build.modes_of(text)]
+        if "check::thinned(" in text:
+            runs.append(("plain", True, True))
+        for mode, full, whole in runs:
+            name = f"{source.stem}-{mode}{'-whole' * whole}"
+            yield pytest.param(source, mode, whole, id=name, marks=[pytest.mark.full] * full)
 
 
 @functools.cache
@@ -56,7 +65,13 @@ def without_address_randomization() -> list[str]:
     return prefix if possible else []
 
 
-def run(program: Path, timeout: float = TIMEOUT, only: str = "", emulator: Sequence[str] = ()) -> str:
+def run(
+    program: Path,
+    timeout: float = TIMEOUT,
+    only: str = "",
+    emulator: Sequence[str] = (),
+    settings: Mapping[str, str] = {},
+) -> str:
     """The output of a program of tests. Fails, showing it, unless some tests passed and none failed.
 
     With ``only``, of the tests whose names contain that (for a fuzz target: the file of inputs). A program
@@ -66,7 +81,7 @@ def run(program: Path, timeout: float = TIMEOUT, only: str = "", emulator: Seque
     try:
         result = subprocess.run(
             [*prefix, str(program), *([only] if only else [])],
-            env=sanitizers() | os.environ,
+            env=sanitizers() | os.environ | settings,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             encoding="utf-8",
@@ -86,23 +101,28 @@ def run(program: Path, timeout: float = TIMEOUT, only: str = "", emulator: Seque
 def outcome(request):
     """Of one program. The next one that is selected runs beside it: many of them sleep most of the time."""
     items = [item for item in request.session.items if getattr(item, "originalname", "") == "test_cpp"]
-    cases = [(item.callspec.params["source"], item.callspec.params["mode"]) for item in items]
+    cases = [tuple(item.callspec.params[name] for name in ("source", "mode", "whole")) for item in items]
+    asked = thinning.asked(request.config)
     started: dict[tuple, Future] = {}
+
+    def go(source: Path, mode: str, whole: bool) -> str:
+        return run(cpp_build.build(mode, source), settings={} if whole or asked else THINNED)
+
     with ThreadPoolExecutor(2) as pool:
 
-        def outcome(source: Path, mode: str) -> Future:
-            at = cases.index((source, mode))
+        def outcome(*of: object) -> Future:
+            at = cases.index(of)
             for case in cases[at : at + 2]:
                 if case not in started:
-                    started[case] = pool.submit(lambda case: run(cpp_build.build(case[1], case[0])), case)
-            return started[source, mode]
+                    started[case] = pool.submit(go, *case)
+            return started[of]
 
         yield outcome
 
 
-@pytest.mark.parametrize(("source", "mode"), CASES)
-def test_cpp(outcome, source: Path, mode: str):
-    outcome(source, mode).result()
+@pytest.mark.parametrize(("source", "mode", "whole"), list(cases()))
+def test_cpp(outcome, source: Path, mode: str, whole: bool):
+    outcome(source, mode, whole).result()
 
 
 def project(root: Path, body: str) -> Path:

@@ -61,9 +61,9 @@ ROOMS = {
     },
     "pg": {
         "compat": set(),
-        "request": set(),
+        "request": {"compat"},
         "process": {"request"},
-        "observe": {"request"},
+        "observe": {"compat", "request"},
         "transport": {"request", "process"},
         "rendezvous": {"request", "process", "transport"},
         "backend": {"compat", "request", "process", "observe", "transport", "rendezvous"},

@@ -33,7 +33,7 @@ from multiprocessing.reduction import ForkingPickler
 
 OURS = re.compile(r"/occl/_C[.]|/memfd:occl")  # below a checkout called torch_occl lies PyTorch, too
 
-NAME = {"occl", *(f"occl.{it}" for it in ("registration", "variables", "versions"))}  # registers the name
+NAME = {"occl", *(f"occl.{it}" for it in ("compat", "registration", "variables", "versions"))}
 
 def answer(ask):
     try:
@@ -216,6 +216,7 @@ def test_another_packages_timer_neither_ends_the_process_nor_is_lost(installed, 
     assert python(code, installed, OTHER_DEVICE="timer").splitlines()[-1] == "2.0"
 
 
+@pytest.mark.full
 def test_a_device_of_another_package_stays_its_own(installed, other_device):
     code = f"""
 import ctypes, torch

@@ -26,6 +26,7 @@ LATE = {
     "torch_occl.dev._registration -> torch_occl.dev.dynamo": "only where PrivateUse1 is free",
     "torch_occl.dev._registration -> occl._C": "after it is known that it works with this PyTorch",
     # What loads the extension, in modules that are imported by `import torch`.
+    "occl.registration -> occl.compat": "needs torch.distributed",
     "occl.registration -> occl.memory": "OCCL_SHARE_CPU",
     "occl.registration -> occl.distributed.alone": "OCCL_IN_PLACE_OF",
     "occl.registration -> occl.distributed.gloo": "OCCL_IN_PLACE_OF",

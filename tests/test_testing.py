@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import subprocess
-import sys
-from dataclasses import dataclass
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
-from tests.support.interpreter import PACKAGE, run_python
+from tests.support import own_pytest
+from tests.support.interpreter import run_python
+from tests.support.own_pytest import Results
 
 pytestmark = pytest.mark.full
 
@@ -57,48 +54,15 @@ def test_bad_import(rank):
 """
 
 
-@dataclass
-class Ending:
-    kind: str  # "passed", "failure", "error", "skipped"
-    text: str
-
-
-@dataclass
-class Results:
-    endings: dict[str, Ending]
-    output: str
-
-
-def endings(path: Path) -> dict[str, Ending]:
-    """How each test has ended, by name, as pytest writes it for other programs."""
-    found = {}
-    for case in ElementTree.parse(path).iter("testcase"):
-        ends = [child for child in case if child.tag in ("failure", "error", "skipped")]
-        text = "\n".join(child.text or child.get("message") or "" for child in ends)
-        found[case.get("name")] = Ending(ends[0].tag if ends else "passed", text)
-    return found
-
-
 @pytest.fixture(scope="module")
 def results(tmp_path_factory) -> Results:
     """The whole sample has run once."""
     folder = tmp_path_factory.mktemp("sample")
     shutil.copy(SAMPLE, folder / "test_sample.py")
-    files = {"conftest": CONFTEST, "test_threads": THREADS, "test_only": ONLY_IN_PYTEST, "pytest": ""}
+    files = {"conftest": CONFTEST, "test_threads": THREADS, "test_only": ONLY_IN_PYTEST}
     for name, text in files.items():
-        (folder / f"{name}.{'ini' if name == 'pytest' else 'py'}").write_text(text)
-    (folder / "pytest.ini").write_text("[pytest]\nranks_preload =\n")
-    command = [sys.executable, "-m", "pytest", "-p", "pytest_torch_occl", "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        [*command, "--junitxml=results.xml", "--strict-markers"],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(PACKAGE)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 1, done.stdout + done.stderr
-    return Results(endings(folder / "results.xml"), done.stdout)
+        (folder / f"{name}.py").write_text(text)
+    return own_pytest.run(folder, "--strict-markers", statuses=(1,))
 
 
 def test_a_rank_makes_its_thread_pool_anew():

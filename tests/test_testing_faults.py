@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from occl.testing import intercept
 from occl.testing.faults import Faults
-from tests.support.interpreter import PACKAGE
-from tests.test_testing import Results, endings
+from tests.support import own_pytest
+from tests.support.own_pytest import Results
 
 SAMPLE = Path(__file__).parent / "support" / "faults_sample.py"
 EXAMPLE = Path(__file__).parents[1] / "examples" / "test_elastic_faults.py"
@@ -22,18 +19,7 @@ EXAMPLE = Path(__file__).parents[1] / "examples" / "test_elastic_faults.py"
 
 def run(folder: Path, *arguments: str) -> Results:
     """pytest in a process of its own, in a folder that gets its results."""
-    command = [sys.executable, "-m", "pytest", "-p", "pytest_torch_occl", "-p", "no:cacheprovider"]
-    (folder / "pytest.ini").write_text("[pytest]\nranks_preload =\n")
-    done = subprocess.run(
-        [*command, "--basetemp=temporary", "--junitxml=results.xml", "--strict-markers", *arguments],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(PACKAGE)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode in (0, 1), done.stdout + done.stderr
-    return Results(endings(folder / "results.xml"), done.stdout)
+    return own_pytest.run(folder, "--basetemp=temporary", "--strict-markers", *arguments)
 
 
 @pytest.fixture(scope="module")

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from occl.testing.gpu import suites
-from tests.support.interpreter import PACKAGE
-from tests.test_testing import Ending, endings
+from tests.support import own_pytest
+from tests.support.own_pytest import Ending
 
 SAMPLE = Path(__file__).parent / "support" / "gpu_suite_sample.py"
 CONFTEST = """
@@ -30,20 +27,7 @@ def run(folder: Path, plugin: str, conftest: str = "", chosen: str = "") -> dict
     """How each test of the sample ends, in a pytest of its own."""
     shutil.copy(SAMPLE, folder / "test_sample.py")
     (folder / "conftest.py").write_text(conftest)
-    (folder / "pytest.ini").write_text("[pytest]\n")
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "pytest", "-p", plugin, "-p", "no:cacheprovider"),
-            *("--junitxml=results.xml", "-k", chosen),
-        ],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(PACKAGE)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode in (0, 1), done.stdout + done.stderr
-    return endings(folder / "results.xml")
+    return own_pytest.run(folder, "-k", chosen, plugin=plugin, settings="").endings
 
 
 @pytest.mark.full

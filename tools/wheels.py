@@ -7,8 +7,8 @@
 ``[tool.cibuildwheel]`` in pyproject.toml uses ``prepare`` and ``repair``. ``build`` is for a machine without
 containers: a wheel then runs on systems whose C library is at least as new as that of this machine.
 
-The wheels are built for the oldest PyTorch that the package works with; pip's own variables say where it
-comes from (PIP_INDEX_URL, PIP_FIND_LINKS, ...).
+The wheels are built for the PyTorch that occl/versions.py calls the default; pip's own variables say where
+it comes from (PIP_INDEX_URL, PIP_FIND_LINKS, ...).
 """
 
 import argparse
@@ -34,10 +34,9 @@ FROM_TORCH = ("libc10.so", "libtorch.so", "libtorch_cpu.so", "libtorch_python.so
 
 
 def requirements() -> list[str]:
-    """What builds a wheel: ``[build-system] requires``, with the oldest supported PyTorch."""
+    """What builds a wheel: ``[build-system] requires``, with one PyTorch."""
     (listed,) = re.findall(r"^requires = \[(.*)\]$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-    low, _ = runpy.run_path(str(ROOT / "occl" / "versions.py"))["SUPPORTED"]
-    torch = "torch=={}.{}.0".format(*low)
+    torch = "torch=={}".format(runpy.run_path(str(ROOT / "occl" / "versions.py"))["DEFAULT"])
     return [torch if name.startswith("torch") else name for name in re.findall(r'"([^"]*)"', listed)]
 
 

@@ -41,13 +41,21 @@ from torch_occl.dev import _registration  # noqa: E402
 _name = _registration.register()
 
 if torch.distributed.is_available():  # some PyTorch is built without it, and has only the device then
+    from occl import (
+        OperationStats,
+        empty_shared,
+        memory_stats,
+        replace,
+        serves,
+        share_cpu_memory,
+        shrink_group,
+        stats,
+        trace,
+    )
     from occl._C import ArgumentError, ProcessGroupOCCL, WorkOCCL
     from occl.distributed import backend, flight_recorder  # noqa: F401
-    from occl.distributed.gloo import replace, replace_as_environment_says, serves
-    from occl.distributed.groups import shrink_group
-    from occl.distributed.stats import OperationStats, stats
-    from occl.distributed.tracing import trace
-    from occl.memory import empty_shared, memory_stats, share_as_environment_says, share_cpu_memory
+    from occl.distributed.gloo import replace_as_environment_says
+    from occl.memory import share_as_environment_says
 
     backend.register(_name)
     share_as_environment_says()

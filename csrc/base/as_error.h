@@ -1,4 +1,4 @@
-// Any exception as an Error, also where there is no memory left to make one.
+// The conversion of any exception to an Error, also where there is no memory left to make one.
 #pragma once
 
 #include <exception>

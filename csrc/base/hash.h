@@ -1,4 +1,5 @@
-// FNV-1a, for texts and lists of numbers that ranks compare: equal in every process.
+// A hash in the manner of FNV-1a, of 64-bit words in place of bytes, for texts and lists of numbers that
+// ranks compare: equal in every process.
 #pragma once
 
 #include <cstdint>

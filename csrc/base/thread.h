@@ -1,4 +1,4 @@
-// Starts the threads of this library, with an error that says what to do when the system has none left.
+// The start of the threads of this library, with an error that says what to do when the system has none left.
 #pragma once
 
 #include <system_error>

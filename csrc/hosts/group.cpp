@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/thread.h"
 #include "coll/progress/engine.h"
 #include "hosts/cost.h"
 #include "kernels/convert.h"
@@ -26,9 +25,6 @@ constexpr auto kSilently = std::chrono::seconds(5);
 /// Linger limit when leaving a subgroup: its messages can still arrive later over the shared link.
 constexpr auto kSubgroupLinger = std::chrono::seconds(5);
 
-/// The time between two polls of the failure monitor.
-constexpr auto kMonitorInterval = std::chrono::milliseconds(200);
-
 /// CallHeader::number of what a leader sends to other leaders between collectives.
 enum Notice : std::uint64_t { ended = 1, left = 2 };
 
@@ -43,7 +39,8 @@ coll::Blocks blocks_of(const std::vector<coll::Block>& list) {
 
 Group::Group(GroupInfo info, std::shared_ptr<coll::Group> node, std::shared_ptr<Link> link)
     : Communicator(node->engine(),
-                   {info.name, info.group, info.rank, info.topology.size(), 0, 0, coll::kSpansNodes}),
+                   {info.name, info.group, info.rank, info.topology.size(), 0, 0, coll::kSpansNodes}, *this,
+                   *this),
       info_(std::move(info)),
       node_number_(info_.topology.node_of(info_.rank)),
       node_(std::move(node)),
@@ -65,21 +62,6 @@ Group::Group(GroupInfo info, std::shared_ptr<coll::Group> node, std::shared_ptr<
       pending.node = node_after(exchange.distance);
       receive_object(*link_, info_.topology.leader(pending.node), info_.channel(Channel::notices), pending);
     }
-  failure_monitor_ =
-      start_thread<std::thread>("that watches over the ranks of this node", [this] { monitor_node(); });
-}
-
-Group::~Group() {
-  if (failure_monitor_.joinable()) failure_monitor_.join();  // part() has told it to end
-}
-
-void Group::monitor_node() {
-  std::unique_lock lock(monitor_mutex_);
-  while (!monitor_wake_.wait_for(lock, kMonitorInterval, [this] { return monitor_ends_; })) {
-    lock.unlock();
-    look();
-    lock.lock();
-  }
 }
 
 // ---- the preamble
@@ -414,7 +396,7 @@ void Group::deliver(const std::function<void()>& interrupted) {
   const auto delivered = [this] { return error() || unacknowledged_.empty(); };
   if (engine().wait_until(delivered, Deadline::after(kPromptly), interrupted)) return;
   {
-    const Held held(*this);
+    const DrivingLock lock(*this);
     leaving_ = true;
     p2p_.listen_to_all();
     set_answers_due(true);
@@ -434,12 +416,7 @@ void Group::deliver(const std::function<void()>& interrupted) {
 
 void Group::part() {
   {
-    std::lock_guard lock(monitor_mutex_);
-    monitor_ends_ = true;
-  }
-  monitor_wake_.notify_all();
-  {
-    const Held held(*this);
+    const DrivingLock lock(*this);
     send_notices(Notice::left, "");
     silent_ = true;
   }
@@ -455,6 +432,7 @@ void Group::leave() {
   node_->close();
   in_flight_.clear();
   p2p_.clear();
+  link_->end_group(info_.number);
   if (link_->stuck()) work_.abandon();
 }
 

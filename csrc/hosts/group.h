@@ -8,12 +8,9 @@
 // leaders, along the paths on which leaders exchange call headers.
 #pragma once
 
-#include <condition_variable>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "coll/group/group.h"
@@ -32,11 +29,12 @@
 
 namespace occl::hosts {
 
-class Group final : public coll::Communicator {
+class Group final : public coll::Communicator,
+                    private coll::Collectives::Machine,
+                    private coll::Messages::Machine {
  public:
   /// `node`: the group of the ranks of this node, in the order of the topology. This group alone uses it.
   Group(GroupInfo info, std::shared_ptr<coll::Group> node, std::shared_ptr<Link> link);
-  ~Group() override;
 
   const std::string& name() const override { return info_.name; }
   int rank() const override { return info_.rank; }
@@ -45,28 +43,37 @@ class Group final : public coll::Communicator {
   bool core_for_each() const override { return node_->mesh().cores_for_each(2); }
   double seconds(const coll::Task& task, bool mapped) const override;
   const GroupInfo& info() const { return info_; }
-  /// For subgroups (hosts/subgroup.h): the group of this node, and the control messages.
+  /// For subgroups (hosts/subgroup.h): the group of this node, the link, and the control messages.
   coll::Group& node() { return *node_; }
+  const Link& link() const { return *link_; }
   ControlMessages& control_messages() { return control_messages_; }
   void monitored_barrier(std::chrono::milliseconds timeout, bool all_ranks,
                          const std::function<void()>& interrupted) override {
     monitored_barrier_.run(*this, timeout, all_ranks, interrupted);
   }
   void deliver(const std::function<void()>& interrupted) override;
+  /// Leaders are: other nodes can be waiting for a rank of their nodes.
+  bool monitored() const override { return leads(); }
+  std::shared_ptr<coll::Communicator> make_subgroup(const coll::Subgroup& wanted,
+                                                    const std::function<Tuning()>& tuning, Deadline deadline,
+                                                    const std::function<void()>& interrupted) override;
+  std::string describe() const override {
+    return concat("its ranks are on several nodes; between them: ", link_->describe());
+  }
 
  private:
   enum class Phase { gather, exchange, spread, run, close };
 
   void note_refusal(std::uint64_t, const std::string& text) override { node_->refuse(text); }
   void note_refused_message(int, bool, const std::string&) override {}
-  void forgive(const coll::Transfer&) override {}
+  void clear_refusal(const coll::Transfer&) override {}
 
   void start(coll::Operation& op) override;
   coll::Outcome advance() override;
   Error mismatch() const override { return Error(Errc::mismatch, agreement().text()); }
   bool exposed() const override { return !in_flight_.empty(); }
 
-  void post(coll::Operation& message, coll::OperationList& done) override { p2p_.post(message, done); }
+  void take_over(coll::Operation& message, coll::OperationList& done) override { p2p_.post(message, done); }
   bool advance_messages(coll::OperationList& done) override;
   bool owes_answers() const override { return leaving_ && !unacknowledged_.empty(); }
   void fail_messages(const Error& error, coll::OperationList& done) override { p2p_.fail(error, done); }
@@ -78,9 +85,8 @@ class Group final : public coll::Communicator {
   bool keeps_memory() const override { return link_->stuck(); }
 
   Memory memory_held() const override;
-  std::string ahead_of_this(const shm::Peer&) const override { return ""; }
+  std::string calls_ahead_of_us(const shm::Peer&) const override { return ""; }
 
-  void monitor_node();
   void check_node();
   void tolerate(const Error& loss);
   [[noreturn]] void fail_for_loss(const coll::Operation& op) const;
@@ -141,12 +147,6 @@ class Group final : public coll::Communicator {
   };
   std::vector<PendingNotice> expected_notices_;  // from the leaders behind this one
   std::string remote_failure_;                   // why the group has ended, if a notice said so
-  // The failure monitor of a leader polls the node while the program computes, because other nodes can be
-  // waiting for a rank of it.
-  std::mutex monitor_mutex_;
-  std::condition_variable monitor_wake_;
-  bool monitor_ends_ = false;
-  std::thread failure_monitor_;
 
   std::optional<Error> loss_;              // a rank has left, or has died: no collective can begin any more
   Deadline patience_ = Deadline::never();  // for one that had begun before, and can do without it

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 #include "base/error.h"
 
@@ -39,11 +40,17 @@ class Link {
   virtual std::unique_ptr<Message> receive(int peer, std::uint32_t channel, std::byte* data,
                                            std::size_t bytes, Owner owner = nullptr) = 0;
 
+  /// The link of a group of these ranks of this link's group; `name` is for texts.
+  virtual std::shared_ptr<Link> for_ranks(const std::vector<int>& ranks, const std::string& name) const = 0;
+
   /// A number for a new group over this link: no other group whose messages go between the same ranks has it.
   /// One rank of the group asks, and tells the others.
   virtual std::uint32_t new_group_number() = 0;
   /// Whether `new_group_number` of this rank can return such a number. Safe for any number.
   virtual bool can_come_from(int peer, std::uint32_t number) const = 0;
+
+  /// The group with this number sends and expects nothing more, here.
+  virtual void end_group(std::uint32_t number) = 0;
 
   /// Whether a cancelled message can still use its buffer, now and later: the memory of all operations that
   /// had not ended must stay.

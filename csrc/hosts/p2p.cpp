@@ -4,6 +4,8 @@
 #include <cstring>
 #include <utility>
 
+#include "coll/messages/misfit.h"
+
 namespace occl::hosts {
 
 using coll::Operation;

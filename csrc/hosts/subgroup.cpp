@@ -72,8 +72,9 @@ class IdsBroadcast {
 
 }  // namespace
 
-Made make_subgroup(Group& parent, const Subgroup& wanted, const std::function<Tuning()>& tuning,
-                   std::shared_ptr<Link> link, Deadline deadline, const std::function<void()>& interrupted) {
+std::shared_ptr<coll::Communicator> make_subgroup(Group& parent, const Subgroup& wanted,
+                                                  const std::function<Tuning()>& tuning, Deadline deadline,
+                                                  const std::function<void()>& interrupted) {
   const GroupInfo& parent_info = parent.info();
   std::vector<int> node_of;
   std::vector<std::string> processes;
@@ -92,10 +93,7 @@ Made make_subgroup(Group& parent, const Subgroup& wanted, const std::function<Tu
   here.ranks.clear();
   for (const int member : topology.members(node))
     here.ranks.push_back(parent_info.topology.local_rank(wanted.ranks[member]));
-  if (topology.nodes() == 1) {
-    auto group = coll::make_subgroup(parent.node(), here, tuning, deadline, interrupted);
-    return {group, group};
-  }
+  if (topology.nodes() == 1) return coll::make_subgroup(parent.node(), here, tuning, deadline, interrupted);
 
   const coll::Turn turn(parent, parent_info.rank, parent.control_messages().busy(), deadline, interrupted);
   std::optional<SubgroupHandshake> handshake;
@@ -104,6 +102,7 @@ Made make_subgroup(Group& parent, const Subgroup& wanted, const std::function<Tu
   IdsBroadcast ids_broadcast;
   std::shared_ptr<coll::Group> part;
   std::shared_ptr<Group> made;
+  const std::shared_ptr<Link> link = parent.link().for_ranks(wanted.ranks, wanted.name);
   const auto make = [&] {
     if (!link->can_come_from(0, ids_broadcast.ids.number))
       throw parent_info.malformed(wanted.ranks.front(), "number of a new group");
@@ -135,6 +134,7 @@ Made make_subgroup(Group& parent, const Subgroup& wanted, const std::function<Tu
     if (rank == 0)
       parent.engine().wait_until([&] { return parent.control_messages().arrived(); },
                                  Deadline::after(left + kGrace), interrupted);
+    parent.engine().add(made);
   } catch (const std::exception& error) {
     if (handshake) handshake->fail_with(error);
     if (made) {
@@ -146,8 +146,14 @@ Made make_subgroup(Group& parent, const Subgroup& wanted, const std::function<Tu
     }
     throw;
   }
-  parent.engine().add(made);
-  return {made, nullptr};
+  return made;
+}
+
+std::shared_ptr<coll::Communicator> Group::make_subgroup(const Subgroup& wanted,
+                                                         const std::function<Tuning()>& tuning,
+                                                         Deadline deadline,
+                                                         const std::function<void()>& interrupted) {
+  return hosts::make_subgroup(*this, wanted, tuning, deadline, interrupted);
 }
 
 }  // namespace occl::hosts

@@ -22,13 +22,9 @@
 
 namespace occl::hosts {
 
-struct Made {
-  std::shared_ptr<coll::Communicator> group;
-  std::shared_ptr<coll::Group> node;  // the same, if all its ranks are on one node; otherwise null
-};
-
-/// As coll::make_subgroup; `link` is that of the new group. It can take 1.5 seconds longer than the deadline.
-Made make_subgroup(Group& parent, const coll::Subgroup& wanted, const std::function<Tuning()>& tuning,
-                   std::shared_ptr<Link> link, Deadline deadline, const std::function<void()>& interrupted);
+/// As coll::make_subgroup. It can take 1.5 seconds longer than the deadline.
+std::shared_ptr<coll::Communicator> make_subgroup(Group& parent, const coll::Subgroup& wanted,
+                                                  const std::function<Tuning()>& tuning, Deadline deadline,
+                                                  const std::function<void()>& interrupted);
 
 }  // namespace occl::hosts

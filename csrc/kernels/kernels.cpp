@@ -59,7 +59,7 @@ bool in_table(DType dtype, ReduceOp op) {
 
 /// How many of the first destinations are stored past the caches.
 std::size_t streaming(std::span<void* const> dsts, Store store) {
-  if (store == Store::cached || store == Store::delivered) return 0;
+  if (store == Store::cached || store == Store::from_other_core) return 0;
   return store == Store::first_streaming ? 1 : dsts.size();
 }
 
@@ -71,7 +71,8 @@ bool loop_pays(const void* dst, const void* src, std::size_t bytes, Store store)
   constexpr std::size_t kLeastBytes = 2 << 10, kPage = 4 << 10;
   const std::size_t behind =
       (reinterpret_cast<std::uintptr_t>(dst) - reinterpret_cast<std::uintptr_t>(src)) % kPage;
-  return kIsAmd && bytes >= kLeastBytes && (store == Store::delivered || (behind > 0 && behind < kLine));
+  return kIsAmd && bytes >= kLeastBytes &&
+         (store == Store::from_other_core || (behind > 0 && behind < kLine));
 }
 
 }  // namespace
@@ -129,7 +130,7 @@ void reduce(DType dtype, ReduceOp op, std::span<void* const> dsts, std::span<con
   const auto d = static_cast<int>(dtype);
   const bool whole = !part.carried && !part.keeps;
   if (Kernel kernel = whole ? nullptr : kernels.parts[d][static_cast<int>(op)]) return kernel(call);
-  // A sum that is kept as it is, is one more contribution, and the first one.
+  // A partial sum that has the dtype itself is passed as the first source.
   std::array<const void*, kMaxRanks + 1> with_carried;
   std::array<double, kMaxRanks + 1> with_factor;
   if (part.carried) {

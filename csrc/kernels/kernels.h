@@ -14,7 +14,7 @@ namespace occl::kernels {
 
 enum class Store : unsigned char {
   cached,           // ordinary stores
-  delivered,        // the same, from memory that another core has written
+  from_other_core,  // the same, from memory that another core has written
   streaming,        // past the caches: for results larger than they are, and for cores that do not share them
   first_streaming,  // the first destination past the caches, the others not
 };
@@ -26,8 +26,8 @@ bool supported(DType dtype, ReduceOp op);
 /// keeps its sum as it is for the next one, which carries it on, and the last one ends it.
 struct Part {
   const void* carried = nullptr;  // the sum that the previous call kept, if there was one
-  bool keeps = false;             // dsts become the sum as it is: partial_size() bytes for each element
-  std::size_t ranks = 0;          // what AVG divides by: the sources of all calls. 0: those of this one
+  bool keeps = false;     // dsts get the unrounded, undivided sum: partial_size() bytes for each element
+  std::size_t ranks = 0;  // what AVG divides by: the sources of all calls. 0: those of this one
 };
 
 /// Bytes of an element of a sum that is kept. Narrow floats are kept as float32; for AVG, integers below 32

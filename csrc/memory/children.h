@@ -1,4 +1,4 @@
-// Which forked children of this process may still read the memory that it had when they were forked.
+// The forked children of this process that may still read the memory that it had when they were forked.
 //
 // A child holds the writing end of a pipe, as do the children that it forks. When the last of them has ended,
 // or called exec, which closes the pipe, the reading end of this process reports a hang-up.
@@ -21,7 +21,7 @@ class Children {
   /// Looks which have ended.
   void forget_ended();
 
-  /// The three parts of a fork, for pthread_atfork.
+  /// The three parts of a fork, for around_fork.
   void before_fork();
   void after_fork_in_parent();
   void after_fork_in_child();

@@ -64,7 +64,7 @@ class Heap {
   };
   std::vector<std::vector<BlockView>> snapshot() const;
 
-  /// The three parts of a fork, for pthread_atfork. From then on the regions of this heap are private in the
+  /// The three parts of a fork, for around_fork. From then on the regions of this heap are private in the
   /// child: it sees what the parent's tensors held, and the parent does not see what it writes. The child may
   /// neither allocate nor free. What was in use is not handed out again before the child, and the children
   /// that it forks, have ended or called exec.

@@ -1,4 +1,4 @@
-// What a heap counts about itself, in the shape of the statistics of PyTorch's accelerators.
+// The counts that a heap keeps of itself, in the shape of the statistics of PyTorch's accelerators.
 #pragma once
 
 #include <cstddef>

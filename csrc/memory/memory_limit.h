@@ -1,4 +1,4 @@
-// How much memory this process may reserve for its devices.
+// The limit of the memory that this process reserves for its devices.
 #pragma once
 
 #include <cstddef>

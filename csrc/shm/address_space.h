@@ -1,4 +1,4 @@
-// How much address space this process may use, and how large it makes its regions because of that.
+// The address space that this process may use, and the size of its regions that follows from it.
 //
 // A region is as large as it may ever become, because peers map it whole and once: that costs addresses, of
 // which there are plenty, and no memory. Where `ulimit -v` (RLIMIT_AS) limits them, each process takes a

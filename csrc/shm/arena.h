@@ -29,7 +29,8 @@ class Arena {
   /// Zeroed memory, whole pages. Throws Error(out_of_memory).
   Block allocate(std::size_t bytes);
 
-  /// A few bytes on cache lines of their own: zeroed, or uncleared where they are retired ones of this size.
+  /// A few bytes on their own cache lines: zeroed, or with old contents if they reuse retired bytes of this
+  /// size.
   /// They are never used for anything else, so peers may read them at any time.
   std::uint64_t keep(std::size_t bytes);
 

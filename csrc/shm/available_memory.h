@@ -1,4 +1,4 @@
-// How much memory the machine or the container has.
+// The memory that the machine or the container has.
 #pragma once
 
 #include <cstddef>

@@ -18,7 +18,7 @@
 // The fence belongs to the ring and not to the store, because a seq_cst store on x86-64 waits for all stores
 // before it. A peer that polls takes the line away meanwhile, and the stamp has to fetch it back. For the
 // same reason the fence may come later than the store, when the publisher has nothing better to do
-// (Mesh::tell). Stores past the caches need a fence of their own before the stamp (kernels/reduce.h).
+// (coll/mesh/bells.h). Stores past the caches need a fence of their own before the stamp (kernels/reduce.h).
 #pragma once
 
 #include "shm/futex.h"

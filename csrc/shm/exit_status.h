@@ -1,4 +1,5 @@
-// Whether a process that has ended did so in good order. Any process may ask, not only its parent.
+// The exit status of a process that has ended: whether it did so in good order. Any process may ask, not only
+// its parent.
 #pragma once
 
 #include <optional>

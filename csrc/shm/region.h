@@ -63,7 +63,7 @@ class Region {
   bool contains(const void* p, std::size_t bytes) const;
 
   /// Memory for [offset, offset + bytes), in whole pages. Idempotent; new pages read as zero. Throws
-  /// Error(out_of_memory), also for pages that are taken later, if fewer are free now.
+  /// Error(out_of_memory) if less memory is free now, even for Pages::when_touched.
   void commit(std::size_t offset, std::size_t bytes, Pages pages = Pages::reserved);
 
   /// Gives the whole pages inside [offset, offset + bytes) back to the system; they read as zero afterwards,
@@ -82,8 +82,8 @@ class Region {
 
 std::size_t page_size();
 std::size_t round_up_to_pages(std::size_t bytes);
-/// Maps the pages of these bytes at once, for writing or for reading, which takes less than a fault for each
-/// of them. Where the kernel cannot, they are faulted in one by one.
+/// Pre-faults these pages in one call, for writing or for reading, which is cheaper than one fault per page.
+/// Where the kernel cannot, they are faulted in one by one.
 void populate(const void* begin, std::size_t bytes, bool write) noexcept;
 
 }  // namespace occl::shm

@@ -45,7 +45,7 @@ class RegionTable {
 
   std::size_t size() const { return size_.load(std::memory_order_acquire); }  // sync: region-count
 
-  /// The three parts of a fork, for pthread_atfork. In the child, `find` and `get` leave out what the parent
+  /// The three parts of a fork, for around_fork. In the child, `find` and `get` leave out what the parent
   /// added. The child keeps these regions mapped: its tensors lie there.
   void before_fork() { adding_.lock(); }
   void after_fork_in_parent() { adding_.unlock(); }

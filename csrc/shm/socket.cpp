@@ -148,7 +148,7 @@ bool receive_packet(int fd, std::span<std::byte> bytes, std::vector<UniqueFd>& d
       }
     }
   if (received > 0 && (message.msg_flags & MSG_CTRUNC))
-    fail(Errc::system, "a peer's descriptors could not be taken", errno_hint(EMFILE));
+    fail(Errc::system, "cannot receive a peer's descriptors", errno_hint(EMFILE));
   return received == static_cast<ssize_t>(bytes.size()) && (message.msg_flags & MSG_TRUNC) == 0;
 }
 

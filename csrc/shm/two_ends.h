@@ -1,5 +1,5 @@
-// Two processes share the pieces of one job: one takes them from the front, the other one from the back,
-// until they meet. Each writes a word of its own, `job << 32 | pieces`, and reads the other's.
+// The pieces of one job, which two processes share: one takes them from the front, the other one from the
+// back, until they meet. Each writes a word of its own, `job << 32 | pieces`, and reads the other's.
 //
 //     front                                     back
 //     own = taken + 1          (seq_cst)        own = taken + 1          (seq_cst)

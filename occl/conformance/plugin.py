@@ -15,7 +15,7 @@ import pytest
 
 from occl.conformance import capabilities, catalog, report
 from occl.conformance.catalog import Case
-from occl.conformance.runner import Asked, Ended, Ranks
+from occl.conformance.runner import Asked, Ended, Runner
 from occl.testing.options import MOST_RANKS
 from occl.testing.outcomes import WrongUse
 
@@ -24,7 +24,7 @@ LIMIT = 20.0
 """Seconds that a case may take."""
 
 _asked = pytest.StashKey[Asked]()
-_ranks = pytest.StashKey[Ranks]()
+_runner = pytest.StashKey[Runner]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -111,10 +111,10 @@ class CaseItem(pytest.Item):
         asked = self.config.stash[_asked]
         expected = asked.capabilities.expected(self.case)
         known = asked.capabilities.known_of(self.case)
-        if self.config.stash.get(_ranks, None) is None:
-            self.config.stash[_ranks] = Ranks(asked)
+        if self.config.stash.get(_runner, None) is None:
+            self.config.stash[_runner] = Runner(asked)
         try:
-            ended = self.config.stash[_ranks].run(self.case, expected)
+            ended = self.config.stash[_runner].run(self.case, expected)
         except WrongUse:
             self.session.shouldstop = "no case can run without its ranks"
             raise
@@ -168,7 +168,7 @@ def pytest_runtestloop(session: pytest.Session) -> None:
     ):
         return
     try:
-        session.config.stash[_ranks] = Ranks(session.config.stash[_asked])
+        session.config.stash[_runner] = Runner(session.config.stash[_asked])
     except WrongUse as error:
         raise pytest.UsageError(str(error)) from None
 
@@ -198,6 +198,6 @@ class Verdicts:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    ranks = config.stash.get(_ranks, None)
-    if ranks is not None:
-        ranks.close()
+    runner = config.stash.get(_runner, None)
+    if runner is not None:
+        runner.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any
@@ -17,7 +16,7 @@ from occl.registration import autoload
 from occl.testing.child import Described
 from occl.testing.options import Options
 from occl.testing.outcomes import WrongUse
-from occl.testing.worker import device_of, make_group
+from occl.testing.worker import device_of, make_group, set_variables
 
 UNCLEAR = ("INTERNAL ASSERT FAILED", "please report a bug", "Unable to cast", "object has no attribute")
 """What the text of an error contains that was not written for the user."""
@@ -202,9 +201,9 @@ def prepare(backend: str, device: str, imports: list[str]) -> None:
 def enter(
     rank: int,
     size: int,
+    device: str,
     *,
     backend: str,
-    device: str,
     imports: list[str],
     store: str,
     timeout: float,
@@ -217,19 +216,15 @@ def enter(
     global _here
     prepare(backend, device, imports)
     options = Options(size, device, backend, timeout=timeout)
-    for name, number in (
-        ("RANK", rank),
-        ("LOCAL_RANK", rank),
-        ("WORLD_SIZE", size),
-        ("LOCAL_WORLD_SIZE", size),
-    ):
-        os.environ[name] = str(number)
+    set_variables(rank, size)
     place = device_of(device, rank)
     make_group(rank, options, place, store)
     _here = Rank(rank, size, place, backend, timeout)
 
 
-def run_case(rank: int, size: int, *, operation: str, name: str, values: dict[str, str]) -> tuple[str, str]:
+def run_case(
+    rank: int, size: int, device: str, *, operation: str, name: str, values: dict[str, str]
+) -> tuple[str, str]:
     """Runs a case; returns its verdict on this rank, and a text.
 
     Raises:

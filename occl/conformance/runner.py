@@ -1,8 +1,9 @@
-"""The ranks that run cases, seen from pytest's process: kept from case to case while all goes well."""
+"""Cases, run in ranks from pytest's process, and their verdicts."""
 
 from __future__ import annotations
 
 import time
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from occl.conformance import rank_api
@@ -10,6 +11,7 @@ from occl.conformance.capabilities import Capabilities
 from occl.conformance.catalog import Case
 from occl.testing.launch import ForkServer, Source, Spawned
 from occl.testing.outcomes import Outcome, RanksFailed, WrongUse
+from occl.testing.pool import Pool
 from occl.testing.team import Team
 
 NEVER = 100
@@ -43,48 +45,41 @@ class Asked:
         return list(self.capabilities.imports)
 
 
-class Ranks:
-    """To be closed."""
+class Runner:
+    """Runs cases, each in the ranks of the one before while all goes well. To be closed."""
 
     def __init__(self, asked: Asked) -> None:
         self.asked = asked
-        self.forkserver = ForkServer(("pytest", "torch.distributed"))
-        self.team: Team | None = None
+        self.pool = Pool(ForkServer(("pytest", "torch.distributed")))
+        self.ranks_from: Source = Spawned() if asked.capabilities.start == "spawn" else self.pool.source
+        prepare = (rank_api.prepare.__module__, rank_api.prepare.__name__)
         try:
-            prepare = (rank_api.prepare.__module__, rank_api.prepare.__name__)
-            self.forkserver.ask("warm_up", *prepare, asked.backend, asked.device, asked.imports)
+            self.pool.source.ask("warm_up", *prepare, asked.backend, asked.device, asked.imports)
         except BaseException:
-            self.forkserver.close()
+            self.pool.close()
             raise
 
     def close(self) -> None:
-        self._drop()
-        self.forkserver.close()
+        self.pool.close()
 
-    def _drop(self) -> None:
-        if self.team is not None:
-            self.team.close()
-            self.team = None
+    def _ready(self, timeout: float) -> AbstractContextManager[Team]:
+        """Ranks with a default group whose operations have this timeout."""
 
-    def _ready(self, timeout: float) -> Team:
-        """Ranks with a default group whose operations have this timeout.
+        def enter(team: Team) -> None:
+            try:
+                team.run(
+                    rank_api.enter,
+                    self.asked.device,
+                    limit=STARTING,
+                    backend=self.asked.backend,
+                    imports=self.asked.imports,
+                    store=self.pool.source.new_file(),
+                    timeout=timeout,
+                )
+            except RanksFailed as error:
+                raise WrongUse(f"the ranks cannot make their default group: {error}") from None
 
-        Raises:
-            RanksFailed: they cannot make the group.
-            WrongUse: the system refuses them.
-        """
-        source: Source = Spawned() if self.asked.capabilities.start == "spawn" else self.forkserver
-        self.team = Team(source, self.asked.size)
-        self.team.run(
-            rank_api.enter,
-            limit=STARTING,
-            backend=self.asked.backend,
-            device=self.asked.device,
-            imports=self.asked.imports,
-            store=self.forkserver.new_file(),
-            timeout=timeout,
-        )
-        return self.team
+        return self.pool.lend("cases", lambda: Team(self.ranks_from, self.asked.size), enter)
 
     def run(self, case: Case, expected: str) -> Ended:
         """Runs a case.
@@ -98,29 +93,19 @@ class Ranks:
         rule = case.rule
         begin = time.monotonic()
         if rule.own:
-            self._drop()
-        try:
-            team = self.team or self._ready(rule.timeout or NEVER * self.asked.limit)
-        except RanksFailed as error:
-            self._drop()
-            raise WrongUse(f"the ranks cannot make their default group: {error}") from None
-        what = {"operation": rule.operation, "name": rule.name, "values": dict(case.values)}
-        team.start(rank_api.run_case, limit=self.asked.limit, **what)
-        try:
-            outcomes: list[Outcome | None] = list(team.finish())
-            late = ""
-        except RanksFailed as error:
-            outcomes, late = list(team.running.values()), error.report
-        victims = {self.asked.size - 1} if rule.operation == "death" else set()
-        ended = Ended(*_verdict(outcomes, late, victims), time.monotonic() - begin)
-        if (
-            rule.own
-            or late
-            or ended.verdict != expected
-            or not team.alive
-            or _interrupted(outcomes, rule.synchronous)
-        ):
-            self._drop()
+            self.pool.drop()
+        with self._ready(rule.timeout or NEVER * self.asked.limit) as team:
+            what = {"operation": rule.operation, "name": rule.name, "values": dict(case.values)}
+            team.start(rank_api.run_case, self.asked.device, limit=self.asked.limit, **what)
+            try:
+                outcomes: list[Outcome | None] = list(team.finish())
+                late = ""
+            except RanksFailed as error:
+                outcomes, late = list(team.running.values()), error.report
+            victims = {self.asked.size - 1} if rule.operation == "death" else set()
+            ended = Ended(*_verdict(outcomes, late, victims), time.monotonic() - begin)
+            if rule.own or late or ended.verdict != expected or _interrupted(outcomes, rule.synchronous):
+                team.close()
         return ended
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import logging
 import warnings
@@ -13,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 import occl.distributed.exit  # noqa: F401  (the extension calls it)
-from occl import registration, versions
+from occl import compat, registration, versions
 from occl._C import ProcessGroupOCCL, _records, _set_build, _set_prepare_inter_node
 from occl.distributed import alone, flight_recorder, gloo, inter_node
 
@@ -130,10 +129,7 @@ def register(device: str | None) -> None:
     if device is not None:
         _let_gloo_stand_beside(device)
         _serve_in_existing_groups(device)
-    with contextlib.suppress(ImportError):  # PyTorch may remove this interface
-        from torch.distributed import _dist2
-
-        _dist2.register_backend("occl", create_experimental)  # type: ignore[arg-type]
+    compat.register_in_dist2("occl", create_experimental)
 
 
 def _serve_in_existing_groups(device: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from torch._C import _distributed_c10d
 
-from occl import _C
+from occl import _C, compat
 
 __all__ = ["dump", "write"]
 
@@ -35,9 +35,12 @@ def write() -> bool:
     return _C._write_flight_recorder()
 
 
-def _both(collectives: bool, stacks: bool, only_active: bool) -> dict[str, Any]:
+def _both(collectives: bool, stacks: bool, only_active: bool, backend: str) -> dict[str, Any]:
     """What PyTorch's own recorder has (of Gloo's groups, say) and what ours has, in the order of time."""
-    theirs: dict[str, Any] = pickle.loads(_theirs(collectives, stacks, only_active))
+    of_backend = compat.recorder_of(backend)
+    theirs: dict[str, Any] = pickle.loads(_theirs(collectives, stacks, only_active, **of_backend))
+    if backend not in ("gloo", "occl"):
+        return theirs
     ours = pickle.loads(dump(collectives=collectives, stacks=stacks, only_active=only_active))
     for group, status in ours["pg_status"].items():
         theirs["pg_status"][f"occl {group}"] = status
@@ -53,13 +56,18 @@ _theirs = _c10d._dump_fr_trace
 
 
 def _dump_fr_trace(
-    includeCollectives: bool = True, includeStackTraces: bool = True, onlyActive: bool = False
+    includeCollectives: bool = True,
+    includeStackTraces: bool = True,
+    onlyActive: bool = False,
+    backend: str = "gloo",
 ) -> bytes:
-    return pickle.dumps(_both(includeCollectives, includeStackTraces, onlyActive))
+    return pickle.dumps(_both(includeCollectives, includeStackTraces, onlyActive, backend))
 
 
-def _dump_fr_trace_json(includeCollectives: bool = True, onlyActive: bool = False) -> bytes:
-    return json.dumps(_both(includeCollectives, False, onlyActive)).encode()
+def _dump_fr_trace_json(
+    includeCollectives: bool = True, onlyActive: bool = False, backend: str = "gloo"
+) -> bytes:
+    return json.dumps(_both(includeCollectives, False, onlyActive, backend)).encode()
 
 
 def answer_for_pytorch() -> None:

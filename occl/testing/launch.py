@@ -64,6 +64,9 @@ class Source(Protocol):
     def reap(self, pid: int) -> int:
         """Waits for the end of a rank: its exit status, or minus the signal that killed it."""
 
+    def close(self) -> None:
+        """Ends what the source has started beside the ranks."""
+
 
 class Warm:
     """A warm process, seen from the test's: what is common to the first one and its clones."""
@@ -172,6 +175,9 @@ class Spawned:
     def reap(self, pid: int) -> int:
         return self.processes.pop(pid).wait()
 
+    def close(self) -> None:
+        """Nothing: a fresh interpreter is a rank."""
+
 
 class Member:
     """One rank's process: its pipe, its output, and its stacks when it is asked for them."""
@@ -181,8 +187,7 @@ class Member:
         self.pid = 0
         self.pidfd = -1
         self.exitcode: int | None = None
-        self.order = 0
-        self.shown = 0
+        self.shown = self.begun = 0
         opened: list[int] = []
         try:
             opened += (end.detach() for end in socket.socketpair())
@@ -208,10 +213,14 @@ class Member:
         os.close(self.given.pipe)
         os.close(self.given.bell)
 
+    def mark_output(self) -> None:
+        """What the rank has written so far is no part of its output any more."""
+        self.begun = os.fstat(self.log).st_size
+
     def output(self) -> str:
-        """What the rank has written to stdout and stderr: the last 64 KiB."""
+        """What the rank has written to stdout and stderr since `mark_output`: the last 64 KiB."""
         size = os.fstat(self.log).st_size
-        return os.pread(self.log, 1 << 16, max(0, size - (1 << 16))).decode(errors="replace")
+        return os.pread(self.log, 1 << 16, max(self.begun, size - (1 << 16))).decode(errors="replace")
 
     def new_lines(self, *, last: bool = False) -> list[str]:
         """The lines that the rank has written since the last call. ``last``: also one without an end."""

@@ -36,6 +36,8 @@ class Options:
     """Seconds that an operation of the default group may take; None: `OF_GROUP` of the limit."""
     start: str = "fork"
     """``"fork"``: from a warm process; ``"spawn"``: fresh interpreters."""
+    keep: bool = False
+    """Whether the ranks stay for the next test that asks for the same, while all goes well."""
 
     def __post_init__(self) -> None:
         size = self.world_size
@@ -47,6 +49,7 @@ class Options:
             ("device", str, 'a string, such as "cpu"'),
             ("backend", str | None, 'a string, such as "gloo"'),
             ("group", bool, "True or False"),
+            ("keep", bool, "True or False"),
         ):
             if not isinstance(value := getattr(self, name), kinds):
                 raise WrongUse(f"{name} must be {wanted}, not {value!r}")

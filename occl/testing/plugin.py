@@ -24,8 +24,9 @@ from occl.testing.session import PRELOAD, Ended, Session, Showing
 from occl.tools.text import ranks
 
 MARK = (
-    "ranks(n, *, device='cpu', backend=None, group=True, limit=60, timeout=None, start='fork'): runs the "
-    "test in n processes, which are the ranks of a process group. A list of numbers parametrizes the test."
+    "ranks(n, *, device='cpu', backend=None, group=True, limit=60, timeout=None, start='fork', keep=False): "
+    "runs the test in n processes, which are the ranks of a process group. A list of numbers parametrizes "
+    "the test. keep=True leaves the processes and their group to the module's next test."
 )
 
 OURS = ("rank", "world_size", "device")
@@ -277,6 +278,13 @@ def _run_session(
         session = item.config.stash[_session]
         ended = session.run(module, name, arguments, wanted, asked, _conftests(item), faults)
     _add_sections(item, ended)
+    if ended.left:
+        item.warn(
+            pytest.PytestWarning(
+                f"{item.name} has not left its kept ranks as it found them, so the next test gets new ones. "
+                f"{ended.left}"
+            )
+        )
     return ended
 
 

@@ -16,7 +16,7 @@ _Run = Callable[[ModuleType, str, Mapping[str, object], Sequence[str], Options, 
 
 
 class RunRanks:
-    """Runs functions in ranks: a new group of processes for each call."""
+    """Runs functions in ranks: a new group of processes for each call, unless they are kept."""
 
     def __init__(self, run: _Run, limit: float) -> None:
         self._run, self._limit = run, limit
@@ -33,6 +33,7 @@ class RunRanks:
         limit: float | None = None,
         timeout: float | None = None,
         start: str = "fork",
+        keep: bool = False,
         check: bool = True,
     ) -> list[Any]:
         """Runs a function in every rank, with the default group made.
@@ -42,7 +43,7 @@ class RunRanks:
                 it has as arguments.
             world_size: the number of ranks.
             params: further arguments, which must be picklable.
-            device, backend, group, limit, timeout, start: as those of the mark ``ranks``.
+            device, backend, group, limit, timeout, start, keep: as those of the mark ``ranks``.
             check: whether a rank that raises or dies fails the test. If not, each result is an
                 `occl.testing.Outcome`, which says how that rank ended.
 
@@ -56,7 +57,7 @@ class RunRanks:
         """
         __tracebackhide__ = True
         asked = Options(
-            world_size, device, backend, group, self._limit if limit is None else limit, timeout, start
+            world_size, device, backend, group, self._limit if limit is None else limit, timeout, start, keep
         )
         name = getattr(function, "__qualname__", repr(function))
         module = sys.modules.get(getattr(function, "__module__", None) or "")

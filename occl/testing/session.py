@@ -5,7 +5,8 @@ from __future__ import annotations
 import pickle
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,9 +15,10 @@ from occl.testing import coverage, modules, serialize, worker
 from occl.testing.debugger import TERMINAL
 from occl.testing.fault_report import Course
 from occl.testing.faults import Fault
-from occl.testing.launch import Clone, ForkServer, Source, Spawned, environment
+from occl.testing.launch import Clone, ForkServer, Spawned, environment
 from occl.testing.options import Options
 from occl.testing.outcomes import Outcome, RanksFailed, WrongUse
+from occl.testing.pool import Pool
 from occl.testing.team import Team
 
 PRELOAD = ("torch.distributed.tensor", "torch.nn.parallel", "torch._dynamo")
@@ -24,6 +26,12 @@ PRELOAD = ("torch.distributed.tensor", "torch.nn.parallel", "torch._dynamo")
 
 MOST_CLONES = 4
 """Warm processes that stay. Each has imported one test module, and tests come module by module."""
+
+MOST_TEAMS = 8
+"""Teams that stay for the tests of one module: parametrized tests may come in turns."""
+
+OF_TEST = "PYTEST_CURRENT_TEST"
+"""The variable that pytest changes before each test. Kept ranks get its value with each test."""
 
 NO_LIMIT = 7 * 24 * 3600.0
 """Seconds for debugging a rank."""
@@ -40,6 +48,8 @@ class Ended:
     report: str
     """What went wrong, or ""."""
     course: Course
+    left: str = ""
+    """What it has left behind in kept ranks, or ""."""
 
     def results(self) -> list[Any]:
         """What it returned, in rank order.
@@ -70,7 +80,7 @@ class Session:
         self.preload = tuple(preload)
         self.showing = showing
         self._first: ForkServer | None = None
-        self._clones: dict[object, Clone] = {}
+        self._pools: dict[object, Pool[Clone | Spawned]] = {}
 
     @property
     def first(self) -> ForkServer:
@@ -89,7 +99,7 @@ class Session:
         conftests: Sequence[ModuleType] = (),
         faults: Sequence[Fault] = (),
     ) -> Ended:
-        """Runs a function in new ranks.
+        """Runs a function in new ranks, or in those that an earlier test has left fit for it.
 
         Args:
             module, name: where it is, and its qualified name there.
@@ -108,7 +118,7 @@ class Session:
         if debugged is not None and debugged >= options.world_size:
             debugged = None
         if debugged is not None:
-            options = Options(**{**vars(options), "limit": NO_LIMIT, "timeout": NO_LIMIT})
+            options = replace(options, limit=NO_LIMIT, timeout=NO_LIMIT, keep=False)
         call = worker.Call(
             place,
             module.__name__,
@@ -124,10 +134,10 @@ class Session:
             tuple(faults),
         )
         course = Course(faults)
-        source = self._source(place, options)
+        pool = self._pool(place, options)
         try:
-            with Team(source, options.world_size, live=self.showing.live, once=True) as team:
-                team.start(worker.run, limit=options.limit, sent=pickle.dumps(call))
+            with self._team(pool, place, options) as team:
+                team.start(worker.run, options.device, limit=options.limit, sent=pickle.dumps(call))
                 if debugged is not None:
                     team.give(debugged, TERMINAL)
                 try:
@@ -136,43 +146,62 @@ class Session:
                     _take(team, course)
                     return Ended([], error.outputs, error.report, course)
                 _take(team, course)
+                printed, text, left = team.printed(), team.report(), _left(outcomes)
+                if not team.well or course.planned or left:
+                    team.close()
                 for outcome in outcomes:
                     outcome.result = _rebuilt(outcome)
                 failed = any(outcome.failed for outcome in outcomes)
-                wrong = [team.report()] * failed + [course.missed(options.world_size)]
-                return Ended(outcomes, team.printed(), "\n".join(filter(None, wrong)), course)
+                wrong = [text] * failed + [course.missed(options.world_size)]
+                return Ended(outcomes, printed, "\n".join(filter(None, wrong)), course, left)
         finally:
-            if isinstance(source, Clone):
-                source.ask("sweep")
+            if isinstance(pool.source, Clone):
+                pool.source.ask("sweep")
 
-    def _source(self, place: worker.Place, options: Options) -> Source:
-        if options.start == "spawn":
-            return Spawned()
-        key = (place.sources, place.dev)
-        clone = self._clones.pop(key, None)
-        if clone is None:
-            while len(self._clones) >= MOST_CLONES:
-                self._clones.pop(next(iter(self._clones))).close()
-            clone = self.first.clone()
-            prepare = (worker.prepare.__module__, worker.prepare.__name__)
-            try:
-                clone.ask("warm_up", *prepare, place, timeout=options.limit)
-            except TimeoutError:
-                clone.kill()
-                raise WrongUse(
-                    f"The warm process has not imported {place.sources[-1].file} in {options.limit:g} s. "
-                    "Let the import wait for nothing, or raise the limit."
-                ) from None
-            except BaseException:
-                clone.close()
-                raise
-        self._clones[key] = clone  # the last one is the one that was used last
+    def _team(
+        self, pool: Pool[Clone | Spawned], place: worker.Place, options: Options
+    ) -> AbstractContextManager[Team]:
+        def make() -> Team:
+            return Team(pool.source, options.world_size, live=self.showing.live, once=True)
+
+        if not options.keep:
+            return make()
+        group = (options.backend, options.group_timeout) if options.group else None
+        environment = tuple(item for item in place.environment if item[0] != OF_TEST)
+        return pool.lend((options.world_size, options.device, group, environment), make)
+
+    def _pool(self, place: worker.Place, options: Options) -> Pool[Clone | Spawned]:
+        """The warm process that has imported the test's modules, with the teams that it has forked."""
+        key = (options.start, place.sources, place.dev)
+        pool = self._pools.pop(key, None)
+        if pool is None:
+            while len(self._pools) >= MOST_CLONES:
+                self._pools.pop(next(iter(self._pools))).close()
+            source = Spawned() if options.start == "spawn" else self._clone(place, options)
+            pool = Pool(source, MOST_TEAMS)
+        self._pools[key] = pool  # the last one is the one that was used last
+        return pool
+
+    def _clone(self, place: worker.Place, options: Options) -> Clone:
+        clone = self.first.clone()
+        prepare = (worker.prepare.__module__, worker.prepare.__name__)
+        try:
+            clone.ask("warm_up", *prepare, place, timeout=options.limit)
+        except TimeoutError:
+            clone.kill()
+            raise WrongUse(
+                f"The warm process has not imported {place.sources[-1].file} in {options.limit:g} s. "
+                "Let the import wait for nothing, or raise the limit."
+            ) from None
+        except BaseException:
+            clone.close()
+            raise
         return clone
 
     def close(self) -> None:
-        """Ends the warm processes."""
-        for clone in self._clones.values():
-            clone.close()
+        """Ends the ranks and the warm processes."""
+        for pool in self._pools.values():
+            pool.close()
         if self._first is not None:
             self._first.close()
 
@@ -185,6 +214,11 @@ def _take(team: Team, course: Course) -> None:
                 coverage.add(content)
             else:
                 course.take(kind, content)
+
+
+def _left(outcomes: Sequence[Outcome]) -> str:
+    """What the ranks have left behind: what the first one says that has left anything."""
+    return next((o.result[1] for o in outcomes if o.result and o.result[1]), "")
 
 
 def _place(imported: Sequence[ModuleType], options: Options) -> worker.Place:
@@ -203,7 +237,7 @@ def _rebuilt(outcome: Outcome) -> Any:
     if outcome.failed or outcome.intended:
         return None
     try:
-        return pickle.loads(outcome.result)
+        return pickle.loads(outcome.result[0])
     except Exception as error:  # any, of any class's own code
         raise WrongUse(
             f"What rank {outcome.rank} returned cannot be rebuilt in the pytest process "

@@ -18,6 +18,7 @@ from typing import Any
 
 from occl.testing import report
 from occl.testing.launch import Member, Source
+from occl.testing.options import DEFAULT_LIMIT
 from occl.testing.outcomes import Outcome, RanksFailed, WrongUse
 from occl.tools import text
 
@@ -51,6 +52,7 @@ class Team:
 
     Args:
         source: where the processes come from.
+        limit: seconds that a function may take, unless its call says otherwise.
         live: whether what the ranks print is shown at once, with their numbers.
         once: whether the process of a rank whose function raises ends, so that the others notice at once.
 
@@ -58,7 +60,15 @@ class Team:
         WrongUse: the system or the warm process refuses; the text says why.
     """
 
-    def __init__(self, source: Source, size: int, *, live: bool = False, once: bool = False) -> None:
+    def __init__(
+        self,
+        source: Source,
+        size: int,
+        *,
+        limit: float = DEFAULT_LIMIT,
+        live: bool = False,
+        once: bool = False,
+    ) -> None:
         self.source = source
         self.size = size
         self.live = live
@@ -76,7 +86,8 @@ class Team:
         self.running: dict[int, Outcome | None] = {}
         self.heard: dict[int, list[Any]] = {}
         self.announced: dict[int, tuple[str, str]] = {}
-        self.limit = self.deadline = 0.0
+        self.usual_limit = self.limit = limit
+        self.deadline = 0.0
         self.late = ""
 
     def __enter__(self) -> Team:
@@ -89,8 +100,11 @@ class Team:
     def pids(self) -> list[int]:
         return [member.pid for member in self.members]
 
-    def start(self, body: Callable[..., Any], *args: object, limit: float, **params: object) -> None:
-        """Begins ``body(rank, size, *args, **params)`` in every rank that lives."""
+    def start(
+        self, body: Callable[..., Any], device: str = "cpu", *, limit: float | None = None, **params: object
+    ) -> None:
+        """Begins ``body(rank, size, device, **params)`` in every rank that lives."""
+        limit = self.usual_limit if limit is None else limit
         self.running = {}
         self.heard = {member.rank: [] for member in self.members}
         self.announced = {}
@@ -98,7 +112,7 @@ class Team:
         job = {"module": body.__module__, "name": body.__qualname__, "path": sys.path, "once": self.once}
         for member in self.members:
             if member.exitcode is None:
-                member.pipe.send(job | {"args": (member.rank, self.size, *args), "params": params})
+                member.pipe.send(job | {"args": (member.rank, self.size, device), "params": params})
                 self.running[member.rank] = None
 
     def say(self, rank: int, message: object) -> None:
@@ -151,13 +165,15 @@ class Team:
         self._take_stopped()
         return sorted((o for o in self.running.values() if o is not None), key=lambda o: o.rank)
 
-    def run(self, body: Callable[..., Any], *args: object, limit: float, **params: object) -> list[Any]:
+    def run(
+        self, body: Callable[..., Any], device: str = "cpu", *, limit: float | None = None, **params: object
+    ) -> list[Any]:
         """Results in rank order.
 
         Raises:
             RanksFailed: not all ranks have one.
         """
-        self.start(body, *args, limit=limit, **params)
+        self.start(body, device, limit=limit, **params)
         outcomes = self.finish()
         if any(outcome.failed for outcome in outcomes):
             self.fail()
@@ -184,8 +200,13 @@ class Team:
         stacks = {member.rank: member.stacks_written(PATIENCE) for member in late}
         return report.failures(self.size, self.running, stacks, dict(enumerate(self.pids)), self.late)
 
+    def forget_printed(self) -> None:
+        """What the ranks have printed so far is no output of the next function."""
+        for member in self.members:
+            member.mark_output()
+
     def printed(self) -> dict[int, str]:
-        """What each rank has printed, unless that was shown."""
+        """What each rank has printed, unless that was shown or is forgotten."""
         return {member.rank: "" if self.live else member.output() for member in self.members}
 
     def _stopped(self) -> set[int]:
@@ -260,6 +281,12 @@ class Team:
         for member in self.members if self.live else ():
             for line in member.new_lines(last=last):
                 print(f"[rank {member.rank}] {line}", flush=True)
+
+    @property
+    def well(self) -> bool:
+        """Whether the last body has returned on every rank."""
+        ended = [self.running.get(member.rank) for member in self.members]
+        return self.alive and all(each and not (each.raised or each.died) for each in ended)
 
     @property
     def alive(self) -> bool:

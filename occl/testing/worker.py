@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from occl.registration import autoload
-from occl.testing import coverage, debugger, inject, modules, serialize
+from occl.testing import coverage, debugger, inject, leftovers, modules, serialize
 from occl.testing.child import Described, find
 from occl.testing.faults import Fault
 from occl.testing.options import Options
@@ -88,8 +88,8 @@ def settle(place: Place) -> None:
         importlib.import_module("torch_occl")
 
 
-def run(rank: int, world_size: int, *, sent: bytes) -> bytes:
-    """Runs the function, and returns what it returned, pickled.
+def run(rank: int, world_size: int, device: str, *, sent: bytes) -> tuple[bytes, str]:
+    """Runs the function; returns what it returned, pickled, and what it has left behind in a kept rank.
 
     Raises:
         Described: it raised.
@@ -99,8 +99,8 @@ def run(rank: int, world_size: int, *, sent: bytes) -> bytes:
         prepare(call.place)
         debugger.take(call.debugged, rank)
         with coverage.measured(call.coverage, serialize.tell), inject.told():
-            result = _call(rank, call)
-        return pickle.dumps(result)
+            result, left = _call(rank, device, call)
+        return pickle.dumps(result), left
     except BaseException as error:  # noqa: BLE001 KeyboardInterrupt and SystemExit are the test's business too
         if call.debugged == rank and not isinstance(error, pytest.skip.Exception):
             debugger.post_mortem(error)
@@ -112,22 +112,36 @@ def run(rank: int, world_size: int, *, sent: bytes) -> bytes:
         ) from None
 
 
-def _call(rank: int, call: Call) -> Any:
+def _call(rank: int, device_name: str, call: Call) -> tuple[Any, str]:
     options = call.options
-    for name in ("RANK", "LOCAL_RANK"):
-        os.environ[name] = str(rank)
-    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
-        os.environ[name] = str(options.world_size)
-    device = device_of(options.device, rank)
+    set_variables(rank, options.world_size)
+    device = device_of(device_name, rank)
     meeting = Meeting(rank, options.world_size, f"{call.store}-faults", options.group_timeout)
     serialize.here.update(rank=rank, world_size=options.world_size, device=device, meeting=meeting)
     arguments = serialize.unpacked(call.arguments)
     arguments |= {name: serialize.here[name] for name in call.wanted}
-    if options.group:
+    if options.group and not (options.keep and _has_group()):
         make_group(rank, options, device, call.store)
     for fault in call.faults:
         inject.plan(fault)
-    return bound(call, arguments)(**arguments)
+    before = leftovers.state() if options.keep else None
+    result = bound(call, arguments)(**arguments)
+    return result, before.changes(leftovers.state()) if before else ""
+
+
+def _has_group() -> bool:
+    """Whether an earlier test of this rank has made the default group."""
+    import torch.distributed as dist
+
+    return dist.is_initialized()
+
+
+def set_variables(rank: int, world_size: int) -> None:
+    """Those that torchrun sets, and that do not depend on how ranks meet."""
+    for name in ("RANK", "LOCAL_RANK"):
+        os.environ[name] = str(rank)
+    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        os.environ[name] = str(world_size)
 
 
 def bound(call: Call, arguments: dict[str, Any]) -> Callable[..., Any]:

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <functional>
 #include <stdexcept>
@@ -28,6 +29,12 @@ struct Test {
 template <class... Parts>
 void that(bool holds, const char* file, int line, const char* condition, const Parts&... parts) {
   if (!holds) throw std::runtime_error(occl::concat(file, ":", line, ": ", condition, "  ", parts...));
+}
+
+/// Whether this case is left out: where OCCL_TEST_THINNED is set, every n-th stays.
+inline bool thinned(int at, int n) {
+  static const bool all = std::getenv("OCCL_TEST_THINNED") == nullptr;
+  return !all && at % n != 0;
 }
 
 /// f(0) ... f(n - 1), each in a thread of its own; fails with the first of their failures.

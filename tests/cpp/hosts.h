@@ -138,12 +138,18 @@ class MemoryLink final : public hosts::Link {
     return std::make_unique<InMemory>(
         wire_.start(false, {on_wire(peer), rank_, channel}, data, bytes, std::move(owner)));
   }
+  std::shared_ptr<hosts::Link> for_ranks(const std::vector<int>& ranks, const std::string&) const override {
+    std::vector<int> of_wire;
+    for (const int it : ranks) of_wire.push_back(on_wire(it));
+    return std::make_shared<MemoryLink>(wire_, rank_, std::move(of_wire));
+  }
   std::uint32_t new_group_number() override {
     return wire_.group_numbers.fetch_add(1, std::memory_order_relaxed);
   }
   bool can_come_from(int, std::uint32_t number) const override {
     return number != hosts::kFirstGroupNumber && number < wire_.group_numbers.load(std::memory_order_relaxed);
   }
+  void end_group(std::uint32_t) override {}
   bool stuck() const override { return wire_.stuck.load(std::memory_order_relaxed); }
   const std::string& describe() const override { return name_; }
 

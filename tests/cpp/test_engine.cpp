@@ -15,9 +15,9 @@ constexpr auto kShort = std::chrono::milliseconds(100);
 
 /// A communicator in which something moves at every look, with one operation that never ends. It stops
 /// moving after many more looks than a test needs, so that a test fails and does not hang.
-class Restless final : public Communicator {
+class Restless final : public Communicator, private Collectives::Machine, private Messages::Machine {
  public:
-  explicit Restless(Rank& rank) : Communicator(*rank.engine, {"restless", 1, 0, 1}) {}
+  explicit Restless(Rank& rank) : Communicator(*rank.engine, {"restless", 1, 0, 1}, *this, *this) {}
 
   const std::string& name() const override { return name_; }
   int rank() const override { return 0; }
@@ -25,6 +25,12 @@ class Restless final : public Communicator {
   bool core_for_each() const override { return false; }
   double seconds(const Task&, bool) const override { return 0; }
   void monitored_barrier(std::chrono::milliseconds, bool, const std::function<void()>&) override {}
+
+  std::shared_ptr<Communicator> make_subgroup(const Subgroup&, const std::function<Tuning()>&, Deadline,
+                                              const std::function<void()>&) override {
+    return nullptr;
+  }
+  std::string describe() const override { return name_; }
 
   bool rested() const { return looks_ >= kLooks; }
   int checks() const { return checks_; }
@@ -34,12 +40,12 @@ class Restless final : public Communicator {
 
   void note_refusal(std::uint64_t, const std::string&) override {}
   void note_refused_message(int, bool, const std::string&) override {}
-  void forgive(const Transfer&) override {}
+  void clear_refusal(const Transfer&) override {}
   void start(Operation&) override {}
   Outcome advance() override { return Outcome::blocked; }
   Error mismatch() const override { return {Errc::mismatch, ""}; }
   bool exposed() const override { return false; }
-  void post(Operation&, OperationList&) override {}
+  void take_over(Operation&, OperationList&) override {}
   bool advance_messages(OperationList&) override { return ++looks_ < kLooks; }
   bool owes_answers() const override { return false; }
   void fail_messages(const Error&, OperationList&) override {}
@@ -47,7 +53,7 @@ class Restless final : public Communicator {
   void give_up(const Error&) override {}
   void leave() override {}
   Memory memory_held() const override { return {}; }
-  std::string ahead_of_this(const shm::Peer&) const override { return ""; }
+  std::string calls_ahead_of_us(const shm::Peer&) const override { return ""; }
 
   const std::string name_ = "restless";
   std::atomic<long> looks_ = 0;

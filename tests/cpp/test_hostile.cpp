@@ -5,7 +5,6 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -22,11 +21,13 @@
 #include <string>
 
 #include "check.h"
+#include "end_with.h"
 #include "shm/endpoint.h"
 #include "shm/socket.h"
 
 using namespace occl;
 using namespace occl::shm;
+using occl::test::end_with;
 
 namespace {
 
@@ -36,12 +37,6 @@ Deadline patience() { return Deadline::after(std::chrono::seconds(60)); }
 
 std::unique_ptr<Endpoint> make_endpoint() {
   return std::make_unique<Endpoint>(std::make_shared<RegionTable>(), kConfig);
-}
-
-/// Ends this process with `parent`. A change of its user revokes that.
-void end_with(pid_t parent) {
-  prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (getppid() != parent) _exit(98);  // it has ended already
 }
 
 /// A child process that runs `body`, whose result is its exit status; killed if it still runs at the end.

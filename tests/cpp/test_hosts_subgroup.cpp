@@ -28,18 +28,13 @@ struct Attempt {
   std::string name = "new";
 };
 
-/// `ranks`: of the wire, by rank of `parent`; empty: the same.
-hosts::Made make(Hosts& hosts, Rank& rank, const Attempt& attempt,
-                 const std::shared_ptr<coll::Communicator>& parent, const std::vector<int>& ranks = {}) {
-  std::vector<int> on_wire;
-  for (const int it : attempt.ranks) on_wire.push_back(ranks.empty() ? it : ranks[it]);
-  return hosts::make_subgroup(dynamic_cast<hosts::Group&>(*parent), {attempt.ranks, attempt.name},
-                              attempt.tuning, std::make_shared<MemoryLink>(hosts.wire, rank.rank, on_wire),
+std::shared_ptr<coll::Communicator> make(Rank& rank, const Attempt& attempt, coll::Communicator& parent) {
+  return parent.make_subgroup({attempt.ranks, attempt.name}, attempt.tuning,
                               Deadline::after(attempt.patience), attempt.interrupted);
 }
 
-std::shared_ptr<coll::Communicator> make(Hosts& hosts, Rank& rank, const Attempt& attempt) {
-  return make(hosts, rank, attempt, rank.wide).group;
+std::shared_ptr<coll::Communicator> make(Rank& rank, const Attempt& attempt) {
+  return make(rank, attempt, *rank.wide);
 }
 
 void use(Rank& rank, std::shared_ptr<coll::Communicator> group) {
@@ -92,7 +87,7 @@ Attempt impatient(Hosts& hosts, const Rank& rank, const std::vector<int>& ranks,
 }
 
 /// All ranks make a group together.
-void all_succeed(Hosts& hosts, Rank& rank) { use_and_close(rank, make(hosts, rank, {})); }
+void all_succeed(Rank& rank) { use_and_close(rank, make(rank, {})); }
 
 }  // namespace
 
@@ -110,14 +105,12 @@ TEST("ranks of any nodes make groups in any order of ranks, whatever they call t
         ranks.resize(1 + same() % size);
         const auto at = std::find(ranks.begin(), ranks.end(), rank.rank);
         if (at == ranks.end()) continue;
-        const auto made =
-            make(hosts, rank, {.ranks = ranks, .name = concat(rank.rank, " ", round)}, rank.wide);
-        CHECK(made.group->rank() == at - ranks.begin() &&
-              made.group->size() == static_cast<int>(ranks.size()));
+        const auto made = make(rank, {.ranks = ranks, .name = concat(rank.rank, " ", round)}, *rank.wide);
+        CHECK(made->rank() == at - ranks.begin() && made->size() == static_cast<int>(ranks.size()));
         const bool here =
             std::all_of(ranks.begin(), ranks.end(), [&](int it) { return shape[it] == shape[rank.rank]; });
-        CHECK((made.node != nullptr) == here);
-        use_and_close(rank, made.group);
+        CHECK((dynamic_cast<coll::Group*>(made.get()) != nullptr) == here);
+        use_and_close(rank, made);
       }
       meeting.wait(rank);
     });
@@ -131,13 +124,12 @@ TEST("groups of the same ranks, of disjoint ranks and of ranks of a group work s
     const std::vector<int> pair = rank.rank % 2 == 0 ? std::vector{0, 2} : std::vector{3, 1};
     std::vector<std::shared_ptr<coll::Communicator>> groups;
     for (int i = 0; i < 2; ++i) {
-      groups.push_back(make(hosts, rank, {.ranks = pair}));
-      groups.push_back(make(hosts, rank, {}));
+      groups.push_back(make(rank, {.ranks = pair}));
+      groups.push_back(make(rank, {}));
     }
     const std::vector<int> reversed{3, 2, 1, 0};
-    groups.push_back(make(hosts, rank, {.ranks = reversed}));
-    if (rank.rank != 0)
-      groups.push_back(make(hosts, rank, {.ranks = {2, 1, 0}}, groups.back(), reversed).group);
+    groups.push_back(make(rank, {.ranks = reversed}));
+    if (rank.rank != 0) groups.push_back(make(rank, {.ranks = {2, 1, 0}}, *groups.back()));
     for (int round = 0; round < 3; ++round)
       for (const auto& group : groups) use(rank, group);
     meeting.wait(rank);
@@ -151,7 +143,7 @@ TEST("threads of one process make groups of a parent one at a time") {
   hosts.each([&](Rank& rank) {
     std::vector<std::shared_ptr<coll::Communicator>> groups(4);
     std::vector<std::thread> threads;
-    for (auto& group : groups) threads.emplace_back([&] { group = make(hosts, rank, {.ranks = {0, 1}}); });
+    for (auto& group : groups) threads.emplace_back([&] { group = make(rank, {.ranks = {0, 1}}); });
     for (auto& thread : threads) thread.join();
     for (auto& group : groups) group->close();
   });
@@ -169,12 +161,12 @@ TEST("a rank that cannot take part tells all others why, and may try again") {
           return {};
         };
         while (rank.rank != odd && !failed) std::this_thread::yield();
-        const Error error = error_of([&] { make(hosts, rank, {.tuning = failing}); });
+        const Error error = error_of([&] { make(rank, {.tuning = failing}); });
         failed = true;
         CHECK(contains(error, "nonsense in the environment"), error.what());
         if (rank.rank != odd) CHECK(contains(error, concat("rank ", odd, " (pid")), error.what());
         meeting.wait(rank);
-        all_succeed(hosts, rank);
+        all_succeed(rank);
         meeting.wait(rank);
       });
     }
@@ -188,9 +180,9 @@ TEST("a call that came too late for a rank does not contradict what that rank wa
                            if (rank.rank == 1) fail(Errc::invalid_argument, "nonsense");
                            return {};
                          }};
-    if (rank.rank == 1) error_of([&] { make(hosts, rank, of_two); });
+    if (rank.rank == 1) error_of([&] { make(rank, of_two); });
     meeting.wait(rank);
-    if (rank.rank == 0) error_of([&] { make(hosts, rank, of_two); });
+    if (rank.rank == 0) error_of([&] { make(rank, of_two); });
     meeting.wait(rank);
     int slices = 0;  // of 50 ms
     Attempt of_all{.ranks = {0, 1, 2}};
@@ -198,7 +190,7 @@ TEST("a call that came too late for a rank does not contradict what that rank wa
       if (waits && ++slices == 25) meeting.wait(rank);  // longer than two ranks may contradict each other
     };
     if (rank.rank != 1) meeting.wait(rank);
-    use_and_close(rank, make(hosts, rank, of_all));
+    use_and_close(rank, make(rank, of_all));
     meeting.wait(rank);
   });
 }
@@ -220,12 +212,12 @@ TEST("a rank that does not come is named on every other rank, and all may try ag
     Meeting meeting(3);
     hosts.each([&, late = late, patient = patient](Rank& rank) {
       if (rank.rank != late) {
-        const Error error = error_of([&] { make(hosts, rank, impatient(hosts, rank, {0, 1, 2}, patient)); });
+        const Error error = error_of([&] { make(rank, impatient(hosts, rank, {0, 1, 2}, patient)); });
         CHECK(contains(error, "Timed out after 200 ms") && contains(error, concat("rank ", late, " (pid")),
               "rank ", rank.rank, ": ", error.what());
       }
       meeting.wait(rank);
-      use_and_close(rank, make(hosts, rank, {.ranks = {0, 1, 2}}));
+      use_and_close(rank, make(rank, {.ranks = {0, 1, 2}}));
       meeting.wait(rank);
     });
   }
@@ -242,17 +234,17 @@ TEST("a rank that gave up is not taken for one that waits") {
     Meeting meeting(4);
     hosts.each([&, &early = early, patient = patient](Rank& rank) {
       const bool is_early = std::count(early.begin(), early.end(), rank.rank) > 0;
-      if (is_early) error_of([&] { make(hosts, rank, {.patience = kShort}); });
+      if (is_early) error_of([&] { make(rank, {.patience = kShort}); });
       meeting.wait(rank);
       // The others are not told of an attempt to which they came too late.
       if (!is_early) {
-        const Error error = error_of([&] { make(hosts, rank, impatient(hosts, rank, kAll, patient)); });
+        const Error error = error_of([&] { make(rank, impatient(hosts, rank, kAll, patient)); });
         CHECK(contains(error, "Timed out after 200 ms on rank ") &&
                   contains(error, concat("rank ", early.front(), " (pid")),
               "rank ", rank.rank, ": ", error.what());
       }
       meeting.wait(rank);
-      all_succeed(hosts, rank);
+      all_succeed(rank);
       meeting.wait(rank);
     });
   }
@@ -272,18 +264,18 @@ TEST("an answer to an earlier call does not count") {
         hosts.wire.hold(1, 0);
         fail(Errc::invalid_argument, "nonsense");
       };
-      error_of([&] { make(hosts, rank, odd); });
+      error_of([&] { make(rank, odd); });
       while (messages_of(hosts, 1) == before && !rank.wide->error()) std::this_thread::yield();
       again.interrupted = [&] {
         if (looks++ == 0) hosts.wire.release();  // the answer to the first call arrives, and that it is over
       };
     } else {
-      const Error error = error_of([&] { make(hosts, rank, again); });
+      const Error error = error_of([&] { make(rank, again); });
       CHECK(contains(error, "nonsense"), error.what());
       while (looks < 5 && !made) std::this_thread::yield();
       CHECK(!made);
     }
-    const auto group = make(hosts, rank, again);
+    const auto group = make(rank, again);
     made = true;
     use_and_close(rank, group);
   });
@@ -302,7 +294,7 @@ TEST("a rank that gives up after its node has answered tells all others") {
         const Attempt attempt{.ranks = {0, 1, 2, 3, 4}, .interrupted = [&] {
                                 if (rank.rank == odd && ++slices == 10) fail(Errc::closed, "Ctrl-C");
                               }};
-        const Error error = error_of([&] { make(hosts, rank, attempt); });
+        const Error error = error_of([&] { make(rank, attempt); });
         CHECK(contains(error, "Ctrl-C"), "rank ", rank.rank, ": ", error.what());
         if (rank.rank != odd) CHECK(contains(error, concat("rank ", odd, " (pid")), error.what());
         ended = true;
@@ -330,7 +322,7 @@ TEST("a message without a reason, and a number that no group can have, are error
     attempt.interrupted = [&] {  // once rank 1 has answered
       if (!written && messages_of(hosts, 1) > before) write(kind, 1 << 30), written = true;
     };
-    const Error error = error_of([&] { make(hosts, hosts.ranks[1], attempt); });
+    const Error error = error_of([&] { make(hosts.ranks[1], attempt); });
     const char* what = kind == Kind::made ? "number of a new group" : "subgroup message";
     CHECK(contains(error, concat("rank 0 (pid 100, host a) sent a malformed ", what, " in group 0")),
           error.what());
@@ -342,13 +334,13 @@ TEST("ranks of different nodes that want different groups all learn it") {
   Meeting meeting(4);
   hosts.each([&](Rank& rank) {
     const std::vector<int> wanted = rank.rank < 2 ? kAll : std::vector{0, 2, 3};
-    const Error error = error_of([&] { make(hosts, rank, {.ranks = wanted}); });
+    const Error error = error_of([&] { make(rank, {.ranks = wanted}); });
     CHECK(contains(error, "of ranks 0, 1, 2, 3 of group 0") &&
               contains(error, "of ranks 0, 2, 3 of group 0") && contains(error, "rank 0 (pid 100, host a)") &&
               contains(error, "rank 2 (pid 102, host b)"),
           error.what());
     meeting.wait(rank);
-    all_succeed(hosts, rank);
+    all_succeed(rank);
     meeting.wait(rank);
   });
 }
@@ -358,7 +350,7 @@ TEST("ranks of one node that want groups with different ranks of another node al
   Meeting meeting(4);
   hosts.each([&](Rank& rank) {
     const std::vector<int> wanted = rank.rank == 1 ? std::vector{0, 1, 2} : kAll;
-    const Error error = error_of([&] { make(hosts, rank, {.ranks = wanted}); });
+    const Error error = error_of([&] { make(rank, {.ranks = wanted}); });
     CHECK(contains(error, "of ranks 0, 1, 2 of group") && contains(error, "of ranks 0, 1, 2, 3 of group"),
           error.what());
     meeting.wait(rank);
@@ -371,7 +363,7 @@ TEST("a first rank of a node that is not reached any more is named on the other 
     hosts.wire.cut(gone);
     hosts.each([&](Rank& rank) {
       if (rank.rank == gone || rank.rank == gone + 1) return;
-      const Error error = error_of([&] { make(hosts, rank, {.ranks = {0, 1, 2, 3, 4}}); });
+      const Error error = error_of([&] { make(rank, {.ranks = {0, 1, 2, 3, 4}}); });
       CHECK(contains(error, concat("rank ", gone, " (pid ")), "rank ", rank.rank, ": ", error.what());
     });
   }

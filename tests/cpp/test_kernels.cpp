@@ -20,7 +20,7 @@ using kernels::Store;
 
 namespace {
 
-constexpr Store kStores[] = {Store::cached, Store::delivered, Store::first_streaming, Store::streaming};
+constexpr Store kStores[] = {Store::cached, Store::from_other_core, Store::first_streaming, Store::streaming};
 
 template <class T>
 T reduce_one(DType dtype, ReduceOp op, std::vector<T> in, std::vector<double> factors = {}) {

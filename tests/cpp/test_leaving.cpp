@@ -7,7 +7,6 @@
 //
 // The moment only bounds how long a case takes where the others cannot end before the slow rank.
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -17,6 +16,7 @@
 
 #include "base/fault_point.h"
 #include "collective_cases.h"
+#include "end_with.h"
 
 using namespace occl;
 using namespace occl::test;
@@ -26,6 +26,7 @@ namespace {
 constexpr int kMost = 4;
 constexpr auto kPatience = std::chrono::seconds(60);
 constexpr auto kMoment = std::chrono::milliseconds(4);
+constexpr auto kPause = std::chrono::microseconds(100);
 
 /// Shared by the test and its ranks.
 struct Board {
@@ -62,7 +63,7 @@ void hold(const char*) {
     bool all = true;
     for (int i = 0; i < scene->size; ++i) all = all && ended(i);
     if (all || moment.passed()) return;
-    std::this_thread::yield();
+    std::this_thread::sleep_for(kPause);
   }
 }
 
@@ -94,7 +95,7 @@ class Process {
     for (int i = 0; i < rank_.size; ++i)
       while (!board->come[i].load(std::memory_order_acquire)) {
         CHECK(!deadline.passed(), "rank ", i, " did not come");
-        std::this_thread::yield();
+        std::this_thread::sleep_for(kPause);
       }
     mesh->join({board->invitations.begin(), board->invitations.begin() + rank_.size}, deadline);
     rank_.group = coll::Group::open(*rank_.engine, std::move(mesh), deadline, {});
@@ -126,8 +127,8 @@ class Process {
   Rank rank_;
 };
 
-[[noreturn]] void live(int rank) {
-  prctl(PR_SET_PDEATHSIG, SIGKILL);
+[[noreturn]] void live(int rank, pid_t parent) {
+  end_with(parent);
   fault::hook = hold;
   try {
     auto* process = new Process(rank);  // never destroyed: that would leave the group
@@ -144,10 +145,11 @@ void play(const Scene& played) {
   void* memory = mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   CHECK(memory != MAP_FAILED);
   board = new (memory) Board;
+  const pid_t parent = getpid();
   std::vector<pid_t> pids;
   for (int rank = 0; rank < played.size; ++rank) {
     pids.push_back(fork());
-    if (pids.back() == 0) live(rank);
+    if (pids.back() == 0) live(rank, parent);
   }
   std::string bad;
   for (int left = played.size; left > 0; --left) {
@@ -172,6 +174,7 @@ TEST("ranks that end after a collective leave the right result to a slow one") {
       for (const int size : {2, 3, 4})
         for (const bool mapped : {false, true}) {
           ++at;  // the slow rank, and whether the group has worked before, take turns
+          if (check::thinned(at, 5)) continue;
           play({size, at % size, static_cast<coll::Kind>(kind), count, mapped, false, at / 2 % 3 == 0});
         }
 }

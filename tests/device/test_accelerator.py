@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from occl import _C, versions
+from tests.support.thinning import first
 from tests.support.threads import thread_names
 from torch_occl.dev import _registration
 
@@ -304,19 +305,22 @@ def test_device_count_from_the_environment(run_python):
         "import torch, torch_occl; assert torch.dev.device_count() == 2; torch.ones(1, device='dev:1')",
         OCCL_DEVICE_COUNT="2",
     )
-    for bad in ("0", "65", "many"):
-        run_python(
-            f"""
-            try:
-                import torch, torch_occl
-            except ValueError as error:
-                assert "OCCL_DEVICE_COUNT must be a number from 1 to 64, not" in str(error) and {bad!r} in str(error)
-            else:
-                raise AssertionError
-            """,  # noqa: E501
-            OCCL_DEVICE_COUNT=bad,
-            TORCH_DEVICE_BACKEND_AUTOLOAD="0",
-        )
+
+
+@pytest.mark.parametrize("count", first(["65", "0", "many"]))
+def test_a_device_count_that_is_none_is_refused_at_import(run_python, count):
+    run_python(
+        f"""
+        try:
+            import torch, torch_occl
+        except ValueError as error:
+            assert "OCCL_DEVICE_COUNT must be a number from 1 to 64, not" in str(error) and {count!r} in str(error)
+        else:
+            raise AssertionError
+        """,  # noqa: E501
+        OCCL_DEVICE_COUNT=count,
+        TORCH_DEVICE_BACKEND_AUTOLOAD="0",
+    )
 
 
 def test_memory_fraction_from_the_environment(run_python):
@@ -351,5 +355,5 @@ def test_a_memory_fraction_that_is_none_is_refused_at_import(run_python):
 
 
 def test_version_is_checked():
-    with pytest.raises(ImportError, match=r"torch>=2.13,<2.14"):
-        versions.check("2.12.0")
+    with pytest.raises(ImportError, match=r"torch>=2.11,<2.16"):
+        versions.check("2.10.0")

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.harness import Pool
 from tests.support.processes import in_dev_shm
+from tests.support.ranks import Ranks
 from tests.support.tables import tell
 
 
 @pytest.fixture(scope="session")
 def _pool():
-    with Pool() as pool:
+    with Ranks() as pool:
         yield pool
 
 
 @pytest.fixture
-def pool(_pool) -> Pool:
+def pool(_pool) -> Ranks:
     """Ranks with a default group, shared with other tests."""
     return _pool
 

@@ -12,9 +12,9 @@ from itertools import chain, product, repeat
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed import _dist2
 from torch_occl._C import ProcessGroupOCCL
 
+from tests.support.running import with_dist2
 from tests.support.thinning import first
 from tests.support.worker import EndInterpreter, listen, tell
 
@@ -73,7 +73,7 @@ def check_attempts(team, plan, **params):
 
 def test_ranks_that_miss_attempts_make_the_group_once_all_come(fresh):
     with fresh(RANKS) as team:
-        check_attempts(team, SUBSETS, kind="file", where=team.zygote.new_file(), nodes=None)
+        check_attempts(team, SUBSETS, kind="file", where=team.source.new_file(), nodes=None)
 
 
 @pytest.mark.parametrize("kind", ["file", "tcp"])
@@ -81,7 +81,7 @@ def test_ranks_that_miss_attempts_make_the_group_once_all_come(fresh):
 def test_every_store_and_several_nodes_forget_attempts_that_failed(fresh, kind, nodes):
     server = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     with fresh(RANKS) as team:
-        where = server.port if kind == "tcp" else team.zygote.new_file()
+        where = server.port if kind == "tcp" else team.source.new_file()
         check_attempts(team, [(True, True, False), (False, True, True)], kind=kind, where=where, nodes=nodes)
 
 
@@ -102,7 +102,7 @@ def retries(rank, n, device, *, file, seed):
 @pytest.mark.parametrize("seed", first([2, 8, *range(2), *range(3, 8)], stay=2))
 def test_ranks_that_try_again_at_any_time_find_each_other(fresh, seed):
     with fresh(RANKS) as team:
-        team.run(retries, file=team.zygote.new_file(), seed=seed)
+        team.run(retries, file=team.source.new_file(), seed=seed)
 
 
 def threads_forget(rank, n, device):
@@ -137,7 +137,7 @@ def comes(rank, n, device, *, file, absent=()):
 def test_processes_that_were_killed_in_an_attempt_are_replaced(fresh):
     """What they announced stays in the store."""
     with fresh(RANKS) as team:
-        file = team.zygote.new_file()
+        file = team.source.new_file()
         team.start(comes, file=file, absent=[0])
         store = dist.FileStore(file, RANKS)
         while not store.check(["occl/attempt/1", "occl/attempt/2"]):
@@ -173,7 +173,7 @@ def contradicts(rank, n, device, *, file, ranks, sizes):
 def test_processes_that_contradict_each_other_learn_of_it_at_once(fresh, ranks, sizes, culprits, says):
     """None of these groups could be made, because a rank is missing: the timeout is a minute."""
     with fresh(3) as team:
-        texts = team.run(contradicts, file=team.zygote.new_file(), ranks=ranks, sizes=sizes)
+        texts = team.run(contradicts, file=team.source.new_file(), ranks=ranks, sizes=sizes)
         for text in texts:
             assert says in text, text
             assert all(f"pid {team.pids[it]}, host " in text for it in culprits), text
@@ -242,7 +242,7 @@ def reads_nonsense(rank, n, device, *, file, of, broken):
 )
 def test_a_value_that_no_rank_has_stored_is_an_error(fresh, of, size, broken):
     with fresh(size) as team:
-        texts = team.run(reads_nonsense, file=team.zygote.new_file(), of=of, broken=broken)
+        texts = team.run(reads_nonsense, file=team.source.new_file(), of=of, broken=broken)
     assert any("that none of its" in text and of in text for text in texts), texts
 
 
@@ -272,6 +272,8 @@ def goes_on(rank, n, device, *, port, nodes, how):
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(n)}
     if nodes:
         os.environ |= {"OCCL_NODE": nodes[rank], "GLOO_SOCKET_IFNAME": "lo"}
+    from torch.distributed import _dist2
+
     group = _dist2.new_group("occl", timedelta(seconds=20), torch.device("cpu"))
     if rank > 0:
         return globals()[how](group, rank)
@@ -279,6 +281,7 @@ def goes_on(rank, n, device, *, port, nodes, how):
     raise EndInterpreter(0)
 
 
+@with_dist2
 @pytest.mark.parametrize(
     ("nodes", "how", "expected"),
     [

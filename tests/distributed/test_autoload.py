@@ -163,7 +163,7 @@ except Exception as error:
 def test_an_unsupported_torch_does_not_break_import_torch_and_is_explained_on_use(installed):
     versions = installed / "occl" / "versions.py"
     text = versions.read_text()
-    versions.write_text(text.replace("SUPPORTED = ((2, 13), (2, 14))", "SUPPORTED = ((99, 0), (99, 1))"))
+    versions.write_text(text.replace("SUPPORTED = ((2, 11), (2, 16))", "SUPPORTED = ((99, 0), (99, 1))"))
     code = f"""
 import torch
 {REPORT}

@@ -138,7 +138,7 @@ def shrink_bound(rank, n, device, *, store):
 @pytest.mark.skipif("dev" not in DEVICES, reason="needs the device")
 def test_a_group_bound_to_a_device_shrinks(fresh):
     with fresh(3) as team:
-        team.run(shrink_bound, store=team.zygote.new_file())
+        team.run(shrink_bound, store=team.source.new_file())
 
 
 def disagree(rank, n, device):
@@ -168,7 +168,7 @@ def merge_halves(rank, n, device, *, store):
 
 def test_groups_merge(fresh):
     with fresh(4) as team:
-        team.join().run(merge_halves, store=team.zygote.new_file())
+        team.join().run(merge_halves, store=team.source.new_file())
 
 
 # ---- completion hooks ----------------------------------------------------------------------------------

@@ -196,7 +196,7 @@ def init_and_survive(rank, n, device, *, store, timeout):
 def test_a_rank_killed_while_the_group_is_made_is_an_error_for_the_others(fresh, latency, victim, posted):
     """Before it has put itself into the store it is missing; after that it has exited."""
     with fresh(3) as team:
-        store = team.zygote.new_file()
+        store = team.source.new_file()
         team.start(init_and_survive, store=store, timeout=60.0 if posted else 1.0)
         for rank in range(3):
             assert team.hear(rank) == "ready"

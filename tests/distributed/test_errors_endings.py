@@ -145,7 +145,7 @@ def three_children(rank, n, device, *, store, how):
 def test_how_a_process_of_multiprocessing_ends_tells_its_peers_whether_it_died(fresh, how, code):
     """These processes run no function of atexit."""
     with fresh(1) as team:
-        (codes,) = team.run(three_children, store=team.zygote.new_file(), how=how)
+        (codes,) = team.run(three_children, store=team.source.new_file(), how=how)
         assert codes == [0, 0, code], team.members[0].output()
 
 

@@ -310,7 +310,7 @@ def on_two_nodes(rank, n, device, *, store):
 
 def test_shapes_of_as_many_elements_are_no_mismatch_between_nodes(fresh):
     with fresh(3) as team:
-        team.run(on_two_nodes, store=team.zygote.new_file())
+        team.run(on_two_nodes, store=team.source.new_file())
 
 
 def other_orders(rank, n, device):

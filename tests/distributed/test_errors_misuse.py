@@ -173,7 +173,7 @@ def left_early(rank, n, device):
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_a_destroyed_group_says_so(fresh, world_size, device):
     with fresh(world_size) as team:
-        team.run(used_after_destroy, device, store=team.zygote.new_file())
+        team.run(used_after_destroy, device, store=team.source.new_file())
 
 
 def results_of_children(fresh, device, use):

@@ -151,7 +151,7 @@ def test_a_call_may_have_a_timeout_of_its_own(fresh, device):
 )
 def test_a_group_whose_members_do_not_come_names_them(fresh, size, missing):
     with fresh(size) as team:
-        results = team.run(missing_member, store=team.zygote.new_file(), missing=missing)
+        results = team.run(missing_member, store=team.source.new_file(), missing=missing)
         for result in results:
             if result:
                 ranks = ", ".join(f"rank {rank}" for rank in missing)

@@ -205,7 +205,7 @@ def leaves_at_once(rank, n, device, *, store):
 @pytest.mark.parametrize("round", range(5))
 def test_a_rank_that_leaves_at_once_keeps_nobody_from_joining(fresh, round):
     with fresh(3) as team:
-        team.start(leaves_at_once, store=team.zygote.new_file())
+        team.start(leaves_at_once, store=team.source.new_file())
         outcomes = team.finish()
         assert [outcome.died for outcome in outcomes] == ["", "", "exited with status 0"], outcomes
         assert not outcomes[0].failed and not outcomes[1].failed, outcomes
@@ -229,7 +229,7 @@ def groups_after_a_shrink(rank, n, device, *, store):
 @pytest.mark.parametrize("device", DEVICES)
 def test_groups_are_made_after_a_shrink(fresh, device):
     with fresh(3) as team:
-        team.run(groups_after_a_shrink, device, store=team.zygote.new_file())
+        team.run(groups_after_a_shrink, device, store=team.source.new_file())
 
 
 def cannot_take_part(rank, n, device):

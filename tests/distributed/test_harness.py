@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.support.harness import RanksFailed
+from occl.testing import RanksFailed
 from tests.support.worker import listen, tell
 
 

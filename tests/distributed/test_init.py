@@ -83,13 +83,13 @@ def cannot_begin(rank, n, device, *, store, victim, absent):
 @pytest.mark.parametrize(("size", "victim"), [(2, 1), (11, 0), (11, 3), (11, 8), (11, 9)])
 def test_a_rank_that_cannot_begin_tells_the_others_why(fresh, size, victim):
     with fresh(size) as team:
-        team.run(cannot_begin, store=team.zygote.new_file(), victim=victim, absent=None)
+        team.run(cannot_begin, store=team.source.new_file(), victim=victim, absent=None)
 
 
 @pytest.mark.parametrize(("size", "victim", "absent"), [(3, 1, 2), (3, 2, 1), (11, 9, 2)])
 def test_the_others_learn_why_although_a_rank_has_not_started(fresh, size, victim, absent):
     with fresh(size) as team:
-        team.run(cannot_begin, store=team.zygote.new_file(), victim=victim, absent=absent)
+        team.run(cannot_begin, store=team.source.new_file(), victim=victim, absent=absent)
 
 
 def alone(rank, n, device):
@@ -160,14 +160,14 @@ def test_the_backend_is_registered_for_its_devices():
 )
 def test_a_group_by_backend_name(fresh, name, expected):
     with fresh(2) as team:
-        team.run(uses, store=team.zygote.new_file(), name=name, **expected)
+        team.run(uses, store=team.source.new_file(), name=name, **expected)
 
 
 if "dev" in DEVICES:
 
     def test_a_group_by_device_id_alone(fresh):
         with fresh(2) as team:
-            team.run(by_device_id, "dev", store=team.zygote.new_file())
+            team.run(by_device_id, "dev", store=team.source.new_file())
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -181,7 +181,7 @@ def test_a_group_over_a_tcp_store(fresh, body, device):
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_group_over_a_shared_file(fresh, device):
     with fresh(3) as team:
-        team.run(over_a_file, device, file=team.zygote.new_file())
+        team.run(over_a_file, device, file=team.source.new_file())
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -202,7 +202,7 @@ def test_ranks_may_be_threads_of_one_process(fresh, ranks, device):
 @pytest.mark.parametrize("same_store", [False, True])
 def test_groups_may_be_made_and_destroyed_again_and_again(fresh, same_store, world_size, device):
     with fresh(world_size) as team:
-        team.run(again_and_again, device, file=team.zygote.new_file(), times=5, same_store=same_store)
+        team.run(again_and_again, device, file=team.source.new_file(), times=5, same_store=same_store)
 
 
 @pytest.mark.parametrize("device", first(reversed(DEVICES)))

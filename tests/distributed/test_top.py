@@ -67,7 +67,7 @@ def stages(shown: dict, name: str) -> list[str]:
 def job(pool, size: int, body: Callable, **params: object) -> Iterator:
     """Ranks that run ``body`` in a group of their own, named "job"."""
     with pool.fresh(size) as team:
-        team.start(body, store=pool.zygote.new_file(), **params)
+        team.start(body, store=pool.source.new_file(), **params)
         yield team
 
 
@@ -463,7 +463,7 @@ def test_64_ranks_are_shown_on_a_screen_of_80_columns(pool, monkeypatch, capsys)
         for rank in range(63):
             team.say(rank, "call")
         shown = until(capsys, team.pids, lambda it: stages(it, "0")[:63] == ["waiting"] * 63)
-        assert shown["groups"][0]["stuck"][0]["text"].startswith("Ranks 0 to 62 of group 0 have waited ")
+        assert shown["groups"][0]["stuck"][0]["text"].startswith("Ranks 0-62 of group 0 have waited ")
         assert main(["top", "--once", "--interval", "0.05", *map(str, team.pids)]) == 0
         lines = capsys.readouterr().out.splitlines()
         assert max(map(len, lines)) <= 80 and sum("waits 63" in line for line in lines) == 63

@@ -11,7 +11,6 @@ from itertools import product
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed import _dist2
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
 from torch.utils.data import DataLoader
@@ -20,6 +19,7 @@ from torch_occl._C import ProcessGroupOCCL
 
 from tests.support.checks import assert_works, backend
 from tests.support.devices import DEVICES
+from tests.support.running import is_group, with_dist2
 from tests.support.worker import listen, tell
 
 RANKS = 4
@@ -181,14 +181,14 @@ COMBINATIONS = [(start, way) for start, way in product(STARTS, WAYS) if not meet
 def test_groups_and_meshes_are_made(fresh, start, way):
     device = "cpu" if start == "cpu:occl" or "dev" not in DEVICES else "dev"
     with fresh(RANKS) as team:
-        team.run(goes, device, store=team.zygote.new_file(), how=STARTS[start], way=way.__name__)
+        team.run(goes, device, store=team.source.new_file(), how=STARTS[start], way=way.__name__)
 
 
 def splits(rank, n, device, *, store, how):
     begin(rank, store, how)
     for _ in range(2):
         pair = dist.split_group(split_ranks=[[0, 1]])
-        assert (pair is not None) == (rank < 2)
+        assert is_group(pair) == (rank < 2)
         across = dist.split_group(split_ranks=[[0, 2], [1, 3]])
         assert_works(device, across)
         triple = dist.split_group(split_ranks=[[0, 1, 2], [3]])
@@ -196,7 +196,7 @@ def splits(rank, n, device, *, store, how):
         if rank < 3:
             inner = dist.split_group(parent_pg=triple, split_ranks=[[0, 2], [1]])
             assert_works(device, inner)
-        if pair is not None:
+        if is_group(pair):
             assert_works(device, pair)
     dist.destroy_process_group()
 
@@ -208,10 +208,12 @@ BOUND = [name for name in STARTS if "device_id" in name and "gloo" not in name] 
 def test_uneven_splits_follow_each_other(fresh, start):
     """PyTorch's hashed names of the groups differ between ranks."""
     with fresh(RANKS) as team:
-        team.run(splits, "dev", store=team.zygote.new_file(), how=STARTS[start])
+        team.run(splits, "dev", store=team.source.new_file(), how=STARTS[start])
 
 
 def of_new_interface(rank, n, device, *, port):
+    from torch.distributed import _dist2
+
     environment(rank, n, port)
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
     limit = timedelta(seconds=50)
@@ -230,6 +232,7 @@ def environment(rank, n, port):
     os.environ |= {name: str(value) for name, value in values.items()}
 
 
+@with_dist2
 @pytest.mark.parametrize("device", DEVICES)
 def test_groups_of_the_new_interface_split(fresh, device):
     store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
@@ -262,7 +265,7 @@ def says_nothing_unasked(rank, n, device, *, store, how):
 def test_groups_begin_and_end_without_warnings(fresh, start):
     device = "cpu" if "cpu" in start or start == "occl" else "dev"
     with fresh(RANKS) as team:
-        team.run(says_nothing_unasked, device, store=team.zygote.new_file(), how=STARTS[start])
+        team.run(says_nothing_unasked, device, store=team.source.new_file(), how=STARTS[start])
         said = [member.output() for member in team.members]
         assert not any("Warning" in text for text in said), said
 
@@ -317,14 +320,14 @@ def staging_is_set(rank, n, device, *, store):
 @pytest.mark.parametrize("body", [options_are_copied, timeout_is_told, staging_is_set])
 def test_options_of_a_group(fresh, body, device):
     with fresh(RANKS) as team:
-        team.run(body, device, store=team.zygote.new_file())
+        team.run(body, device, store=team.source.new_file())
 
 
 if "dev" in DEVICES:
 
     def test_a_bound_group_has_gloo_groups_beside_it(fresh):
         with fresh(RANKS) as team:
-            team.run(gloo_beside, store=team.zygote.new_file())
+            team.run(gloo_beside, store=team.source.new_file())
 
 
 def standard_factory(rank, n, device, *, store):
@@ -356,7 +359,7 @@ def constructed(rank, n, device, *, store):
 @pytest.mark.parametrize("body", [standard_factory, constructed])
 def test_the_backend_is_made_as_others_are(fresh, body, device):
     with fresh(RANKS) as team:
-        team.run(body, device, store=team.zygote.new_file())
+        team.run(body, device, store=team.source.new_file())
 
 
 def rounds(rank, n, device, *, port, times):

@@ -26,17 +26,24 @@ HIDE = "import sys; sys.meta_path[:] = [it for it in sys.meta_path if 'editable'
 
 
 def with_torch(
-    folder: Path, version: str = "2.13.0", statement: str = "", library: str | None = None
+    folder: Path,
+    version: str = "2.13.0",
+    statement: str = "",
+    library: str | None = None,
+    built_for: str | None = None,
 ) -> Path:
     """A folder with Python's part of torch_occl and what stands in for PyTorch.
 
-    ``library`` is what the file of the extension contains; None for no file.
+    ``library`` is what the file of the extension contains, and ``built_for`` the one beside it; None for no
+    file.
     """
-    ignored = shutil.ignore_patterns("__pycache__", "*.so")
+    ignored = shutil.ignore_patterns("__pycache__", "*.so", "_C.built_for")
     for name in ("occl", "torch_occl"):
         shutil.copytree(PACKAGE / name, folder / name, ignore=ignored)
     if library is not None:
         (folder / "occl" / f"_C{sysconfig.get_config_var('EXT_SUFFIX')}").write_text(library)
+    if built_for is not None:
+        (folder / "occl" / "_C.built_for").write_text(built_for)
     (folder / "sitecustomize.py").write_text(HIDE)
     (folder / "torch" / "distributed").mkdir(parents=True)
     text = FAKE_TORCH.format(version=version, statement=statement)
@@ -48,15 +55,21 @@ def with_torch(
 @pytest.mark.parametrize(
     ("torch_is", "name", "text", "remedy"),
     [
-        ({"version": "2.12.1"}, "torch_occl", "and this is torch 2.12.1", "Install a supported PyTorch"),
-        ({"version": "2.14.0"}, "torch_occl", "and this is torch 2.14.0", "Install a supported PyTorch"),
+        ({"version": "2.10.1"}, "torch_occl", "and this is torch 2.10.1", "Install a supported PyTorch"),
+        ({"version": "2.16.0"}, "torch_occl", "and this is torch 2.16.0", "Install a supported PyTorch"),
         ({}, "torch_occl", "'occl._C'", "Build the extension"),
         ({"library": "no library"}, "torch_occl", ".so: file too short", "Build torch_occl again"),
+        (
+            {"library": "no library", "built_for": "2.12"},
+            "torch_occl",
+            "was built for torch 2.12, and this is torch 2.13.0. ",
+            "Build torch_occl again",
+        ),
         (
             {"statement": "raise ModuleNotFoundError(\"No module named 'torch'\")"},
             "PyTorch",
             "No module named 'torch'",
-            'Install PyTorch: pip install "torch>=2.13,<2.14"',
+            'Install PyTorch: pip install "torch>=2.11,<2.16"',
         ),
         ({"statement": "raise OSError('libgomp.so.1')"}, "PyTorch", "OSError: libgomp", "Repair PyTorch"),
         (
@@ -85,9 +98,13 @@ def test_the_help_needs_neither_pytorch_nor_the_extension(tmp_path):
     [
         ({"statement": "raise ModuleNotFoundError('none')"}, "torch_occl needs PyTorch, which cannot be "),
         ({"statement": "raise OSError('libgomp.so.1')"}, "cannot be imported (libgomp.so.1). "),
-        ({"version": "2.14.0"}, "torch_occl supports torch>=2.13,<2.14, and this is torch 2.14.0. "),
+        ({"version": "2.16.0"}, "torch_occl supports torch>=2.11,<2.16, and this is torch 2.16.0. "),
         ({}, "The extension of torch_occl cannot be loaded (cannot import name '_C' from "),
         ({"library": "no library"}, "The extension of torch_occl cannot be loaded ("),
+        (
+            {"library": "no library", "built_for": "2.12"},
+            'built for torch 2.12, and this is torch 2.13.0. Install "torch>=2.12,<2.13", or build ',
+        ),
     ],
 )
 def test_the_command_of_the_package_that_cannot_be_imported_names_the_one_that_works(

@@ -10,7 +10,7 @@ from pathlib import Path
 from tests import test_cpp
 from tests.faults import runner
 from tests.support import cpp_build
-from tests.support.harness import Pool
+from tests.support.ranks import Ranks
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     print(f"seed {arguments.seed}", flush=True)
-    pool = Pool()
+    pool = Ranks()
     try:
         tally = runner.run(pool, arguments.faults, arguments.seed, arguments.minutes)
     finally:

@@ -69,7 +69,7 @@ def live(
     """Returns the error that ended the script, or ""."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     torch.set_num_threads(1)
-    gc.freeze()  # what came with the zygote need not be looked through again and again
+    gc.freeze()  # what came with the warm process need not be looked through again and again
     alone(device)
     before = leftovers()
     if kind != "joining":

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.harness import Pool
+from tests.support.ranks import Ranks
 
 
 @pytest.fixture(scope="module")
 def pool():
-    with Pool() as pool:
+    with Ranks() as pool:
         yield pool

@@ -16,7 +16,7 @@ import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
-from tests.support.harness import Pool, Team
+from tests.support.ranks import Ranks, Team
 
 from . import body
 
@@ -76,7 +76,7 @@ class Tally:
 class Trial:
     """One fault. Raises RanksFailed or AssertionError, with the fault in it, unless all is well."""
 
-    def __init__(self, pool: Pool, fault: Fault, tally: Tally) -> None:
+    def __init__(self, pool: Ranks, fault: Fault, tally: Tally) -> None:
         self.pool, self.fault, self.tally = pool, fault, tally
 
     def run(self) -> None:
@@ -93,7 +93,7 @@ class Trial:
         team.start(
             body.live,
             fault.device,
-            store=self.pool.zygote.new_file(),
+            store=self.pool.source.new_file(),
             victim=fault.victim,
             kind=fault.kind,
             seed=fault.seed,
@@ -116,7 +116,7 @@ class Trial:
         if orphan:
             os.kill(orphan, 0)  # it lives, and has hidden nothing
             os.kill(orphan, signal.SIGKILL)
-        again = (self.pool.zygote.new_file(), sorted(survivors))
+        again = (self.pool.source.new_file(), sorted(survivors))
         for rank in survivors:
             team.say(rank, again)
         failed = [o for o in team.finish() if o.failed and o.rank in survivors]
@@ -168,7 +168,7 @@ class Trial:
                 self.tally.milliseconds[fault.kind].append((ended - max(struck, began)) / 1e6)
 
 
-def run(pool: Pool, faults: int, seed: int, minutes: float = float("inf")) -> Tally:
+def run(pool: Ranks, faults: int, seed: int, minutes: float = float("inf")) -> Tally:
     """So many faults, with the seeds ``seed``, ``seed + 1``, ..., or as many as fit into the time."""
     tally, end = Tally(), time.monotonic() + 60 * minutes
     for number in range(faults):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.harness import RanksFailed
+from occl.testing import RanksFailed
 from tests.support.thinning import first
 
 from . import runner
@@ -21,7 +21,7 @@ def tally(request):
         print("\n" + "\n".join(tally.lines()))
 
 
-@pytest.mark.parametrize("seed", first(range(FIRST, FIRST + 60), stay=30))
+@pytest.mark.parametrize("seed", first(range(FIRST, FIRST + 60), stay=15))
 def test_survivors_get_the_error_that_names_the_rank_and_work_on(pool, tally, seed):
     runner.Trial(pool, runner.Fault.of(seed), tally).run()
 

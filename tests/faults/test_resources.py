@@ -51,7 +51,7 @@ def limited(rank, n, device, *, store, lower, arguments, on):
 def outcomes(pool, lower, *arguments, device="cpu", on=(0, 1)):
     """Of two ranks, of which those in `on` have the limit."""
     with pool.fresh(2) as team:
-        store = team.zygote.new_file()
+        store = team.source.new_file()
         return team.run(limited, device, store=store, lower=lower, arguments=arguments, on=on)
 
 
@@ -111,7 +111,7 @@ def within_16_gib(rank, n, device, *, store):
 @pytest.mark.parametrize("device", DEVICES)
 def test_four_ranks_work_within_16_gib_of_address_space(pool, device):
     with pool.fresh(4) as team:
-        assert team.run(within_16_gib, device, store=team.zygote.new_file()) == [True] * 4
+        assert team.run(within_16_gib, device, store=team.source.new_file()) == [True] * 4
 
 
 def test_an_address_space_that_is_too_small_is_an_error_that_says_what_to_do(pool):
@@ -192,7 +192,7 @@ def without_threads_later(rank, n, device, *, store):
 @pytest.mark.parametrize("device", DEVICES)
 def test_without_a_thread_in_the_background_operations_fail_on_all_ranks(pool, device):
     with pool.fresh(2) as team:
-        team.start(without_threads_later, device, store=team.zygote.new_file())
+        team.start(without_threads_later, device, store=team.source.new_file())
         assert team.hear(0) == "called"
         team.say(1, "go")
         for outcome in team.finish():
@@ -262,11 +262,18 @@ def assert_flat(results: list, kib: int, shared_kib: int) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("groups", [300, pytest.param(10_000, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "groups",
+    [
+        300,
+        pytest.param(2_000, marks=pytest.mark.full),
+        pytest.param(10_000, marks=[pytest.mark.full, pytest.mark.matrix]),
+    ],
+)
 def test_groups_made_and_destroyed_leave_nothing(pool, groups, device):
     with pool.fresh(2) as team:
         results = team.run(
-            groups_again_and_again, device, folder=team.zygote.new_file(), groups=groups, limit=1800.0
+            groups_again_and_again, device, folder=team.source.new_file(), groups=groups, limit=1800.0
         )
     # 512 bytes of each group are kept for ever: its header, which peers may look at whenever they like. A
     # rank has mapped its own and its peer's. And the 400 KB of a group may lie on pages not touched before.
@@ -274,7 +281,14 @@ def test_groups_made_and_destroyed_leave_nothing(pool, groups, device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("operations", [10_000, pytest.param(1_000_000, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "operations",
+    [
+        10_000,
+        pytest.param(100_000, marks=pytest.mark.full),
+        pytest.param(1_000_000, marks=[pytest.mark.full, pytest.mark.matrix]),
+    ],
+)
 def test_operations_leave_nothing(pool, operations, device):
     with pool.fresh(2) as team:
         results = team.join().run(operations_again_and_again, device, operations=operations, limit=3600.0)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.foreign import device
-from tests.support.harness import PRELOAD, Pool
+from tests.support.ranks import PRELOAD, Ranks
 
 
 @pytest.fixture(scope="session")
@@ -17,6 +17,6 @@ def library() -> None:
 
 
 @pytest.fixture(scope="session")
-def pool(library: None) -> Iterator[Pool]:
-    with Pool(("tests.foreign.loaded", *PRELOAD)) as ranks:
+def pool(library: None) -> Iterator[Ranks]:
+    with Ranks(("tests.foreign.loaded", *PRELOAD)) as ranks:
         yield ranks

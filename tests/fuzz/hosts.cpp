@@ -32,8 +32,12 @@ class HostileLink final : public Link {
                                    Owner owner) override {
     return std::make_unique<Received>(*this, channel, std::span(data, bytes), std::move(owner));
   }
+  std::shared_ptr<Link> for_ranks(const std::vector<int>&, const std::string&) const override {
+    return nullptr;  // no group of these is made smaller
+  }
   std::uint32_t new_group_number() override { return 7; }
   bool can_come_from(int, std::uint32_t number) const override { return number < 100; }
+  void end_group(std::uint32_t) override {}
   bool stuck() const override { return false; }
   const std::string& describe() const override { return name_; }
 

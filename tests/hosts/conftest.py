@@ -35,7 +35,9 @@ def hosts(_hosts: Hosts) -> Hosts:
 @pytest.fixture(scope="session")
 def logging() -> Iterator[Hosts]:
     """Processes without groups, which print what the package logs. They need no network."""
-    with mock.patch.dict(os.environ, {"TORCH_CPP_LOG_LEVEL": "INFO"}), Hosts(None) as pool:
+    with mock.patch.dict(os.environ, {"TORCH_CPP_LOG_LEVEL": "INFO"}):
+        pool = Hosts(None)  # its warm process keeps these variables; this process must not
+    with pool:
         yield pool
 
 

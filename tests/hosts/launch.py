@@ -1,11 +1,11 @@
-"""Ranks that live in several hosts: teams of the harness whose members enter hosts before anything else.
+"""Ranks that live in several hosts: teams whose members enter hosts before anything else.
 
     def test_sum(hosts):
         hosts.run_on("2+1", "gloo", everyone_knows_the_sum)
 
 A shape says how many ranks each host has: "2+1" are ranks 0 and 1 on host 0, and rank 2 on host 1. All ranks
-are forked from one zygote. Each enters its host while it has a single thread, so that every thread and socket
-that it makes later is in there.
+are forked from one warm process. Each enters its host while it has a single thread, so that every thread
+and socket that it makes later is in there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch.distributed as dist
 from occl.testing.launch import ForkServer
 from tests.hosts.namespaces import INTERFACE, Host, Network
 from tests.support.devices import DEVICES
-from tests.support.harness import Pool, Team
+from tests.support.ranks import Ranks, Team
 from tests.support.thinning import first
 
 
@@ -65,9 +65,9 @@ def meet(
 class HostTeam(Team):
     """Processes that are the ranks of a shape, each in its host."""
 
-    def __init__(self, zygote: ForkServer, network: Network, shape: str) -> None:
+    def __init__(self, source: ForkServer, network: Network, shape: str) -> None:
         places = placement(shape)
-        super().__init__(zygote, len(places))
+        super().__init__(source, len(places))
         self.network = network
         self.host_of = [network.hosts[place] for place in places]
         self.run(enter, hosts=self.host_of)
@@ -86,7 +86,7 @@ class HostTeam(Team):
         return [rank for rank, place in enumerate(self.host_of) if place.number == host]
 
 
-class Hosts(Pool):
+class Hosts(Ranks):
     """The ranks on a network: a team with a default group for each shape and backend that tests asked for."""
 
     def __init__(self, network: Network | None) -> None:
@@ -96,11 +96,11 @@ class Hosts(Pool):
 
     def run_on(self, shape: str, backend: str, body, device: str = "cpu", **params) -> list:
         """Runs ``body(rank, world_size, device, **params)`` in the default group of shape and backend."""
-        team = self.teams.get((shape, backend))
-        if team is None or not team.alive:
-            team = self.teams[shape, backend] = self.fresh_on(shape).meet(backend)
-        return team.run(body, device, **params)
+        with self.lend(
+            (shape, backend), lambda: self.fresh_on(shape), lambda made: made.meet(backend)
+        ) as team:
+            return team.run(body, device, **params)
 
     def fresh_on(self, shape: str, network: Network | None = None) -> HostTeam:
         """Processes for one test, in hosts of this network or of another, without any group yet."""
-        return HostTeam(self.zygote, network or self.network, shape)
+        return HostTeam(self.source, network or self.network, shape)

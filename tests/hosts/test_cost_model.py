@@ -22,22 +22,13 @@ import torch.distributed as dist
 from benchmarks.nodes import sent, times
 from benchmarks.nodes.__main__ import Point, errors, fit
 from tests.support import cpp_build
-from tests.support.harness import Pool
+from tests.support.ranks import Ranks
 
 CASES = [
     (nodes, ranks, size)
     for nodes in (2, 3, 5, 8, 16, 31, 64)
     for ranks in (1, 2)
     for size in (1000, 64 << 10, 1 << 20, (5 << 20) + 400)
-]
-SOURCES = [
-    "algorithm_choice",
-    "per_rank_program",
-    "preamble",
-    "program",
-    "reduction_tree",
-    "sharded_program",
-    "topology",
 ]
 RESULTS = Path(cpp_build.ROOT, "benchmarks", "results")
 
@@ -50,11 +41,10 @@ needs_compiler = pytest.mark.skipif(
 def programs(tmp_path_factory) -> Callable[..., list[int]]:
     """Runs ``programs.cpp``, and returns the numbers that it prints."""
     program = tmp_path_factory.mktemp("programs") / "programs"
-    # Only the functions that are used are linked, because the contents of call headers need the kernels.
-    flags = ["-std=c++20", "-O1", "-Icsrc", "-ffunction-sections", "-Wl,--gc-sections"]
-    files = ["tests/hosts/programs.cpp", *(f"csrc/hosts/{name}.cpp" for name in SOURCES)]
-    command = [*shlex.split(cpp_build.compiler()), *flags, *files, "-o", str(program)]
-    subprocess.run(command, check=True, cwd=cpp_build.ROOT)
+    core = cpp_build.ninja("plain", ["core.a"], cpp_build.ROOT)
+    flags = ["-std=c++20", "-O1", "-Icsrc", "-pthread"]
+    files = ["tests/hosts/programs.cpp", str(core), "-o", str(program)]
+    subprocess.run([*shlex.split(cpp_build.compiler()), *flags, *files], check=True, cwd=cpp_build.ROOT)
 
     def run(*arguments: object) -> list[int]:
         command = [str(program), *map(str, arguments)]
@@ -191,8 +181,8 @@ def count_calls(rank: int, n: int, device: str, *, nodes: int, path: str) -> lis
 
 
 @pytest.fixture(scope="module")
-def ranks() -> Iterator[Pool]:
-    with Pool() as pool:
+def ranks() -> Iterator[Ranks]:
+    with Ranks() as pool:
         yield pool
 
 

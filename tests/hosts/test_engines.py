@@ -31,7 +31,8 @@ from tests.hosts.launch import counts, placement
 from tests.support import cpp_build
 from tests.support.checks import assert_works
 from tests.support.devices import DEVICES
-from tests.support.harness import Pool, Team
+from tests.support.ranks import Ranks, Team
+from tests.support.thinning import first
 from tests.support.worker import listen, tell
 from torch_occl import ProcessGroupOCCL
 
@@ -43,16 +44,18 @@ CONTROL = 64 << 10
 """Bytes that suffice for all messages of an operation that carry none of its data."""
 TIMEOUT = timedelta(seconds=60)
 
-ENVELOPES, ANSWERS, PAYLOADS = 3, 4, 5
-"""The tags of messages of the default group."""
+ENVELOPES, PAYLOADS = 3, 5
+"""Channels of the default group, which are the tags of its long messages."""
+FRAMES = 7
+"""The tag of the frames in which the short messages of all groups travel."""
 
 Entry = tuple[str, int, int, int]
 """``"send"`` or ``"receive"``, the other rank, the tag, and the number of bytes."""
 
 
 @pytest.fixture(scope="module")
-def ranks() -> Iterator[Pool]:
-    with Pool() as pool:
+def ranks() -> Iterator[Ranks]:
+    with Ranks() as pool:
         yield pool
 
 
@@ -174,10 +177,10 @@ def recorded(rank: int, n: int, device: str, *, operations: list[str], **how) ->
     return found | {"all": recorder.entries()}
 
 
-def messages_of_all_operations(ranks: Pool, library: Path, places: list[int], *device: str) -> list:
+def messages_of_all_operations(ranks: Ranks, library: Path, places: list[int], *device: str) -> list:
     """By rank: what `recorded` returns, on these nodes."""
     with ranks.fresh(len(places)) as team:
-        how = {"places": places, "library": library, "store": ranks.zygote.new_file()}
+        how = {"places": places, "library": library, "store": ranks.source.new_file()}
         return team.run(recorded, *device, operations=list(OPERATIONS), **how)
 
 
@@ -212,31 +215,47 @@ def test_messages_go_between_nodes_only_and_meet_receives_of_their_length(ranks,
             assert taken[: len(sizes)] == sizes, (rank, peer, tag)
 
 
+def messages(recorder) -> list[Entry]:
+    """Without the receives of frames, which are posted once frames have arrived."""
+    return [entry for entry in recorder.entries() if entry[0] == "send" or entry[2] != FRAMES]
+
+
 def groups(rank: int, n: int, device: str, **how) -> None:
     """Of two nodes with ranks 0, 1 and 2, 3: groups inside each, and across."""
     recorder = meet(rank, n, device, **how)
     inside = [dist.new_group(members) for members in ([0, 1], [2, 3])]
     dist.barrier()
-    before = recorder.entries()
+    before = messages(recorder)
     assert_works(device, inside[rank // 2])
-    assert recorder.entries() == before, "a group inside a node uses the engine"
+    assert messages(recorder) == before, "a group inside a node uses the engine"
     for members in ([0, 3], [3, 1, 0], [0, 1, 2, 3]):
         group = dist.new_group(members)
         if rank in members:
-            before = recorder.entries()
+            before = messages(recorder)
             assert_works(device, group)
-            after = recorder.entries()[len(before) :]
+            after = messages(recorder)[len(before) :]
             peers = {peer for _, peer, _, _ in after}
             assert peers <= {other for other in members if other // 2 != rank // 2}, peers
             sent, earlier = (
-                {tag for kind, _, tag, _ in entries if kind == "send"} for entries in (after, before)
+                {tag for kind, _, tag, _ in entries if kind == "send" and tag != FRAMES}
+                for entries in (after, before)
             )
             assert sent and not sent & earlier, "another group has sent with the tags of this one"
             dist.destroy_process_group(group)
 
 
+def frame(channel: int, length: int, *, answer: int = 0, content: torch.Tensor | None = None) -> torch.Tensor:
+    """As csrc/pg/transport/control_channel.h has it."""
+    head = struct.pack("<IIII", channel, length, answer, 0)
+    made = torch.zeros(len(head) + 1024, dtype=torch.uint8)
+    made[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
+    if content is not None:
+        made[len(head) :] = content
+    return made
+
+
 def forged(rank: int, n: int, device: str, **how) -> None:
-    """Rank 1 announces a long message as if it lay in the envelope, and sends it after the answer."""
+    """Rank 1 announces a long message as if it lay in the envelope, and sends it."""
     engine = meet(rank, n, device, **how)
     received = torch.zeros(1 << 22, dtype=torch.uint8)
     if rank == 0:
@@ -246,15 +265,42 @@ def forged(rank: int, n: int, device: str, **how) -> None:
     head = struct.pack("<QQIIII", 1, received.numel(), 0, 0, 0, 1)  # the first message, of uint8, tag 0
     envelope = torch.zeros(1024, dtype=torch.uint8)
     envelope[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
-    engine.send([envelope], 0, ENVELOPES).wait()
-    engine.recv([torch.zeros(56, dtype=torch.uint8)], 0, ANSWERS).wait()
+    engine.send([frame(ENVELOPES, envelope.numel(), content=envelope)], 0, FRAMES).wait()
     engine.send([torch.ones_like(received)], 0, PAYLOADS).wait()
 
 
 def test_a_rank_of_another_node_does_not_say_where_a_message_lies(ranks, library):
     with ranks.fresh(2) as team:
-        how = {"places": placement("1+1"), "library": library, "store": ranks.zygote.new_file()}
+        how = {"places": placement("1+1"), "library": library, "store": ranks.source.new_file()}
         team.run(forged, **how)
+
+
+MALFORMED = {
+    "not as long as it must be": frame(ENVELOPES, 1023),
+    "too long": frame(ENVELOPES, 1025),
+    "an answer of another kind": frame(ENVELOPES, 0, answer=2),
+    "of no group": frame((1 << 31) + ENVELOPES, 0),
+}
+
+
+def malformed(rank: int, n: int, device: str, *, what: str, **how) -> None:
+    engine = meet(rank, n, device, **how)
+    if rank == 1:
+        engine.send([MALFORMED[what]], 0, FRAMES).wait()
+        listen()
+        return
+    with pytest.raises(dist.DistBackendError, match=r"rank 1 .* sent a malformed frame: another library"):
+        dist.recv(torch.zeros(8), 1)
+    tell("failed")
+
+
+@pytest.mark.parametrize("what", first(list(MALFORMED)))
+def test_a_frame_that_no_rank_sends_is_an_error(ranks, library, what):
+    with ranks.fresh(2) as team:
+        how = {"places": placement("1+1"), "library": library, "store": ranks.source.new_file()}
+        team.start(malformed, what=what, **how)
+        assert team.hear(0) == "failed"
+        end_well(team, "end")
 
 
 LARGE = 1 << 20
@@ -306,7 +352,7 @@ def one_connection(rank: int, n: int, device: str, **how) -> None:
 
 def test_a_group_that_gives_up_a_message_breaks_only_the_connection_to_that_rank(ranks, library):
     with ranks.fresh(3) as team:
-        how = {"places": placement("1+1+1"), "library": library, "store": ranks.zygote.new_file()}
+        how = {"places": placement("1+1+1"), "library": library, "store": ranks.source.new_file()}
         team.start(one_connection, **how)
         assert team.hear(0) == "done"
         end_well(team, "done")
@@ -330,7 +376,7 @@ def no_thread_for_the_payload(rank: int, n: int, device: str, **how) -> None:
 
 def test_a_message_that_no_thread_can_wait_for_is_given_up(ranks, library):
     with ranks.fresh(2) as team:
-        how = {"places": placement("1+1"), "library": library, "store": ranks.zygote.new_file()}
+        how = {"places": placement("1+1"), "library": library, "store": ranks.source.new_file()}
         team.start(no_thread_for_the_payload, **how)
         assert team.hear(0) == "receives"
         team.say(1, "send")
@@ -369,7 +415,7 @@ def stubborn(rank: int, n: int, device: str, **how) -> None:
 @pytest.mark.full  # it waits for the engine for 20 seconds
 def test_memory_stays_if_an_engine_does_not_end_a_message_at_its_abort(ranks, library):
     with ranks.fresh(2) as team:
-        how = {"places": placement("1+1"), "library": library, "store": ranks.zygote.new_file()}
+        how = {"places": placement("1+1"), "library": library, "store": ranks.source.new_file()}
         team.start(stubborn, **how)
         assert team.hear(0) == "done"
         end_well(team, "done")
@@ -381,5 +427,5 @@ def test_memory_stays_if_an_engine_does_not_end_a_message_at_its_abort(ranks, li
 @pytest.mark.parametrize("device", DEVICES)
 def test_groups_share_the_engine_and_those_inside_a_node_do_not_use_it(ranks, library, device):
     with ranks.fresh(4) as team:
-        how = {"places": placement("2+2"), "library": library, "store": ranks.zygote.new_file()}
+        how = {"places": placement("2+2"), "library": library, "store": ranks.source.new_file()}
         team.run(groups, device, **how)

@@ -14,9 +14,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from occl.testing import RanksFailed
 from tests.hosts.launch import placement
 from tests.hosts.namespaces import CommandFailed, Network, why_not
-from tests.support.harness import RanksFailed
 from tests.support.references import assert_same_bits
 from tests.support.worker import listen, tell
 

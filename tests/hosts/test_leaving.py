@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.support.harness import Pool
+from tests.support.ranks import Ranks
 from tests.support.thinning import first
 from tests.support.worker import EndInterpreter, join, listen, tell
 
@@ -22,8 +22,8 @@ SENT = 16
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    with Pool() as pool:
+def pool() -> Iterator[Ranks]:
+    with Ranks() as pool:
         yield pool
 
 
@@ -40,15 +40,15 @@ def tell_when_waiting(*functions: str) -> None:
 
 
 def send_and_go(rank, n, device, *, ends):
-    """Rank 0 sends to the last rank, which has received nothing yet, and goes."""
+    """Rank 1 sends to the last rank, which expects nothing of it yet, and goes."""
     dist.barrier()
-    if rank == 0:
+    if rank == 1:
         dist.isend(torch.arange(SENT), n - 1)
         tell_when_waiting("destroy_process_group", "announce")
     elif rank == n - 1:
         listen()
         t = torch.zeros(SENT, dtype=torch.int64)
-        dist.recv(t, 0)
+        dist.recv(t, 1)
         assert torch.equal(t, torch.arange(SENT))
     if ends:
         raise EndInterpreter(0)
@@ -57,12 +57,12 @@ def send_and_go(rank, n, device, *, ends):
 
 @pytest.mark.parametrize("ends", [False, True], ids=["destroys its group", "ends"])
 def test_a_rank_goes_when_another_host_has_received_its_message(hosts, apart, ends):
-    with hosts.fresh_on("2+1", apart).meet("occl") as team:
+    with hosts.fresh_on("2+2", apart).meet("occl") as team:
         team.start(send_and_go, ends=ends)
-        assert team.hear(0) == "waits"
-        team.say(2, "receive")
+        assert team.hear(1) == "waits"
+        team.say(3, "receive")
         outcomes = team.finish()
-    assert [outcome.died for outcome in outcomes] == ["exited with status 0" if ends else ""] * 3
+    assert [outcome.died for outcome in outcomes] == ["exited with status 0" if ends else ""] * 4
 
 
 def send_in_vain(rank, n, device):
@@ -119,7 +119,7 @@ def test_a_rank_may_end_in_any_way_right_after_a_collective(pool, name, how):
     for victim, (count, earlier) in itertools.product(range(3), [(4, 1), (40_000, 0)]):
         with pool.fresh(3) as team:
             how_ = {"name": name, "count": count, "earlier": earlier, "victim": victim, "how": how}
-            team.start(ends_after, store=team.zygote.new_file(), **how_)
+            team.start(ends_after, store=team.source.new_file(), **how_)
             for outcome in team.finish():
                 if outcome.rank == victim:
                     assert outcome.died == "exited with status 0"
@@ -154,5 +154,5 @@ def forks(rank, n, device, *, store, places):
 @pytest.mark.parametrize("places", [[0, 1], [0, 0, 1], [0, 1, 2]], ids=str)
 def test_processes_of_multiprocessing_return_when_others_have_what_they_sent(pool, places):
     with pool.fresh(1) as team:
-        (codes,) = team.run(forks, store=team.zygote.new_file(), places=places)
+        (codes,) = team.run(forks, store=team.source.new_file(), places=places)
         assert codes == [0] * len(places), team.members[0].output()

@@ -118,7 +118,7 @@ def names_processes(text: str, *ranks: int) -> bool:
 @pytest.mark.parametrize("build", ["torch_occl 0.0.9 for PyTorch 2.13", "torch_occl 0.1.0 for PyTorch 2.12"])
 def test_ranks_with_different_versions_make_no_group(logging, build):
     with logging.fresh(4) as team:
-        texts = team.run(another_version, file=team.zygote.new_file(), build=build)
+        texts = team.run(another_version, file=team.source.new_file(), build=build)
     for text in texts:
         assert names_processes(text, 0, 2) and build in text, text
         assert "install the same torch_occl and PyTorch on all hosts" in text
@@ -126,7 +126,7 @@ def test_ranks_with_different_versions_make_no_group(logging, build):
 
 def test_ranks_with_different_engines_make_no_group(logging):
     with logging.fresh(4) as team:
-        texts = team.run(another_engine, file=team.zygote.new_file())
+        texts = team.run(another_engine, file=team.source.new_file())
     for text in texts:
         assert names_processes(text, 0, 3) and "Options.inter_node=gloo" in text, text
         assert "give all ranks the same ProcessGroupOCCL.Options(inter_node=...), or none" in text
@@ -134,7 +134,7 @@ def test_ranks_with_different_engines_make_no_group(logging):
 
 def test_an_interface_that_does_not_exist_is_named_on_every_rank(logging):
     with logging.fresh(4) as team:
-        texts = team.run(without_the_interface, file=team.zygote.new_file())
+        texts = team.run(without_the_interface, file=team.source.new_file())
     for text in texts:
         assert "GLOO_SOCKET_IFNAME names the interface 'nosuch0'" in text and "set it to one of lo" in text
     assert all(names_processes(texts[rank], 1) for rank in (0, 2, 3)), texts
@@ -142,7 +142,7 @@ def test_an_interface_that_does_not_exist_is_named_on_every_rank(logging):
 
 def test_occl_node_on_some_ranks_only_is_an_error(logging):
     with logging.fresh(3) as team:
-        texts = team.run(with_nodes, file=team.zygote.new_file(), nodes=[None, "a", "a"])
+        texts = team.run(with_nodes, file=team.source.new_file(), nodes=[None, "a", "a"])
     for text in texts:
         assert names_processes(text, 0, 1) and "set it on all ranks or on none" in text, text
 
@@ -150,7 +150,7 @@ def test_occl_node_on_some_ranks_only_is_an_error(logging):
 @pytest.mark.parametrize("node", [" a", "a ", "\t", "ä", "x" * 64, " "])
 def test_an_occl_node_that_cannot_be_seen_is_an_error(logging, node):
     with logging.fresh(3) as team:
-        texts = team.run(with_nodes, file=team.zygote.new_file(), nodes=["a", node, "b"])
+        texts = team.run(with_nodes, file=team.source.new_file(), nodes=["a", node, "b"])
     for text in texts:
         assert "OCCL_NODE is " in text and "at most 63 printable ASCII characters" in text, text
     assert names_processes(texts[0], 1) and names_processes(texts[2], 1)
@@ -159,13 +159,13 @@ def test_an_occl_node_that_cannot_be_seen_is_an_error(logging, node):
 @pytest.mark.parametrize("nodes", [[None, "", None], ["x" * 63, "node 1", "!"], ["", "", ""]])
 def test_an_empty_occl_node_is_none_and_any_visible_text_is_one(logging, nodes):
     with logging.fresh(3) as team:
-        team.run(with_good_nodes, file=team.zygote.new_file(), nodes=nodes)
+        team.run(with_good_nodes, file=team.source.new_file(), nodes=nodes)
 
 
 @pytest.mark.full
 def test_hosts_that_cannot_reach_each_other_are_named(logging, apart):
     with logging.fresh_on("2+1", apart) as team:
-        team.start(without_a_way, file=team.zygote.new_file())
+        team.start(without_a_way, file=team.source.new_file())
         for rank in range(team.size):
             assert team.hear(rank) == "ready"
         apart.hosts[1].cut()
@@ -180,7 +180,7 @@ def test_hosts_that_cannot_reach_each_other_are_named(logging, apart):
 @pytest.mark.full
 def test_an_interface_that_other_hosts_cannot_reach_is_an_error(logging, apart):
     with logging.fresh_on("2+1", apart) as team:
-        texts = team.run(over_loopback, file=team.zygote.new_file())
+        texts = team.run(over_loopback, file=team.source.new_file())
     for text in texts:
         assert "Gloo would listen on lo (127.0.0.1), which other nodes cannot reach" in text, text
 

@@ -2,7 +2,7 @@
  *
  * Stores go through a buffer, as on real processors: a thread's later loads may overtake them. A fence drains the
  * buffer, and so does an atomic addition. A publisher looks for sleepers at once, and again after a fence, which may
- * come later (Mesh::tell, Mesh::ring_owed).
+ * come later (Bells::ring_soon, Bells::ring_pending).
  *
  * Broken variants that must be caught: -DNO_FENCE (the last look does not wait for the stamp to be in memory),
  * -DLOOK_FIRST (the sleeper looks at the stamp before it counts itself), -DSEEN_LATE (the sleeper reads the bell's

@@ -1,4 +1,4 @@
-"""The harness of the distributed tests, for comparing with real ranks.
+"""The ranks of the distributed tests, for comparing with real ranks.
 
 One thread computes for each replica: on a busy machine, more of them wait for one another.
 """

@@ -46,9 +46,9 @@ def install(folder: Path) -> Path:
     """Makes a folder look as if torch_occl were installed there, with the entry points of pyproject.toml."""
     import tomllib  # Python 3.11
 
-    ignored = shutil.ignore_patterns("__pycache__")
+    unfinished = shutil.ignore_patterns("*.pyc.*")  # other processes may be compiling
     for name in ("occl", "torch_occl"):
-        shutil.copytree(PACKAGE / name, folder / name, ignore=ignored)
+        shutil.copytree(PACKAGE / name, folder / name, ignore=unfinished)
     groups = tomllib.loads(PYPROJECT.read_text())["project"]["entry-points"]
     info = folder / "torch_occl-0.0.dist-info"
     info.mkdir()

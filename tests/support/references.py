@@ -93,18 +93,14 @@ def _pattern_of_components(dtype: str) -> torch.Tensor:
     return torch.stack([values, values.flip(0)], dim=1).contiguous()
 
 
-def contribution(dtype: str, rank: int, count: int, salt: int = 0) -> torch.Tensor:
-    """What a rank contributes: the same on every rank that asks. A prefix does not depend on `count`."""
+def contribution(dtype: str, rank: int, count: int, salt: int = 0, first: int = 0) -> torch.Tensor:
+    """What a rank contributes, from its element `first` on: the same on every rank that asks."""
     pattern = _pattern(dtype)
-    start = (rank * 7919 + salt * 104729) % PERIOD
-    times = -(-(start + count) // PERIOD)
-    size = pattern.dtype.itemsize
-    return (
-        pattern.view(torch.uint8)
-        .repeat(times)[start * size : (start + count) * size]
-        .clone()
-        .view(pattern.dtype)
-    )
+    begin = (rank * 7919 + salt * 104729 + first) % PERIOD
+    size, data = pattern.dtype.itemsize, pattern.view(torch.uint8)
+    if begin + count > PERIOD:
+        data = data.repeat(-(-(begin + count) // PERIOD))
+    return data[begin * size : (begin + count) * size].clone().view(pattern.dtype)
 
 
 def reduced(inputs: list[torch.Tensor], op: str) -> torch.Tensor:

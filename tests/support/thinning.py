@@ -5,7 +5,7 @@ every two values of two parameters to meet that meet in any case (pairwise testi
 parameter keeps all its cases, and so does one with two parameters that are combined freely. The others are
 marked ``matrix``: CI leaves them out too. Cases that are ``full`` already are thinned for CI in the same way.
 
-Tests that a change of the core can hardly alter, and many that start interpreters, are left to CI (`TO_CI`).
+Tests that a change of the core can hardly alter, and many that start processes, are left to CI (`TO_CI`).
 
 Which cases stay depends only on the parameters. Cases that ``-k`` or a node id (``::``) asks for all stay.
 
@@ -28,6 +28,9 @@ BY_DEFAULT = "not full"
 
 TO_CI = {
     "tests/device/test_opinfo.py": 20,
+    "tests/device/test_training.py": 3,
+    "tests/distributed/test_leaving.py": 3,
+    "tests/distributed/test_ways_to_groups.py": 5,
     "tests/shared_cpu/test_modules.py": 20,
     "tests/shared_cpu/test_operators.py": 20,
     "tests/replicas/*.py": 20,
@@ -65,6 +68,11 @@ def chosen(cases: Sequence[Mapping[str, Hashable]]) -> list[int]:
     return sorted(found)
 
 
+def asked(config: pytest.Config) -> bool:
+    """Whether ``-k`` or a node id asks for tests: then nothing of them is left out."""
+    return bool(config.option.keyword) or any("::" in arg for arg in config.args)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--most-cases", type=int, metavar="N", help="of each test function, from first to last")
 
@@ -92,8 +100,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    asked = config.option.keyword or any("::" in arg for arg in config.args)
-    if asked and config.option.markexpr in (BY_DEFAULT, ""):
+    if asked(config) and config.option.markexpr in (BY_DEFAULT, ""):
         return
     functions = defaultdict(list)
     for item in items:

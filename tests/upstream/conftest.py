@@ -1,4 +1,4 @@
-"""The zygote with PyTorch's tests loaded."""
+"""The warm process with PyTorch's tests loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs one of PyTorch's tests in the processes of `tests.support.harness`."""
+"""Runs one of PyTorch's tests in the processes of `tests.support.ranks`."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from . import rewriting, stand_ins
 
 @functools.cache
 def code(device: str, backend: str) -> types.CodeType:
-    """The rewritten module, compiled: in the zygote, so that no rank needs to."""
+    """The rewritten module, compiled: in the warm process, so that no rank needs to."""
     tree, path = rewriting.rewrite(device, backend), rewriting.source()[1]
     return compile(tree, path, "exec", dont_inherit=True)  # not our annotations from the future
 
 
 def warm_up() -> None:
-    """Called in the zygote: what all ranks would have to do, above all import what the module imports."""
+    """Called in the warm process: what all ranks would have to do, above all the module's imports."""
     before = dict(os.environ)
     os.environ.update(environment("nowhere", "occl", 1))
     for device in ("cpu", "dev"):

@@ -14,7 +14,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.harness import Pool, RanksFailed
+from occl.testing import RanksFailed
+from tests.support.ranks import Ranks
 
 from . import ranks, rewriting
 
@@ -38,15 +39,15 @@ def with_gloo() -> dict[str, str]:
     return dict(line.split()[1::-1] for line in GLOO.read_text().splitlines() if not line.startswith("#"))
 
 
-def start() -> Pool:
-    """A zygote that has everything imported."""
-    pool = Pool()
-    pool.zygote.ask("warm_up", ranks.__name__, "warm_up")
+def start() -> Ranks:
+    """Ranks whose warm process has everything imported."""
+    pool = Ranks()
+    pool.source.ask("warm_up", ranks.__name__, "warm_up")
     return pool
 
 
 def run(
-    pool: Pool,
+    pool: Ranks,
     name: str,
     device: str,
     world_size: int,
@@ -62,7 +63,7 @@ def run(
     ``nodes``: a letter for each rank, its node, as in "aabb"; the ranks of a node share memory.
     """
     if backend == "gloo":
-        pool.zygote.ask("warm_up", ranks.__name__, ranks.warm_up_gloo.__name__)
+        pool.source.ask("warm_up", ranks.__name__, ranks.warm_up_gloo.__name__)
     with tempfile.TemporaryDirectory(prefix="occl-test-") as directory:
         for part in ("test_dir", "init_dir"):
             (Path(directory) / part).mkdir()

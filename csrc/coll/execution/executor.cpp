@@ -12,14 +12,20 @@
 namespace occl::coll {
 
 Executor::Executor(Mesh& mesh, Activity& activity)
-    : mesh_(mesh), activity_(activity), meeting_(mesh), rotation_(mesh.tuning()), exchange_(mesh.tuning()) {}
+    : mesh_(mesh),
+      activity_(activity),
+      meeting_(mesh),
+      addresses_(mesh, meeting_.agreed()),
+      arrivals_(mesh) {}
 
-void Executor::start(const Collective& collective, std::uint64_t number, Deadline deadline) {
+void Executor::start(const Operation& operation) {
   step_ = index_ = done_ = 0;
-  meeting_.begin(collective, number, deadline);
-  large_ = !meeting_.first_step_made() && footprint(meeting_.shape()) >= mesh_.size() * kSliceBytes;
-  if (meeting_.first_step_made())
+  meeting_.begin(operation);
+  large_ = !meeting_.first_step_made() && footprint(meeting_.agreed().shape) >= mesh_.size() * kSliceBytes;
+  if (meeting_.first_step_made()) {
+    addresses_.use_own_slot(meeting_.payload());
     while (!make_moves()) continue;
+  }
   meeting_.post();
   stage_ = Stage::meet;
 }
@@ -30,29 +36,29 @@ Outcome Executor::advance(Driver driver) {
     if (!meeting_.all_posted()) return Outcome::blocked;
     activity_.met(meeting_.last());
     if (meeting_.mismatched()) return Outcome::mismatch;
-    meeting_.agree();
+    addresses_.locate(meeting_.agree());
     stage_ = Stage::move;
     if (meeting_.first_step_made()) {
       step_ = 1;
-      if (!meeting_.complete()) {  // other ranks make that step only now
+      if (!addresses_.located()) {  // other ranks make that step only now
         publish_tick();
         return Outcome::advanced;
       }
     }
   }
-  const Plan& plan = meeting_.plan();
+  const Plan& plan = meeting_.agreed().plan;
   if (stage_ == Stage::sync) {
     if (!all_reached(tick_)) return Outcome::blocked;
     OCCL_FAULT_POINT("sync.reached");
     if (step_ == plan.steps) return Outcome::finished;
-    if (!meeting_.complete()) meeting_.locate_slots();
+    if (!addresses_.located()) addresses_.locate_slots();
     stage_ = Stage::move;
   }
   if (large_) {
     if (lets_by()) return Outcome::blocked;
     // A thread that passes computes next. With a core to spare, the background thread of another rank may as
     // well move at the same time.
-    if (driver == Driver::passing && !mesh_.cores_for_each(2)) attend();
+    if (driver == Driver::submitting && !mesh_.cores_for_each(2)) attend();
   }
   if (!make_moves()) return Outcome::advanced;
   OCCL_FAULT_POINT("move.done");
@@ -60,10 +66,7 @@ Outcome Executor::advance(Driver driver) {
   // After the last step of a plan with slots no tick is needed: slots stay as they are until all ranks are in
   // the next operation. After a direct plan one is: no rank may return while others still use its tensors.
   if (step_ == plan.steps && plan.path != Path::direct) {
-    if (meeting_.in_staging() && plan.exchanges)
-      exchange_.advance(plan.windows);
-    else if (meeting_.in_staging())
-      rotation_.advance(plan.windows, plan.window_bytes);
+    addresses_.pass_windows();
     return Outcome::finished;
   }
   if (step_ == plan.steps) activity_.moved();
@@ -73,12 +76,11 @@ Outcome Executor::advance(Driver driver) {
 
 std::vector<int> Executor::missing() const {
   if (stage_ == Stage::meet) return meeting_.missing();
-  const bool letting = stage_ == Stage::move && large_ && lets_by();
+  if (stage_ != Stage::move || !large_ || !lets_by())
+    return arrivals_.missing(tick_, [this](int rank) { return tick_of(rank); });
   std::vector<int> ranks;
-  for (int i = letting ? 0 : cursor_; i < mesh_.size(); ++i) {
-    if (i == mesh_.rank() || (letting && !attends(i))) continue;
-    if (tick_of(i) < tick_ + letting) ranks.push_back(i);
-  }
+  for (int i = 0; i < mesh_.size(); ++i)
+    if (i != mesh_.rank() && attends(i) && tick_of(i) < tick_ + 1) ranks.push_back(i);
   return ranks;
 }
 
@@ -88,11 +90,11 @@ std::vector<int> Executor::missing() const {
 /// look at that line.
 void Executor::attend() {
   if (attends(mesh_.rank())) return;
-  mesh_.own().attended().store(meeting_.collectives(), std::memory_order_relaxed);  // a hint for other ranks
+  mesh_.own().attended().store(meeting_.agreed().q, std::memory_order_relaxed);  // a hint for other ranks
 }
 bool Executor::attends(int rank) const {
   const SharedBlock& block = rank == mesh_.rank() ? mesh_.own() : mesh_.member(rank).block;
-  return block.attended().load(std::memory_order_relaxed) == meeting_.collectives();
+  return block.attended().load(std::memory_order_relaxed) == meeting_.agreed().q;
 }
 
 /// Whether this rank makes its moves later. No thread of its program attends to the operation, so its cores
@@ -100,7 +102,7 @@ bool Executor::attends(int rank) const {
 /// those, their cores may be idle. A rank that has attended never lets others by, even if its thread has
 /// gone: so no two ranks wait for each other.
 bool Executor::lets_by() const {
-  const Plan& plan = meeting_.plan();
+  const Plan& plan = meeting_.agreed().plan;
   if (plan.path != Path::direct || plan.steps != 1 || attends(mesh_.rank())) return false;
   int attending = 0;
   bool moving = false;
@@ -118,9 +120,9 @@ void Executor::publish_tick() {
   ++tick_;
   mesh_.own().tick().store(tick_, std::memory_order_release);  // sync: tick
   OCCL_FAULT_POINT("tick.stamped");
-  mesh_.tell_all();
+  mesh_.bells().ring_all_soon();
   OCCL_FAULT_POINT("tick.rung");
-  cursor_ = 0;
+  arrivals_.restart();
   stage_ = Stage::sync;
 }
 
@@ -129,21 +131,15 @@ std::uint64_t Executor::tick_of(int rank) const {
 }
 
 bool Executor::all_reached(std::uint64_t tick) {
-  for (; cursor_ < mesh_.size(); ++cursor_) {
-    if (cursor_ == mesh_.rank()) continue;
-    std::uint64_t reached = 0;
-    const auto look = [&] {
-      reached = tick_of(cursor_);
-      return reached >= tick;
-    };
-    if (!looks_.found(mesh_.distances(), cursor_, true, look)) return false;
+  const auto tick_of = [this](int rank) { return this->tick_of(rank); };
+  const auto check = [&](int rank, std::uint64_t reached) {
     // No rank can pass a synchronisation before this rank has ticked. Trusting a false claim, this rank would
     // run through the steps of an operation without checking its deadline.
     if (reached > tick + 1)
-      fail(Errc::protocol, mesh_.describe(cursor_), " of group ", mesh_.name(), " claims synchronisation ",
+      fail(Errc::protocol, mesh_.describe(rank), " of group ", mesh_.name(), " claims synchronisation ",
            reached, " where this rank is at ", tick);
-  }
-  return true;
+  };
+  return arrivals_.all_at(tick, true, tick_of, check);
 }
 
 // ---- moving
@@ -152,9 +148,9 @@ bool Executor::all_reached(std::uint64_t tick) {
 bool Executor::make_moves() {
   Moves& of_step = lists_[step_ % lists_.size()];
   // The same small call again finds them listed.
-  if (of_step.plan != meeting_.plans() || of_step.step != step_) list_moves(of_step);
+  if (of_step.plan != meeting_.agreed().plans || of_step.step != step_) list_moves(of_step);
   const std::vector<Move>& moves = of_step.list;
-  const std::size_t size = meeting_.shape().element_size;
+  const std::size_t size = meeting_.agreed().shape.element_size;
   std::size_t budget = kSliceBytes;
   for (; index_ < moves.size(); ++index_) {
     const Move& move = moves[index_];
@@ -180,18 +176,18 @@ bool Executor::make_moves() {
 void Executor::list_moves(Moves& of_step) {
   of_step.list.clear();
   Move move;
-  while (move_at(meeting_.plan(), meeting_.shape(), mesh_.rank(), step_,
+  while (move_at(meeting_.agreed().plan, meeting_.agreed().shape, mesh_.rank(), step_,
                  static_cast<std::uint32_t>(of_step.list.size()), move))
     of_step.list.push_back(move);
-  of_step.plan = meeting_.plans(), of_step.step = step_;
+  of_step.plan = meeting_.agreed().plans, of_step.step = step_;
 }
 
 /// Blocks may be shorter than the largest. The elements of the block of a move, as far as this rank knows its
 /// size: of its own blocks, on either side.
 std::size_t Executor::block_size(const Move& move) const {
-  const Collective& c = meeting_.collective();
-  const Plan& plan = meeting_.plan();
-  const std::size_t size = meeting_.shape().element_size;
+  const Collective& c = meeting_.agreed().collective();
+  const Plan& plan = meeting_.agreed().plan;
+  const std::size_t size = meeting_.agreed().shape.element_size;
   const bool own_dst =
       move.dst.where == Where::tensor && move.dst.ranks() == 1 && move.dst.first == mesh_.rank();
   if (own_dst) return c.out.at(move.dst.block, size).count;
@@ -206,36 +202,36 @@ std::size_t Executor::block_size(const Move& move) const {
 /// Makes elements [lo, hi) of a move.
 void Executor::make(const Move& move, std::size_t lo, std::size_t hi) {
   OCCL_FAULT_POINT("move.slice");
-  const Collective& c = meeting_.collective();
-  const std::size_t bytes = (hi - lo) * meeting_.shape().element_size;
+  const Collective& c = meeting_.agreed().collective();
+  const std::size_t bytes = (hi - lo) * meeting_.agreed().shape.element_size;
   std::array<void*, kMaxRanks + 1> dsts, srcs;
-  const std::size_t n_src = collect_addresses(move.src, move, lo, srcs.data());
-  std::size_t n_dst = collect_addresses(move.dst, move, lo, dsts.data());
+  const std::size_t n_src = addresses_.of_all(move.src, move, lo, srcs.data());
+  std::size_t n_dst = addresses_.of_all(move.dst, move, lo, dsts.data());
   bool first = passes_caches(move.dst.where, move, bytes), last = first;
   if (move.also != Where::tensor) {
     Side also = move.dst;
     also.where = move.also;
     if (move.also == Where::output) also.block = static_cast<std::uint32_t>(mesh_.rank());
-    dsts[n_dst++] = address(also, mesh_.rank(), move, lo);
+    dsts[n_dst++] = addresses_.of(also, mesh_.rank(), move, lo);
     last = passes_caches(move.also, move, bytes);
     if (last && !first) std::swap(dsts[0], dsts[1]), std::swap(first, last);
   }
   // From places of exchanges, memcpy is faster.
-  const bool delivers = is_staged(move.src.where) && !meeting_.plan().exchanges;
-  const kernels::Store store = last       ? kernels::Store::streaming
-                               : first    ? kernels::Store::first_streaming
-                               : delivers ? kernels::Store::delivered
-                                          : kernels::Store::cached;
+  const bool from_other_core = is_staged(move.src.where) && !meeting_.agreed().plan.exchanges;
+  const kernels::Store store = last              ? kernels::Store::streaming
+                               : first           ? kernels::Store::first_streaming
+                               : from_other_core ? kernels::Store::from_other_core
+                                                 : kernels::Store::cached;
   // A block that lies in its place already is not written, because peers may be reading it.
   if (!move.reduce) n_dst = std::remove(dsts.begin(), dsts.begin() + n_dst, srcs[0]) - dsts.begin();
   const std::span<void* const> to(dsts.data(), n_dst);
   if (move.reduce) {
-    const std::span<const double> factors(meeting_.factors().data() + move.src.first,
+    const std::span<const double> factors(meeting_.agreed().factors.data() + move.src.first,
                                           c.op == ReduceOp::premul_sum ? n_src : 0);
     kernels::Part part;
     part.keeps = move.keeps();
     part.ranks = static_cast<std::size_t>(mesh_.size());
-    if (move.carries()) part.carried = address(move.carried, move.carried.first, move, lo);
+    if (move.carries()) part.carried = addresses_.of(move.carried, move.carried.first, move, lo);
     kernels::reduce(c.dtype, c.op, to, {srcs.data(), n_src}, hi - lo, store, factors, part);
   } else if (n_dst) {
     kernels::copy(to, srcs[0], bytes, store);
@@ -246,55 +242,10 @@ void Executor::make(const Move& move, std::size_t lo, std::size_t hi) {
 /// that read them are far, and tensors of large operations. In-place reductions have just read their
 /// destination into the caches, so they gain nothing.
 bool Executor::passes_caches(Where where, const Move& move, std::size_t bytes) const {
-  if (is_staged(where)) return mesh_.distances().past_caches_to_most(bytes, meeting_.plan().exchanges);
-  const Collective& c = meeting_.collective();
-  return meeting_.plan().streaming && !(move.reduce && c.in.base == c.out.base);
-}
-
-/// Stores the address of element `lo` for each rank of a side into `out`. Returns their number.
-std::size_t Executor::collect_addresses(const Side& side, const Move& move, std::size_t lo,
-                                        void** out) const {
-  std::size_t n = 0;
-  for (int rank = side.first; rank < side.first + side.count; ++rank)
-    if (rank != side.except) out[n++] = address(side, rank, move, lo);
-  return n;
-}
-
-/// The address of element `lo` of a side's block, for one of its ranks.
-std::byte* Executor::address(const Side& side, int rank, const Move& move, std::size_t lo) const {
-  const Collective& c = meeting_.collective();
-  const std::size_t size = meeting_.shape().element_size;
-  const bool own = rank == mesh_.rank();
-  // A rank reads its own contribution from its tensor; only what others read was staged.
-  const bool source_of_own = own && side.where == Where::slot && &side == &move.src;
-  if (is_staged(side.where) && !source_of_own) return staged(side, rank, move, lo);
-  const bool output = &side == &move.dst || side.where == Where::output;
-  if (own) return (output ? c.out : c.in).at(side.block, size).data + lo * size;
-  return (output ? meeting_.out(rank, side.block) : meeting_.in(rank, side.block)) + lo * size;
-}
-
-/// The same of what the rank stages.
-std::byte* Executor::staged(const Side& side, int rank, const Move& move, std::size_t lo) const {
-  const Plan& plan = meeting_.plan();
-  const Traits& t = traits(meeting_.collective().kind);
-  const int area = side.where == Where::partial ? 2 : side.where == Where::result ? 1 : 0;
-  std::uint32_t block = side.block;
-  std::size_t place = 0;
-  if (meeting_.in_staging() && plan.exchanges) {
-    const auto [offset, swapped] = exchange_.at(side.window);
-    place = offset;
-    if (swapped) {  // the place of what the reader contributes to this rank
-      const int reader = t.in_per_rank ? static_cast<int>(block) : 1 - rank;
-      block = static_cast<std::uint32_t>(std::exchange(rank, reader));
-    }
-  } else if (meeting_.in_staging()) {
-    place = area * std::size_t{mesh_.tuning().area_bytes} + rotation_.at(side.window, plan.window_bytes);
-  }
-  const Shape& shape = meeting_.shape();
-  const std::size_t size = side.where == Where::partial ? shape.partial_size : shape.element_size;
-  const std::size_t blocks_before = area ? 0 : slot_position(t, rank, block);
-  const std::size_t at = blocks_before * plan.window + lo - move.window_start + side.offset;
-  return meeting_.slot(rank) + place + at * size;
+  if (is_staged(where))
+    return mesh_.line_latency().past_caches_to_most(bytes, meeting_.agreed().plan.exchanges);
+  const Collective& c = meeting_.agreed().collective();
+  return meeting_.agreed().plan.streaming && !(move.reduce && c.in.base == c.out.base);
 }
 
 }  // namespace occl::coll

@@ -1,5 +1,5 @@
-// Carries out one collective at a time: meets the other ranks (coll/execution/meeting.h), then makes the
-// moves of the plan that they agreed on.
+// The executor of a group's collectives, one at a time: meets the other ranks (coll/execution/meeting.h),
+// then makes the moves of the plan that they agreed on.
 //
 //     start ─▶ meet ─▶ move ─▶ sync ─▶ move ─▶ ... ─▶ finished
 //              (all    (the step's (all
@@ -13,11 +13,12 @@
 #include <cstdint>
 #include <vector>
 
+#include "coll/execution/addresses.h"
+#include "coll/execution/arrivals.h"
 #include "coll/execution/meeting.h"
 #include "coll/mesh/mesh.h"
 #include "coll/observe/activity.h"
 #include "coll/plan/plan.h"
-#include "coll/plan/staging_places.h"
 #include "coll/task/operation.h"
 
 namespace occl::coll {
@@ -26,9 +27,8 @@ class Executor {
  public:
   Executor(Mesh& mesh, Activity& activity);
 
-  /// Starts a collective of operation `number`. Requires that the previous one has ended. The collective
-  /// lives until the next one starts or the group ends.
-  void start(const Collective& collective, std::uint64_t number, Deadline deadline);
+  /// Starts the collective of an operation. Requires that the previous one has ended.
+  void start(const Operation& operation);
 
   /// Makes progress without waiting. After an exception no operation may start: the group must end.
   Outcome advance(Driver driver);
@@ -44,7 +44,7 @@ class Executor {
   enum class Stage : std::uint8_t { meet, move, sync };
   /// The moves of a step.
   struct Moves {
-    std::uint64_t plan = 0;  // Meeting::plans()
+    std::uint64_t plan = 0;  // Agreement::plans
     std::uint64_t step = 0;
     std::vector<Move> list;
   };
@@ -54,9 +54,6 @@ class Executor {
   std::size_t block_size(const Move& move) const;
   void make(const Move& move, std::size_t lo, std::size_t hi);
   bool passes_caches(Where where, const Move& move, std::size_t bytes) const;
-  std::byte* address(const Side& side, int rank, const Move& move, std::size_t lo) const;
-  std::byte* staged(const Side& side, int rank, const Move& move, std::size_t lo) const;
-  std::size_t collect_addresses(const Side& side, const Move& move, std::size_t lo, void** out) const;
   void attend();
   bool attends(int rank) const;
   std::uint64_t tick_of(int rank) const;
@@ -67,13 +64,11 @@ class Executor {
   Mesh& mesh_;
   Activity& activity_;
   Meeting meeting_;
+  Addresses addresses_;
   Stage stage_ = Stage::meet;
-  bool large_ = false;      // takes a rank long enough to matter to what else its core computes
+  bool large_ = false;      // so long that a rank that computes lets others move first
   std::uint64_t tick_ = 0;  // synchronisations passed since the group began; the same on every rank
-  int cursor_ = 0;          // all ranks before it have reached the tick
-  Distances::Looks looks_;
-  Rotation rotation_;
-  Exchange exchange_;
+  Arrivals arrivals_;       // at the tick
   std::uint64_t step_ = 0;
   std::uint32_t index_ = 0;     // the next move of the step
   std::size_t done_ = 0;        // elements of that move

@@ -82,10 +82,11 @@ std::string Diagnosis::last_seen(int rank) const {
   for (int i = 0; i < mesh.size(); ++i)
     if (const auto wanted = wanted_tag(member, i))
       text += concat("; it waits for a message from rank ", i, " with tag ", wanted - 1);
-  return text + messenger_.unexpected_from(rank) + group_.engine().ahead_elsewhere(group_, *member.peer);
+  return text + messenger_.unexpected_from(rank) +
+         group_.engine().calls_ahead_elsewhere(group_, *member.peer);
 }
 
-std::string Diagnosis::ahead(const shm::Peer& process) const {
+std::string Diagnosis::calls_ahead(const shm::Peer& process) const {
   const Mesh& mesh = group_.mesh();
   std::string text;
   for (int i = 0; i < mesh.size(); ++i) {

@@ -31,7 +31,7 @@ class Diagnosis {
   Error gone(int rank, bool died, const Operation* needed_by) const;
 
   /// What a process has called in this group that this rank has not: "" or "; it has called ...".
-  std::string ahead(const shm::Peer& process) const;
+  std::string calls_ahead(const shm::Peer& process) const;
 
  private:
   std::string operation(const Operation& op) const;

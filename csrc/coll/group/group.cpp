@@ -26,7 +26,7 @@ Activity::Identity identity_of(const Mesh& mesh) {
 }  // namespace
 
 Group::Group(Engine& engine, std::unique_ptr<Mesh> mesh)
-    : Communicator(engine, identity_of(*mesh)),
+    : Communicator(engine, identity_of(*mesh), *this, *this),
       mesh_(std::move(mesh)),
       refusals_(*mesh_),
       executor_(*mesh_, activity()),
@@ -105,7 +105,7 @@ bool Group::withdraw(Operation& receive) {
   OperationList done;
   bool withdrawn = false;
   {
-    const Held held(*this);
+    const DrivingLock lock(*this);
     take_submitted(done);
     withdrawn = messenger_.withdraw(receive, done);
     settle(done);
@@ -131,6 +131,15 @@ void Group::check_deadlines(OperationList& done) {
 
 double Group::seconds(const Task& task, bool mapped) const {
   return std::visit([&](const auto& it) { return coll::seconds(it, size(), mesh_->tuning(), mapped); }, task);
+}
+
+std::string Group::describe() const {
+  const Tuning& tuning = mesh_->tuning();
+  const auto direct = tuning.direct_bytes == kByCores ? concat(kDirectBytes, " if each rank has a core")
+                                                      : concat(tuning.direct_bytes);
+  return concat("all ranks share memory; up to ", tuning.one_shot_bytes,
+                " bytes in one step (mapped: ", direct, "), slots of ", tuning.slot_bytes,
+                " bytes, messages in the ring up to ", tuning.eager_bytes, " bytes");
 }
 
 }  // namespace occl::coll

@@ -18,7 +18,7 @@
 
 namespace occl::coll {
 
-class Group final : public Communicator {
+class Group final : public Communicator, private Collectives::Machine, private Messages::Machine {
  public:
   /// Makes the group of a mesh that has joined; the engine drives it from now on. Returns when each other
   /// rank has joined too: from then on any rank may leave without keeping others from joining. Throws what
@@ -39,6 +39,11 @@ class Group final : public Communicator {
 
   void monitored_barrier(std::chrono::milliseconds timeout, bool all_ranks,
                          const std::function<void()>& interrupted) override;
+
+  std::shared_ptr<Communicator> make_subgroup(const Subgroup& wanted, const std::function<Tuning()>& tuning,
+                                              Deadline deadline,
+                                              const std::function<void()>& interrupted) override;
+  std::string describe() const override;
 
   /// Why no operation of this group can succeed any more: its own error, a rank that died, or one that ended
   /// the group. Looks even if no operation is in flight.
@@ -61,33 +66,37 @@ class Group final : public Communicator {
   SubgroupState& subgroup_state() { return subgroup_state_; }
 
  private:
+  // Collectives::Machine
+  void start(Operation& op) override { executor_.start(op); }
+  Outcome advance() override;
+  Error mismatch() const override { return executor_.mismatch(); }
+  bool exposed() const override { return executor_.exposed(); }
   void note_refusal(std::uint64_t number, const std::string& text) override {
     refusals_.refuse(number, text);
+  }
+
+  // Messages::Machine
+  void take_over(Operation& message, OperationList& done) override { messenger_.take_over(message, done); }
+  bool advance_messages(OperationList& done) override { return messenger_.advance(done); }
+  bool owes_answers() const override { return messenger_.has_answers(); }
+  void fail_messages(const Error& error, OperationList& done) override {
+    messenger_.fail(Transfer::kAnyRank, error, done);
   }
   void note_refused_message(int peer, bool send, const std::string& text) override {
     refusals_.refuse_message(peer, send, text);
   }
-  void forgive(const Transfer& transfer) override { refusals_.forgive(transfer); }
+  void clear_refusal(const Transfer& transfer) override { refusals_.clear(transfer); }
 
-  void start(Operation& op) override { executor_.start(op.collective(), op.sequence(), op.deadline()); }
-  Outcome advance() override;
-  Error mismatch() const override { return executor_.mismatch(); }
-  bool exposed() const override { return executor_.exposed(); }
-
-  void post(Operation& message, OperationList& done) override { messenger_.post(message, done); }
-  bool advance_messages(OperationList& done) override { return messenger_.advance(done); }
-  bool owes_answers() const override { return messenger_.has_notes(); }
-  void fail_messages(const Error& error, OperationList& done) override {
-    messenger_.fail(Transfer::kAnyRank, error, done);
-  }
-
+  // Communicator
   void check(OperationList& done) override;
   void give_up(const Error& error) override { mesh_->give_up(error.what()); }
   void leave() override { mesh_->leave(); }
-  void wake_peers() override { mesh_->ring_owed(); }
+  void wake_peers() override { mesh_->bells().ring_pending(); }
 
   Memory memory_held() const override { return {mesh_->block_bytes(), mesh_->staging_bytes()}; }
-  std::string ahead_of_this(const shm::Peer& process) const override { return diagnosis_.ahead(process); }
+  std::string calls_ahead_of_us(const shm::Peer& process) const override {
+    return diagnosis_.calls_ahead(process);
+  }
 
   void check_gone(bool died, OperationList& done);
   void check_deadlines(OperationList& done);

@@ -1,4 +1,4 @@
-// Waits until all ranks of a new group have joined it.
+// The wait until all ranks of a new group have joined it.
 #pragma once
 
 #include <functional>

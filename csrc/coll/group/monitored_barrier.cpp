@@ -48,7 +48,7 @@ void monitored_barrier(Group& group, std::chrono::milliseconds timeout, bool all
   RollCall& own = mesh.own().roll_call();
   const RollCall& verdict = mesh.member(0).block.roll_call();
   const auto number = own.arrived.fetch_add(1, std::memory_order_seq_cst) + 1;  // sync: barrier-arrived
-  mesh.ring_all();
+  mesh.bells().ring_all();
 
   const auto missing = [&] {
     std::vector<int> ranks;
@@ -86,7 +86,7 @@ void monitored_barrier(Group& group, std::chrono::milliseconds timeout, bool all
     show(own.absent[number & 1], number, ranks);
     if (ranks.empty()) own.passed.store(number, std::memory_order_seq_cst);  // sync: barrier-passed
     own.decided.store(number, std::memory_order_seq_cst);                    // sync: barrier-decided
-    mesh.ring_all();
+    mesh.bells().ring_all();
     if (ranks.empty()) return;
   } else if (verdict.decided.load(std::memory_order_seq_cst) >= number) {  // sync: barrier-decided
     // This rank has called it, so rank 0 cannot have passed a later one.

@@ -41,7 +41,7 @@ void Refusals::refuse_message(int peer, bool send, const std::string& text) cons
     refusal.from_any.store(1, std::memory_order_release);  // sync: refused-any
 }
 
-void Refusals::forgive(const Transfer& transfer) const {
+void Refusals::clear(const Transfer& transfer) const {
   MessageRefusal& refusal = mesh_.own().message_refusal();
   SharedRankSet* peers = peers_of(refusal, transfer.peer, transfer.send);
   if (peers && peers->has(transfer.peer)) peers->erase(transfer.peer);

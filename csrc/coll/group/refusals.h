@@ -23,7 +23,7 @@ class Refusals {
   /// all peers of messages that were refused with it, until each good call has followed.
   void refuse_message(int peer, bool send, const std::string& text) const;
   /// A good call, which makes up for a refused one.
-  void forgive(const Transfer& transfer) const;
+  void clear(const Transfer& transfer) const;
 
   /// "; its call was refused there: all_reduce: ..." if `rank` was refused the call that `op` waits for and
   /// has not made the right one; otherwise nothing.

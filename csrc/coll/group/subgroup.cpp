@@ -34,7 +34,7 @@ class Showing {
  private:
   void show() const {
     parent_.mesh().own().offers().show(offer_);
-    parent_.mesh().ring_all();
+    parent_.mesh().bells().ring_all();
   }
 
   Group& parent_;
@@ -226,7 +226,7 @@ std::shared_ptr<Group> make_subgroup(Group& parent, const Subgroup& wanted,
                                   static_cast<int>(wanted.ranks.size()), tuning());
   } catch (const Error& error) {
     ++failure.number;
-    failure.tell(wanted.all(), error.what());
+    failure.set(wanted.all(), error.what());
     offer.failure = failure;
     const Showing showing(parent, offer);  // the others need not wait
     throw;
@@ -239,7 +239,7 @@ std::shared_ptr<Group> make_subgroup(Group& parent, const Subgroup& wanted,
     if (!engine.wait_until([&] { return attempt.look(); }, deadline, interrupted))
       fail_waiting(mesh.name(), this_rank, attempt.missing(), wanted, deadline);
   } catch (const Error& error) {
-    failure.tell(wanted.all(), error.what());  // for ranks that see this one leave
+    failure.set(wanted.all(), error.what());  // for ranks that see this one leave
     throw;
   }
   std::vector<std::shared_ptr<shm::Peer>> peers;
@@ -254,6 +254,12 @@ std::shared_ptr<Group> make_subgroup(Group& parent, const Subgroup& wanted,
   }
   // When this returns, every rank has joined and none needs the offer any more.
   return Group::open(engine, std::move(made), deadline, interrupted);
+}
+
+std::shared_ptr<Communicator> Group::make_subgroup(const Subgroup& wanted,
+                                                   const std::function<Tuning()>& tuning, Deadline deadline,
+                                                   const std::function<void()>& interrupted) {
+  return coll::make_subgroup(*this, wanted, tuning, deadline, interrupted);
 }
 
 }  // namespace occl::coll

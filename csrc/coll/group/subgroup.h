@@ -1,4 +1,4 @@
-// Makes a new group of some ranks of a group without a store: the ranks meet in memory that they share
+// The creation of a group of some ranks of a group, without a store: the ranks meet in memory that they share
 // already.
 //
 // It works after ranks have died, even the one that held the store, and after the parent has ended. The new
@@ -31,7 +31,7 @@ struct Subgroup {
 /// "shrink group 0 to ranks 0, 2": what a rank tries to do with this parent, for texts.
 std::string goal(const std::string& parent, const Subgroup& wanted);
 
-/// Throws Error(timeout): `rank` of `parent` has waited for `missing` in vain, all as texts name them.
+/// Throws Error(timeout): `rank` of `parent` timed out waiting for `missing`; both are given as message text.
 [[noreturn]] void fail_waiting(const std::string& parent, int rank, const std::string& missing,
                                const Subgroup& wanted, Deadline deadline);
 

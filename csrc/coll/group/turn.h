@@ -1,4 +1,4 @@
-// Lets the attempts of one process to make groups of one parent follow each other.
+// A turn in which one thread of a process makes a group of a parent: attempts follow each other.
 #pragma once
 
 #include <functional>

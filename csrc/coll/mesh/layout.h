@@ -1,6 +1,6 @@
-// What a rank shares with the other ranks of its group, in its control region: a header and a block. The rank
-// writes all of it, and the others only read it: nothing has two writers. Block and header are used again
-// when all ranks have left; the memory of a header is used for nothing but headers.
+// The memory that a rank shares with the other ranks of its group, in its control region: a header and a
+// block. The rank writes all of it, and the others only read it: nothing has two writers. Block and header
+// are used again when all ranks have left; the memory of a header is used for nothing but headers.
 //
 //     GroupHeader      which group this is, whether the rank has left or given up, and why
 //

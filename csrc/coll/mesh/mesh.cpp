@@ -57,7 +57,7 @@ void Mesh::give_up(const char* reason) {
   std::strncpy(header.reason.data(), reason, header.reason.size() - 1);
   OCCL_FAULT_POINT("group.reason");
   header.presence.store(kAborted, std::memory_order_release);  // sync: group-presence
-  if (!members_.empty()) ring_all();
+  if (!members_.empty()) bells_.ring_all();
 }
 
 void Mesh::check_aborts(bool opening) const {
@@ -73,7 +73,7 @@ void Mesh::leave() {
   OCCL_FAULT_POINT("mesh.leave");
   own_.header().presence.fetch_or(kLeft, std::memory_order_seq_cst);  // sync: group-presence
   OCCL_FAULT_POINT("mesh.left");
-  if (!members_.empty()) ring_all();
+  if (!members_.empty()) bells_.ring_all();
 }
 
 Mesh::~Mesh() {
@@ -162,10 +162,10 @@ void Mesh::join(const std::vector<Invitation>& invitations, std::vector<std::sha
   cores_ = count_cores(invitations);
   tuning_ = resolved(invitations.front().tuning, size_, cores_, domains_.count);
   const double far_ticks = tuning_.far_ns / ns_per_tick(endpoint_->first_anchor(), Anchor::now());
-  distances_.emplace(size_, cores_for_each(1),
-                     tuning_.far_ns < kMaxFarNs ? static_cast<Ticks>(far_ticks) : Distances::kNever);
+  line_latency_.emplace(size_, cores_for_each(1),
+                        tuning_.far_ns < kMaxFarNs ? static_cast<Ticks>(far_ticks) : LineLatency::kNever);
   own_.header().joined.store(1, std::memory_order_release);  // sync: group-joined
-  ring_all();
+  bells_.ring_all();
 }
 
 shm::Arena::Block Mesh::allocate(std::size_t bytes) {
@@ -194,8 +194,9 @@ std::byte* Mesh::reach(int rank, shm::Ref ref, std::size_t bytes, Deadline deadl
   } catch (const Error& error) {
     const bool exited = error.code() == Errc::peer_exited;
     throw Error(error.code(),
-                concat(describe(rank), exited ? " exited during " : " is not reached in ",
-                       "an operation of group ", name_, " on rank ", rank_, ": ", error.what()));
+                concat(exited ? "" : "memory of ", describe(rank),
+                       exited ? " exited during " : " cannot be mapped during ", "an operation of group ",
+                       name_, " on rank ", rank_, ": ", error.what()));
   }
 }
 

@@ -10,9 +10,11 @@
 #include <utility>
 #include <vector>
 
-#include "coll/mesh/distances.h"
+#include "coll/mesh/bells.h"
 #include "coll/mesh/invitation.h"
 #include "coll/mesh/layout.h"
+#include "coll/mesh/line_latency.h"
+#include "coll/mesh/member.h"
 #include "coll/plan/domains.h"
 #include "coll/plan/tuning.h"
 #include "shm/endpoint.h"
@@ -24,33 +26,6 @@ inline constexpr std::size_t kSliceBytes = std::size_t{4} << 20;
 /// How long a rank that sends a message waits until it can map the receiver's memory. The message can do
 /// without.
 inline constexpr auto kReachPatience = std::chrono::seconds(1);
-
-struct Member {
-  std::shared_ptr<shm::Peer> peer;
-  SharedBlock block;
-  std::uint64_t incarnation = 0;
-
-  /// It has left the group, and may already use the header for another one.
-  bool left() const {
-    const GroupHeader& header = block.header();
-    // sync: group-presence, group-incarnation. In this order: begin() stores them in the other one.
-    return header.presence.load(std::memory_order_seq_cst) & kLeft ||
-           header.incarnation.load(std::memory_order_seq_cst) != incarnation;
-  }
-  /// It has mapped all ranks, so it needs nothing more from them to be in the group.
-  // sync: group-joined
-  bool joined() const { return block.header().joined.load(std::memory_order_seq_cst) != 0; }
-  /// It has seen that all ranks have joined, so it makes the group whatever it does next.
-  // sync: group-joined
-  bool opened() const { return block.header().joined.load(std::memory_order_seq_cst) == 2; }
-  /// It ended the group, and its header's `reason` can be read.
-  // sync: group-presence
-  bool aborted() const { return block.header().presence.load(std::memory_order_seq_cst) & kAborted; }
-  /// Its process ended without a clean exit while it took part. Any waiting rank may depend on it.
-  bool died() const { return peer->died() && !left(); }
-  /// It exited or left: nothing more will come from it.
-  bool gone() const { return peer->exited() || left(); }
-};
 
 class Mesh {
  public:
@@ -71,7 +46,7 @@ class Mesh {
   void join(const std::vector<Invitation>& invitations, std::vector<std::shared_ptr<shm::Peer>> peers);
 
   const std::string& name() const { return name_; }
-  /// The ranks that texts show in place of this group's, where it is a part of another group.
+  /// Rank numbers for error messages, if this group is one node's part of a larger one.
   void show_ranks(std::vector<int> shown) { shown_ = std::move(shown); }
   int shown(int rank) const { return shown_.empty() ? rank : shown_[rank]; }
   int rank() const { return rank_; }
@@ -79,12 +54,14 @@ class Mesh {
   const Tuning& tuning() const { return tuning_; }
   const Domains& domains() const { return domains_; }
   /// Requires that this rank has joined.
-  Distances& distances() { return *distances_; }
-  /// Whether each rank can have so many cores, of those that any of the ranks may run on.
+  LineLatency& line_latency() { return *line_latency_; }
+  /// Whether the ranks' affinity masks together hold at least `cores` cores per rank.
   bool cores_for_each(int cores) const { return cores_ >= cores * size_; }
   shm::Endpoint& endpoint() const { return *endpoint_; }
   const SharedBlock& own() const { return own_; }
   const Member& member(int rank) const { return members_[rank]; }
+  Bells& bells() { return bells_; }
+  const Bells& bells() const { return bells_; }
 
   /// Ends the group on all ranks, with a reason. The first reason counts.
   void give_up(const char* reason);
@@ -98,40 +75,6 @@ class Mesh {
 
   /// Tells the others that this rank has left the group. Idempotent.
   void leave();
-
-  /// Wakes the other ranks. Call it after publishing something for them.
-  void ring_all() const {
-    fence();  // sync: bell-sleepers
-    for (int i = 0; i < size_; ++i)
-      if (i != rank_) members_[i].peer->bell().ring_after_fence();
-  }
-
-  // For the thread that drives the group, after it has published something for one rank or for all others. A
-  // rank that is seen to sleep is woken now. The others are owed a ring: it needs a fence, which waits until
-  // all stores have left this core, and meanwhile this rank could look for what peers have published.
-  void tell(int rank) {
-    if (bell_of(rank).seen_asleep())
-      bell_of(rank).ring();
-    else
-      owed_ = owed_ == kNone || owed_ == rank ? rank : kAll;
-  }
-  void tell_all() {
-    bool now = false;
-    for (int i = 0; i < size_; ++i) now |= i != rank_ && bell_of(i).seen_asleep();
-    if (now)
-      ring_all();
-    else
-      owed_ = kAll;
-  }
-  /// Call it before the driving lock is released, and where a look was in vain.
-  void ring_owed() {
-    if (owed_ == kNone) return;
-    if (owed_ == kAll)
-      ring_all();
-    else
-      bell_of(owed_).ring();
-    owed_ = kNone;
-  }
 
   /// More memory that peers can read, zeroed. Freed with the group.
   shm::Arena::Block allocate(std::size_t bytes);
@@ -164,9 +107,6 @@ class Mesh {
   std::string exited_ranks(int but) const;
 
  private:
-  static constexpr int kNone = -1, kAll = -2;
-
-  const shm::Bell& bell_of(int rank) const { return members_[rank].peer->bell(); }
   std::vector<std::shared_ptr<shm::Peer>> connect(const std::vector<Invitation>& invitations,
                                                   Deadline deadline);
 
@@ -178,16 +118,16 @@ class Mesh {
   int cores_ = 0;
   std::optional<std::int64_t> listed_domain_;  // as OCCL_TOPOLOGY says
   Domains domains_;
-  std::optional<Distances> distances_;
+  std::optional<LineLatency> line_latency_;
   std::uint64_t incarnation_;
   std::uint64_t header_;
   std::vector<shm::Arena::Block> blocks_;
   SharedBlock own_;
   std::vector<Member> members_;
+  Bells bells_{members_, rank_, size_};
   std::vector<shm::Arena::Block> staged_;
   std::byte* areas_ = nullptr;
   std::uint64_t areas_ref_ = 0;
-  int owed_ = kNone;  // the rank whose bell must still be rung
 };
 
 }  // namespace occl::coll

@@ -1,4 +1,4 @@
-// What a rank shows to the other ranks of a group while it makes another group with some of them.
+// The offer that a rank shows to the other ranks of a group while it makes another group with some of them.
 //
 // A board has one writer, which overwrites its offer, and many readers. A reader may read at any time, and
 // never takes parts of two offers for one:
@@ -54,7 +54,7 @@ struct Offer {
     RankList ranks;
     std::array<char, 256> reason{};
 
-    void tell(const std::vector<int>& members, const char* why) {
+    void set(const std::vector<int>& members, const char* why) {
       ranks = RankList(members);
       reason = {};
       std::strncpy(reason.data(), why, reason.size() - 1);

@@ -8,38 +8,38 @@
 namespace occl::coll {
 
 Messenger::Messenger(Mesh& mesh, Activity& activity)
-    : mesh_(mesh), transfers_(mesh, activity), channels_(mesh.size()) {}
+    : mesh_(mesh), open_(mesh, activity), channels_(mesh.size()) {}
 
 Channel& Messenger::channel(int rank) {
   auto& channel = channels_[rank];
-  if (!channel) channel = std::make_unique<Channel>(mesh_, transfers_, rank);
+  if (!channel) channel = std::make_unique<Channel>(mesh_, open_, rank);
   return *channel;
 }
 
-void Messenger::post(Operation& op, OperationList& done) {
+void Messenger::take_over(Operation& op, OperationList& done) {
   OCCL_FAULT_POINT("message.post");
-  transfers_.begin();
+  open_.begin();
   const Transfer& t = op.transfer();
   if (t.send) {
-    posted_ = &channel(t.peer);
-    return posted_->send(op);
+    last_send_to_ = &channel(t.peer);
+    return last_send_to_->send(op);
   }
   // A message that has arrived already goes before those that are still in the rings.
   for (int rank = 0; rank < mesh_.size(); ++rank) {
     if ((t.peer != rank && t.peer != Transfer::kAnyRank) || !channels_[rank]) continue;
-    const std::size_t before = channels_[rank]->notes();
+    const std::size_t before = channels_[rank]->answers();
     if (!channels_[rank]->receive_arrived(op, done)) continue;
-    notes_ += channels_[rank]->notes() - before;
+    answers_ += channels_[rank]->answers() - before;
     return;
   }
-  transfers_.wait(op);
+  open_.wait(op);
 }
 
 bool Messenger::advance(OperationList& done) {
   // A message leaves before this rank looks for others: its receiver may be waiting for it.
-  bool moved = posted_ && std::exchange(posted_, nullptr)->begin_sends(done);
-  if (transfers_.empty() && notes_ == 0) return moved;
-  std::size_t notes = 0;
+  bool moved = last_send_to_ && std::exchange(last_send_to_, nullptr)->begin_sends(done);
+  if (open_.empty() && answers_ == 0) return moved;
+  std::size_t answers = 0;
   for (int rank = 0; rank < mesh_.size(); ++rank) {
     // Nothing to do with a rank that never wrote to this one, and that this one has nothing to write to.
     // sync: message-ring. A thread that goes to sleep must not have missed it (bell.h).
@@ -48,9 +48,9 @@ bool Messenger::advance(OperationList& done) {
       continue;
     Channel& with = channel(rank);
     moved |= with.advance(done);
-    notes += with.notes();
+    answers += with.answers();
   }
-  notes_ = notes;
+  answers_ = answers;
   return moved;
 }
 
@@ -65,8 +65,8 @@ std::size_t Messenger::refused() const {
 }
 
 bool Messenger::withdraw(Operation& receive, OperationList& done) {
-  if (!transfers_.forget(receive)) return false;
-  transfers_.end(receive, done);
+  if (!open_.forget(receive)) return false;
+  open_.end(receive, done);
   return true;
 }
 
@@ -79,7 +79,7 @@ template <class F>
 void Messenger::for_each(int rank, F&& f) const {
   for (int i = 0; i < mesh_.size(); ++i)
     if (channels_[i] && (rank == Transfer::kAnyRank || rank == i)) channels_[i]->for_each(f);
-  transfers_.for_each([&](Operation& op) {
+  open_.for_each([&](Operation& op) {
     if (concerns(op, rank)) f(op);
   });
 }
@@ -116,14 +116,14 @@ const Operation* Messenger::needs(int rank) const {
 
 void Messenger::fail(int rank, const Error& error, OperationList& done) {
   OperationList failed;  // and not a vector: there may be no memory left
-  notes_ = 0;
+  answers_ = 0;
   for (int i = 0; i < mesh_.size(); ++i) {
     if (!channels_[i]) continue;
     if (rank == Transfer::kAnyRank || rank == i) channels_[i]->drop(failed);
-    notes_ += channels_[i]->notes();
+    answers_ += channels_[i]->answers();
   }
-  transfers_.drop(failed, [&](const Operation& receive) { return concerns(receive, rank); });
-  while (!failed.empty()) transfers_.end(failed.pop(), done, &error);
+  open_.drop(failed, [&](const Operation& receive) { return concerns(receive, rank); });
+  while (!failed.empty()) open_.end(failed.pop(), done, &error);
 }
 
 }  // namespace occl::coll

@@ -24,7 +24,7 @@
 
 #include "coll/mesh/mesh.h"
 #include "coll/messages/channel.h"
-#include "coll/messages/waiting_receives.h"
+#include "coll/messages/open_messages.h"
 #include "coll/task/operation.h"
 
 namespace occl::coll {
@@ -34,7 +34,7 @@ class Messenger {
   Messenger(Mesh& mesh, Activity& activity);
 
   /// Takes over a send or receive. A receive may end at once; operations that end go to `done`.
-  void post(Operation& op, OperationList& done);
+  void take_over(Operation& op, OperationList& done);
 
   /// Moves what can be moved now. True if there was anything. Throws what Channel::advance throws.
   bool advance(OperationList& done);
@@ -44,7 +44,7 @@ class Messenger {
   bool hear(int rank, OperationList& done);
 
   /// Whether answers to peers wait for room in a ring, which is possible with no operation in flight.
-  bool has_notes() const { return notes_ > 0; }
+  bool has_answers() const { return answers_ > 0; }
 
   /// Ends a receive that no message has reached yet; false if one has.
   bool withdraw(Operation& receive, OperationList& done);
@@ -61,7 +61,7 @@ class Messenger {
   std::size_t refused() const;
 
   /// Shows peers which receives wait here, for the texts of their errors. Call it before sleeping.
-  void show_receives() { transfers_.show(); }
+  void show_receives() { open_.show(); }
   /// "; 2 message(s) from it wait here, the first with tag 3", or nothing.
   std::string unexpected_from(int rank) const;
 
@@ -73,10 +73,10 @@ class Messenger {
   Channel& channel(int rank);
 
   Mesh& mesh_;
-  Transfers transfers_;
+  OpenMessages open_;
   std::vector<std::unique_ptr<Channel>> channels_;  // by rank, made at first use: most groups need none
-  Channel* posted_ = nullptr;                       // of the last send that was posted since `advance`
-  std::size_t notes_ = 0;                           // that wait in all channels
+  Channel* last_send_to_ = nullptr;                 // of the last send that was taken over since `advance`
+  std::size_t answers_ = 0;                         // that wait in all channels
 };
 
 }  // namespace occl::coll

@@ -55,13 +55,13 @@ bool Pipe::write(const Envelope& e, const std::byte* payload) {
     if (inside && e.bytes) std::memcpy(first.inside.data(), payload, e.bytes);
   });
   OCCL_FAULT_POINT("message.published");
-  mesh_.tell(peer_);
+  mesh_.bells().ring_soon(peer_);
   return true;
 }
 
 void Pipe::put(std::span<const std::byte> payload) {
-  const auto store = mesh_.distances().past_caches_to(peer_, payload.size()) ? kernels::Store::streaming
-                                                                             : kernels::Store::cached;
+  const auto store = mesh_.line_latency().past_caches_to(peer_, payload.size()) ? kernels::Store::streaming
+                                                                                : kernels::Store::cached;
   writer_.put(payload, copying(store));
 }
 

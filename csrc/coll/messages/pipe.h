@@ -67,7 +67,7 @@ class Pipe {
   /// Lets the peer overwrite the record that `next` found.
   void release(const Envelope& envelope);
   /// Tells the peer, which may wait for the room that was released.
-  void tell_of_room() const { mesh_.tell(peer_); }
+  void announce_room() const { mesh_.bells().ring_soon(peer_); }
 
  private:
   void put(std::span<const std::byte> payload);

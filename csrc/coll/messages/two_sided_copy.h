@@ -1,6 +1,6 @@
-// A long message is copied in pieces, so that its receiver and its sender can both copy (shm/two_ends.h).
-// Pieces are small enough for both sides to end at about the same time, and large enough to make up for the
-// atomic operations that each piece costs.
+// The pieces in which a long message is copied, so that its receiver and its sender can both copy
+// (shm/two_ends.h). They are small enough for both sides to end at about the same time, and large enough to
+// make up for the atomic operations that each piece costs.
 #pragma once
 
 #include <algorithm>
@@ -13,10 +13,10 @@
 
 namespace occl::coll {
 
-/// How a message of this size is stored where it arrives. `direct`: from buffer to buffer. It passes the
-/// caches if its two places, and those of a message in the other direction, are more than these hold. One
-/// that goes through a ring does from a third of that size on: then it arrives sooner, and a receiver that
-/// reads all of it has read it no later (docs/decisions.md).
+/// How a message of this size is stored where it arrives. `direct`: from buffer to buffer. Bypasses the
+/// caches if source and destination, and those of a message the other way, exceed them; through a ring, from
+/// a third of that size: then the message arrives sooner, and a receiver that reads all of it ends no later
+/// (docs/decisions.md).
 inline kernels::Store message_store(std::size_t bytes, bool direct, const Tuning& tuning) {
   return (direct ? 4 : 12) * bytes >= tuning.streaming_bytes ? kernels::Store::streaming
                                                              : kernels::Store::cached;

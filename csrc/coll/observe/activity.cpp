@@ -137,7 +137,7 @@ void Activity::keep_time(Ticks now) {
 }
 
 /// The moment of the event: `at`, or now if that is 0 and a recorder wants to know.
-Ticks Activity::tell(Event::What what, const Operation& op, int peer, Ticks at) const {
+Ticks Activity::emit(Event::What what, const Operation& op, int peer, Ticks at) const {
   Recorder* const recorder = recorder_.load(std::memory_order_acquire);  // sync: recorder
   if (!recorder) [[likely]]
     return at;
@@ -154,7 +154,7 @@ void Activity::held(const Operation& op) {
   const Writing writing(r);
   r.stage.set(static_cast<std::uint64_t>(Stage::held));
   r.number.set(op.sequence());
-  r.signature.set(Signature::of(op.collective()).word);
+  r.signature.set(op.signature().word);
   r.volume.set(bytes_of(op.collective()));
   r.posted.set(ticks_now());
   r.deadline.set(static_cast<std::uint64_t>(op.deadline().at_ns()));
@@ -169,7 +169,7 @@ void Activity::starting(Operation& op) {
   blocked_since_ = synced_ = 0;
   op.times() = {};
   if (bytes_ > kUntimedBytes) op.times().started = ticks_now();
-  op.times().started = tell(Event::What::started, op, -1, op.times().started);
+  op.times().started = emit(Event::What::started, op, -1, op.times().started);
 }
 
 void Activity::posted(Operation& op) {
@@ -181,14 +181,14 @@ void Activity::posted(Operation& op) {
     const Writing writing(r);
     r.stage.set(static_cast<std::uint64_t>(Stage::meeting));
     r.number.set(op.sequence());
-    r.signature.set(Signature::of(op.collective()).word);
+    r.signature.set(op.signature().word);
     r.volume.set(bytes_);
     r.posted.set(now);
     r.deadline.set(static_cast<std::uint64_t>(op.deadline().at_ns()));
     r.collectives.add(1);
     keep_time(now);
   }
-  tell(Event::What::posted, op, -1, now);
+  emit(Event::What::posted, op, -1, now);
 }
 
 void Activity::block() {
@@ -211,7 +211,7 @@ void Activity::unblock(Ticks now) {
 void Activity::met(int last) {
   if (!current_) return;
   auto& times = current_->times();
-  const bool timed = blocked_since_ != 0 || recorder_.load(std::memory_order_relaxed);  // tell looks again
+  const bool timed = blocked_since_ != 0 || recorder_.load(std::memory_order_relaxed);  // emit loads it again
   times.met = timed ? ticks_now() : times.posted;
   blocked_since_ = 0;
   met_ = true;
@@ -219,20 +219,20 @@ void Activity::met(int last) {
   looks_ = 0;
   record_->stage.set(static_cast<std::uint64_t>(Stage::moving));
   record_->last.set(static_cast<std::uint64_t>(last + 1));
-  tell(Event::What::met, *current_, last, times.met);
+  emit(Event::What::met, *current_, last, times.met);
 }
 
 void Activity::ended(const Operation& op) {
   const Event::What what = op.error() ? Event::What::failed : Event::What::finished;
   if (&op != current_) {  // it failed before it began
     counters(kind_of(op)).failed.add(1);
-    tell(what, op, -1);
+    emit(what, op, -1);
     return;
   }
   const auto& times = op.times();
   const bool posted = times.posted != 0, met = met_;
   Ticks end = met && bytes_ <= kUntimedBytes && synced_ == 0 ? times.met : ticks_now();
-  end = tell(what, op, -1, end);
+  end = emit(what, op, -1, end);
   current_ = nullptr;
   ActivityRecord& r = *record_;
   auto& c = counters(kind_);
@@ -272,7 +272,7 @@ void Activity::message_posted(Operation& op) {
     r.messages_open.add(1);
     keep_time(now);
   }
-  if (!later) tell(Event::What::posted, op, t.peer, now);
+  if (!later) emit(Event::What::posted, op, t.peer, now);
 }
 
 /// The time of the last message, if that has none yet. While `version` is odd.
@@ -293,14 +293,14 @@ void Activity::block_messages() {
 void Activity::message_met(Operation& op, int peer) {
   if (op.times().met != 0) return;
   const bool timed = op.transfer().bytes() > kUntimedBytes;
-  op.times().met = tell(Event::What::met, op, peer, timed ? ticks_now() : 0);
+  op.times().met = emit(Event::What::met, op, peer, timed ? ticks_now() : 0);
 }
 
 void Activity::message_ended(const Operation& op) {
   const auto& times = op.times();
   const Transfer& t = op.transfer();
   const bool timed = t.bytes() > kUntimedBytes || (!t.send && looks_for_messages_ >= kLooks);
-  const Ticks end = tell(op.error() ? Event::What::failed : Event::What::finished, op,
+  const Ticks end = emit(op.error() ? Event::What::failed : Event::What::finished, op,
                          t.send ? t.peer : op.source(), timed ? ticks_now() : 0);
   ActivityRecord& r = *record_;
   auto& c = counters(kind_of(op));

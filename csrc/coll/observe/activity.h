@@ -1,4 +1,4 @@
-// What one rank does in one group: the times of its operations, which it publishes for readers outside
+// The activity of one rank in one group: the times of its operations, which it publishes for readers outside
 // (coll/observe/record.h), and hands to the process's Recorder, if there is one (coll/task/recorder.h).
 //
 // It costs an operation a few stores into cache lines that only this rank touches, and one look at the clock
@@ -27,8 +27,9 @@ inline constexpr std::size_t kUntimedBytes = 1024;
 /// The larger of what a rank gives and of what it gets.
 std::uint64_t bytes_of(const Collective& c);
 
-/// A rank has waited if it looked in vain so often, about half a microsecond, or was about to sleep. A rank
-/// that arrives with the others looks in vain too, because their posts are still on their way.
+/// Failed polls after which a rank counts as waiting (about half a microsecond); a rank about to sleep always
+/// does. A rank that arrives with the others has failed polls too, because their posts are still on their
+/// way.
 inline constexpr unsigned kLooks = 8;
 
 class Activity {
@@ -58,13 +59,13 @@ class Activity {
   // ---- any operation
 
   /// Under the group's submission lock.
-  void submitted(const Operation& op) { tell(Event::What::submitted, op, -1); }
+  void submitted(const Operation& op) { emit(Event::What::submitted, op, -1); }
   /// A thread of the program begins to wait for it. Any thread.
   void waited(const Operation& op) const {
-    if (!op.finished()) tell(Event::What::waited, op, -1);
+    if (!op.finished()) emit(Event::What::waited, op, -1);
   }
   /// The program has a future of it. Any thread.
-  void has_future(const Operation& op) const { tell(Event::What::has_future, op, -1); }
+  void has_future(const Operation& op) const { emit(Event::What::has_future, op, -1); }
 
   // ---- the collective that the group is in
 
@@ -73,7 +74,7 @@ class Activity {
   void held(const Operation& op);
   void starting(Operation& op);
   void posted(Operation& op);
-  /// It cannot go on before a peer does something. Counts as waiting from the look kLooks on.
+  /// It cannot go on before a peer does something. Counts as waiting after kLooks failed polls.
   void blocked() {
     if (++looks_ == kLooks) block();
   }
@@ -90,7 +91,7 @@ class Activity {
   void met(int last);
   /// This rank's moves are made, and others may still make theirs.
   void moved() {
-    if (current_) tell(Event::What::moved, *current_, -1);
+    if (current_) emit(Event::What::moved, *current_, -1);
   }
   void ended(const Operation& op);
 
@@ -99,7 +100,7 @@ class Activity {
   void message_posted(Operation& op);
   void message_met(Operation& op, int peer);
   void message_ended(const Operation& op);
-  /// As for collectives: a rank has waited for a message from the look kLooks on, since no message was open.
+  /// Counts as waiting for messages after kLooks failed polls; the count restarts when no message is open.
   void messages_blocked() {
     if (record_->messages_open.get() > 0 && ++looks_for_messages_ == kLooks) block_messages();
   }
@@ -119,7 +120,7 @@ class Activity {
   void keep_time(Ticks now);
   void time_last_message();
   ActivityRecord::Counters& counters(int kind) { return record_->counters[static_cast<std::size_t>(kind)]; }
-  Ticks tell(Event::What what, const Operation& op, int peer, Ticks at = 0) const;
+  Ticks emit(Event::What what, const Operation& op, int peer, Ticks at = 0) const;
 
   const std::shared_ptr<shm::Endpoint> endpoint_;
   const Identity identity_;
@@ -134,10 +135,10 @@ class Activity {
   int kind_ = 0;
   std::uint64_t bytes_ = 0;
   bool met_ = false;
-  unsigned looks_ = 0;  // in vain, since something moved
+  unsigned looks_ = 0;  // failed polls since something moved
   Ticks blocked_since_ = 0, synced_ = 0;
 
-  unsigned looks_for_messages_ = 0;  // in vain, since no message was open
+  unsigned looks_for_messages_ = 0;  // failed polls since no message was open
 };
 
 }  // namespace occl::coll

@@ -1,6 +1,6 @@
-// What a rank publishes about one of its groups: which operation it is in, since when, and what all
-// operations so far have cost. It lies in the control region, so every process that may map that can read it,
-// and no reader can disturb the writer (docs/security.md).
+// The record that a rank publishes about one of its groups: which operation it is in, since when, and what
+// all operations so far have cost. It lies in the control region, so every process that may map that can read
+// it, and no reader can disturb the writer (docs/security.md).
 //
 //     ProcessHeader::records ─▶ ActivityRecord ─next─▶ ActivityRecord ─next─▶ ... 0
 //

@@ -250,7 +250,7 @@ void TraceFile::stop(const std::string& trouble) noexcept {
   take_reading();
   header_->state.store(trouble.empty() ? 2 : 3, std::memory_order_release);  // sync: trace-state
   if (!trouble.empty())
-    std::fprintf(stderr, "torch_occl: pid %d records no more: %s\n", getpid(), trouble.c_str());
+    std::fprintf(stderr, "torch_occl: pid %d stopped recording: %s\n", getpid(), trouble.c_str());
   trouble_ = trouble;
   grown_ = begun;
   const std::uint64_t used = std::min(begun, capacity_);

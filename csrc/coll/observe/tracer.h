@@ -1,4 +1,4 @@
-// Writes what a process does in its operations into a TraceFile, from the events of a Recorder.
+// A Recorder that writes the operations of a process into a TraceFile.
 #pragma once
 
 #include <memory>

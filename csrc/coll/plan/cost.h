@@ -1,4 +1,4 @@
-// Estimates how long a collective takes, from what its plan moves, without running it.
+// An estimate of how long a collective takes, from what its plan moves, without running it.
 #pragma once
 
 #include "coll/plan/plan.h"

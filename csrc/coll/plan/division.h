@@ -1,4 +1,4 @@
-// How elements are divided among ranks: at whole cache lines, in parts of the same size but for the last
+// The division of elements among ranks: at whole cache lines, in parts of the same size but for the last
 // ones.
 #pragma once
 

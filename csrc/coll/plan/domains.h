@@ -39,7 +39,7 @@ struct Domains {
   std::uint32_t place_of(int rank, int block) const;
   /// The rank of a domain that handles a block.
   int handler(int domain, int block) const;
-  /// The rank of the last domain from which this one may fetch what all of that domain have.
+  /// Which rank of the last domain to copy results from. Spreads the readers.
   int fetches_from(int rank) const;
 };
 

@@ -1,4 +1,4 @@
-// How a collective is carried out: which rank moves which bytes in which step. Pure arithmetic, no I/O: tests
+// The plan of a collective: which rank moves which bytes in which step. Pure arithmetic, no I/O: tests
 // run the plans of all ranks in one thread.
 //
 // A plan is a number of steps with a group synchronisation between them; a step is a list of moves

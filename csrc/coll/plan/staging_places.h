@@ -1,4 +1,4 @@
-// Where windows lie in a staging area. All ranks stage the same windows, so they know the same places.
+// The places of windows in a staging area. All ranks stage the same windows, so they know the same places.
 //
 //     0           slot        2 slots                              area
 //     |     exchanges: two slots    |     rotation: one behind the other   |

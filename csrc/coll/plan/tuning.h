@@ -46,12 +46,12 @@ struct Tuning {
   std::uint32_t ring_bytes = kByCores;
   /// Up to this size a message travels in the ring, and its send completes immediately.
   std::uint32_t eager_bytes = 8 << 10;
-  /// So much of a longer message travels in the ring before the receiver has asked for it.
+  /// Bytes of a longer message sent before the receiver's grant.
   std::uint32_t unasked_bytes = 64 << 10;
   /// From this size, a message between buffers that both ranks have mapped is copied by both of them.
   std::uint64_t both_ends_bytes = 128 << 10;
   /// Nanoseconds. If a cache line takes at least that long to come from a peer's core, this rank stores what
-  /// the peer reads past the caches (coll/mesh/distances.h). 0: always; kMaxFarNs: never.
+  /// the peer reads past the caches (coll/mesh/line_latency.h). 0: always; kMaxFarNs: never.
   std::uint32_t far_ns = kByProcessor;
 };
 
@@ -64,8 +64,7 @@ Tuning resolved(Tuning tuning, int size, int cores, int domains);
 inline constexpr std::uint32_t kMaxOneShotBytes = 64 << 10;
 inline constexpr std::uint32_t kMaxSlotBytes = 64 << 20;
 inline constexpr std::uint32_t kMaxAreaBytes = 512 << 20;
-/// Of a staging area, with a core for each rank: two slots for exchanges, and for the rotation as much as a
-/// core's own cache holds.
+/// Default area_bytes with a core for each rank: two slots for exchanges, and one L2 cache for the rotation.
 inline constexpr std::uint32_t kAreaBytes = 3 << 19;
 inline constexpr std::uint32_t kMaxEagerBytes = 32 << 10, kMaxUnaskedBytes = 1 << 20;
 inline constexpr std::uint32_t kLeastRingBytes = 128 << 10, kMaxRingBytes = 64 << 20;

@@ -9,8 +9,12 @@
 
 namespace occl::coll {
 
-Communicator::Communicator(Engine& engine, Activity::Identity identity)
-    : engine_(engine), activity_(engine.endpoint(), std::move(identity), engine.recorder()) {}
+Communicator::Communicator(Engine& engine, Activity::Identity identity, Collectives::Machine& collectives,
+                           Messages::Machine& messages)
+    : engine_(engine),
+      activity_(engine.endpoint(), std::move(identity), engine.recorder()),
+      collectives_(collectives, activity_),
+      messages_(messages, activity_) {}
 
 std::optional<Error> Communicator::error() const {
   std::lock_guard lock(submit_mutex_);
@@ -23,7 +27,7 @@ void Communicator::submit(Operation& op) {
   OCCL_FAULT_POINT("group.submit");
   {
     std::lock_guard lock(submit_mutex_);
-    if (accept(op)) {
+    if (enqueue(op)) {
       op.set_counted();
       engine_.add_pending();
       return;
@@ -32,7 +36,7 @@ void Communicator::submit(Operation& op) {
   end_at_once(op);
 }
 
-bool Communicator::submit_and_drive(Operation& op, int looks) {
+bool Communicator::submit_and_drive(Operation& op, int polls) {
   std::unique_lock driving(drive_mutex_, std::defer_lock);
   if (!op.brief() || !driving.try_lock()) {
     submit(op);
@@ -42,7 +46,7 @@ bool Communicator::submit_and_drive(Operation& op, int looks) {
   bool accepted = false;
   {
     std::lock_guard lock(submit_mutex_);
-    accepted = accept(op);
+    accepted = enqueue(op);
     if (accepted) take_accepted();
   }
   if (!accepted) {
@@ -53,7 +57,7 @@ bool Communicator::submit_and_drive(Operation& op, int looks) {
   OperationList done;
   for (;;) {
     const bool moved = drive_locked(false, done);
-    if (!done.empty() || --looks <= 0) break;
+    if (!done.empty() || --polls <= 0) break;
     if (!moved) wake_peers();
     relax();
   }
@@ -68,14 +72,15 @@ bool Communicator::submit_and_drive(Operation& op, int looks) {
 }
 
 /// Under the submission lock: takes its place in the order. False if the group has ended.
-bool Communicator::accept(Operation& op) {
+bool Communicator::enqueue(Operation& op) {
   if (ended_) {
     op.set_error(*ended_);
     return false;
   }
-  auto& count = op.is_transfer() ? messages_ : sequence_;  // relaxed: only written under this lock
+  // relaxed: only written under this lock
+  auto& count = op.is_transfer() ? messages_called_ : collectives_called_;
   op.set_sequence(count.load(std::memory_order_relaxed) + 1);
-  if (op.is_transfer()) forgive(op.transfer());
+  if (op.is_transfer()) messages_.machine().clear_refusal(op.transfer());
   activity_.submitted(op);
   submitted_.push(op);
   // sync: submitted-count. Release is enough for a thread that goes to sleep, because it looks at the
@@ -93,12 +98,12 @@ void Communicator::end_at_once(Operation& op) {
 
 void Communicator::refuse(const std::string& text) {
   std::lock_guard lock(submit_mutex_);
-  if (!ended_) note_refusal(sequence() + 1, text);
+  if (!ended_) collectives_.machine().note_refusal(sequence() + 1, text);
 }
 
 void Communicator::refuse_message(int peer, bool send, const std::string& text) {
   std::lock_guard lock(submit_mutex_);
-  if (!ended_) note_refused_message(peer, send, text);
+  if (!ended_) messages_.machine().note_refused_message(peer, send, text);
 }
 
 /// Under both locks.
@@ -107,7 +112,7 @@ void Communicator::take_accepted() {
   activity_.called(sequence());
   while (!submitted_.empty()) {
     Operation& op = submitted_.pop();
-    (op.is_transfer() ? messages_held_ : collectives_).push(op);
+    op.is_transfer() ? messages_.push(op) : collectives_.push(op);
   }
 }
 
@@ -116,18 +121,7 @@ void Communicator::take_submitted(OperationList& done) {
     std::lock_guard lock(submit_mutex_);
     take_accepted();
   }
-  while (!messages_held_.empty() && messages_held_.front().ready()) {
-    Operation& op = messages_held_.pop();
-    activity_.message_posted(op);
-    if (tell(op, [&op] { op.listener().beginning(op); })) {
-      posting_ = &op;
-      post(op, done);
-      posting_ = nullptr;
-    } else {
-      activity_.message_ended(op);
-      done.push(op);
-    }
-  }
+  messages_.begin_ready(done);
 }
 
 // ---- driving
@@ -148,17 +142,14 @@ bool Communicator::drive_locked(bool checks, OperationList& done) {
   bool moved = false;
   or_end(done, [&] {
     take_submitted(done);
-    moved = advance_collectives(done);
-    if (advance_messages(done))
-      moved = true;
-    else
-      activity_.messages_blocked();
+    moved = collectives_.advance(done);
+    moved |= messages_.advance(done);
     if (checks) {
       if (!moved) activity_.still_blocked();
       activity_.set_memory(memory_held().total());
       check(done);
     }
-    set_answers_due(owes_answers());
+    set_answers_due(messages_.machine().owes_answers());
   });
   settle(done);
   return moved || !done.empty();
@@ -172,7 +163,7 @@ void Communicator::or_end(OperationList& done, F&& f) try {
   end_all(as_error(error), done);
 }
 
-Communicator::Held::~Held() {
+Communicator::DrivingLock::~DrivingLock() {
   group_.wake_peers();
   group_.drive_mutex_.unlock();
   group_.engine_.ring();
@@ -181,71 +172,12 @@ Communicator::Held::~Held() {
 void Communicator::look() {
   OperationList done;
   {
-    const Held held(*this);
+    const DrivingLock lock(*this);
     if (error()) return;
     or_end(done, [&] { check(done); });
     settle(done);
   }
   finish(done);
-}
-
-bool Communicator::advance_collectives(OperationList& done) {
-  bool moved = false;
-  while (!collectives_.empty()) {
-    Operation& op = collectives_.front();
-    if (!op.ready()) {
-      activity_.held(op);
-      return moved;
-    }
-    if (!started_) {
-      op.listener().beginning(op);
-      activity_.starting(op);
-      start(op);
-      started_ = true;
-      activity_.posted(op);
-    }
-    const Outcome outcome = advance();
-    if (outcome == Outcome::blocked) {
-      activity_.blocked();
-      return moved;
-    }
-    activity_.unblocked();
-    moved = true;
-    if (outcome == Outcome::advanced) continue;
-    started_ = false;
-    if (outcome == Outcome::mismatch) op.set_error(mismatch());
-    const bool more = outcome != Outcome::mismatch && goes_on(op);
-    activity_.ended(op);
-    if (more) continue;
-    collectives_.pop();
-    done.push(op);
-  }
-  return moved;
-}
-
-/// Tells the listener of a collective that it has succeeded; true if another one follows.
-bool Communicator::goes_on(Operation& op) try {
-  return op.listener().succeeded(op);
-} catch (const Error& error) {
-  if (error.code() != Errc::mismatch) throw;
-  op.set_error(error);  // the listeners of all ranks throw it
-  return false;
-}
-
-/// Before the driving lock is released: if two receives write into one place, the later one wins.
-void Communicator::tell_messages_succeeded(const OperationList& done) {
-  for (Operation* op = done.begin(); op; op = OperationList::next(*op))
-    if (op->is_transfer() && !op->error()) tell(*op, [op] { op->listener().succeeded(*op); });
-}
-
-/// Tells a message's listener. An exception of the listener is the error of this message alone; false then.
-template <class F>
-bool Communicator::tell(Operation& op, F&& f) try {
-  f();
-  return true;
-} catch (const std::exception& error) {
-  op.set_error(as_error(error));
-  return false;
 }
 
 void Communicator::set_answers_due(bool due) {
@@ -259,7 +191,7 @@ void Communicator::set_answers_due(bool due) {
 
 void Communicator::settle(const OperationList& done) {
   if (done.empty()) return;
-  tell_messages_succeeded(done);
+  Messages::notify_succeeded(done);
   std::uint64_t ended = ended_count_.load(std::memory_order_relaxed);  // only written under the driving lock
   for (Operation* op = done.begin(); op; op = OperationList::next(*op)) ++ended;
   ended_count_.store(ended, std::memory_order_release);  // sync: ended-count
@@ -294,7 +226,7 @@ void Communicator::finish(OperationList& done) {
 /// Ends the group on this rank, and so on all ranks. What ends the operations allocates nothing and throws
 /// nothing: there may be no memory left, and the background thread has no caller.
 void Communicator::end_all(const Error& error, OperationList& done) noexcept {
-  Operation* const unposted = std::exchange(posting_, nullptr);
+  Operation* const in_hand = messages_.drop_in_hand();
   try {
     OCCL_FAULT_POINT("group.end");
     take_submitted(done);  // a receive whose message has arrived still succeeds
@@ -306,22 +238,8 @@ void Communicator::end_all(const Error& error, OperationList& done) noexcept {
     if (!ended_) ended_ = error;
     take_accepted();
   }
-  if (started_) collectives_.front().set_exposed(exposed());
-  started_ = false;
-  for (OperationList* waiting : {&collectives_, &messages_held_})
-    while (!waiting->empty()) {
-      Operation& op = waiting->pop();
-      op.set_error(error);
-      op.is_transfer() ? activity_.message_ended(op) : activity_.ended(op);
-      done.push(op);
-    }
-  fail_messages(error, done);
-  for (Operation* op : {unposted, std::exchange(posting_, nullptr)}) {
-    if (!op || done.has(*op)) continue;  // it was taken over before the exception
-    op->set_error(error);
-    activity_.message_ended(*op);
-    done.push(*op);
-  }
+  collectives_.fail(error, done);
+  messages_.fail(error, in_hand, done);
   set_answers_due(false);
   try {
     give_up(error);
@@ -337,7 +255,7 @@ void Communicator::abort(const std::string& reason) {
 void Communicator::end(const Error& error) {
   OperationList done;
   {
-    const Held held(*this);
+    const DrivingLock lock(*this);
     end_all(error, done);
     settle(done);
   }
@@ -353,7 +271,7 @@ void Communicator::close() {
   part();
   OperationList done;
   {
-    const Held held(*this);
+    const DrivingLock lock(*this);
     or_end(done, [&] { take_submitted(done); });
     leave();
     end_all(*ended_, done);
@@ -380,11 +298,11 @@ Communicator::Memory Communicator::memory() const {
   return memory_held();
 }
 
-std::string Communicator::ahead(const shm::Peer& process) const {
+std::string Communicator::calls_ahead(const shm::Peer& process) const {
   // While this thread holds the lock and the rank has not left, no peer begins an operation that would
   // overwrite what is read here.
   const std::unique_lock driving(drive_mutex_, std::try_to_lock);
-  return driving && !error() ? ahead_of_this(process) : "";
+  return driving && !error() ? calls_ahead_of_us(process) : "";
 }
 
 }  // namespace occl::coll

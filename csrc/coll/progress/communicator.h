@@ -14,16 +14,25 @@
 #include "base/error.h"
 #include "base/sync.h"
 #include "coll/observe/activity.h"
+#include "coll/progress/collectives.h"
+#include "coll/progress/messages.h"
 #include "coll/task/operation.h"
 #include "shm/endpoint.h"
+
+namespace occl {
+struct Tuning;
+}
 
 namespace occl::coll {
 
 class Engine;
+struct Subgroup;
 
 class Communicator {
  public:
-  Communicator(Engine& engine, Activity::Identity identity);
+  /// The machines are those of the kind of group, which derives from them.
+  Communicator(Engine& engine, Activity::Identity identity, Collectives::Machine& collectives,
+               Messages::Machine& messages);
   /// close() must have been called.
   virtual ~Communicator() = default;
   Communicator(const Communicator&) = delete;
@@ -40,18 +49,22 @@ class Communicator {
   /// hosts/cost.h). `mapped`: peers may have mapped all its buffers.
   virtual double seconds(const Task& task, bool mapped) const = 0;
 
+  // ---- submitting
+
   /// Queues an operation. It and its buffers must live until Listener::released.
   /// After an error that ended the group, or close(), the operation ends at once with that error.
   void submit(Operation& op);
   /// For Engine. The same, and drives if the operation is brief and no other thread drives. Whether it has
-  /// driven. It looks up to `looks` times for something that ends before it lets go of the group.
-  bool submit_and_drive(Operation& op, int looks = 1);
+  /// driven. Polls up to `polls` times for an operation that ends before it releases the driving lock.
+  bool submit_and_drive(Operation& op, int polls = 1);
 
-  /// The next collective was called with wrong arguments and is not submitted: ranks that wait for it in vain
-  /// are told `text`, which begins with the name of the call. See coll/group/refusals.h.
+  /// The next collective was called with wrong arguments and is not submitted: ranks that time out waiting
+  /// for it are told `text`, which begins with the name of the call. See coll/group/refusals.h.
   void refuse(const std::string& text);
   /// The same for a message to (`send`) or from `peer`.
   void refuse_message(int peer, bool send, const std::string& text);
+
+  // ---- driving
 
   /// Does what can be done now; true if something moved. With `checks`, it also looks for trouble (ranks that
   /// died or left, aborts, deadlines), whatever moved: an operation may be stuck beside others that are not.
@@ -59,6 +72,10 @@ class Communicator {
 
   /// Looks for trouble even if no operation is in flight.
   void look();
+  /// Whether the engine does that now and then, because peers can depend on this rank while it computes.
+  virtual bool monitored() const { return false; }
+
+  // ---- ending
 
   /// Ends all operations, here and on the other ranks, with this reason. Idempotent.
   void abort(const std::string& reason);
@@ -66,13 +83,16 @@ class Communicator {
   /// The same with any error.
   void end(const Error& error);
 
-  /// Before this rank leaves or its process ends: waits until peers have what it sent and went on without
-  /// waiting for, no longer than those operations may take. Where ranks share memory, peers read it later.
+  /// Call before this rank leaves or exits. Waits until peers have received what this rank has already
+  /// reported as sent, at most until the deadlines of those operations. Nothing to do in shared memory: peers
+  /// can still read it.
   virtual void deliver(const std::function<void()>&) {}
 
   /// Ends all operations with Errc::closed, tells the others that this rank has left, and releases the
   /// buffers.
   void close();
+
+  // ---- facts for others
 
   struct Memory {
     std::size_t blocks = 0, staging = 0;  // bytes of shared memory that this rank holds for the group
@@ -91,12 +111,12 @@ class Communicator {
   bool busy() const { return pending() > 0 || answers_due_.load(std::memory_order_acquire); }
 
   /// Collectives submitted so far.
-  std::uint64_t sequence() const { return sequence_.load(std::memory_order_relaxed); }
+  std::uint64_t sequence() const { return collectives_called_.load(std::memory_order_relaxed); }
   /// Messages submitted so far.
-  std::uint64_t messages() const { return messages_.load(std::memory_order_relaxed); }
+  std::uint64_t messages() const { return messages_called_.load(std::memory_order_relaxed); }
 
   /// What a process has called in this group that this rank has not: "" or "; it has called ...".
-  std::string ahead(const shm::Peer& process) const;
+  std::string calls_ahead(const shm::Peer& process) const;
 
   /// Why the group ended, if it did.
   std::optional<Error> error() const;
@@ -105,31 +125,17 @@ class Communicator {
   virtual void monitored_barrier(std::chrono::milliseconds timeout, bool all_ranks,
                                  const std::function<void()>& interrupted) = 0;
 
+  /// coll/group/subgroup.h
+  virtual std::shared_ptr<Communicator> make_subgroup(const Subgroup& wanted,
+                                                      const std::function<Tuning()>& tuning,
+                                                      Deadline deadline,
+                                                      const std::function<void()>& interrupted) = 0;
+
+  /// How its ranks reach each other, in a line for logs.
+  virtual std::string describe() const = 0;
+
  protected:
-  // What differs between communicators. All but the first two under the driving lock.
-
-  /// Under the submission lock: records refused calls, and good ones that make up for them.
-  virtual void note_refusal(std::uint64_t number, const std::string& text) = 0;
-  virtual void note_refused_message(int peer, bool send, const std::string& text) = 0;
-  virtual void forgive(const Transfer& transfer) = 0;
-
-  /// Starts a collective. The previous one has ended.
-  virtual void start(Operation& op) = 0;
-  /// Makes progress with it, without waiting. After an exception the group ends.
-  virtual Outcome advance() = 0;
-  /// After Outcome::mismatch: an error that names both sides.
-  virtual Error mismatch() const = 0;
-  /// Whether peers may know where the collective's tensors are.
-  virtual bool exposed() const = 0;
-
-  /// Takes over a send or receive, which may end at once.
-  virtual void post(Operation& message, OperationList& done) = 0;
-  /// Moves messages; true if there was anything to move.
-  virtual bool advance_messages(OperationList& done) = 0;
-  /// Whether answers to peers wait, which is possible with no operation in flight.
-  virtual bool owes_answers() const = 0;
-  /// Ends all messages.
-  virtual void fail_messages(const Error& error, OperationList& done) = 0;
+  // ---- what differs between kinds of groups, under the driving lock unless a line says otherwise
 
   /// Called if nothing moves, and now and then where something always does: looks for a reason why an
   /// operation does not move, and throws it if the group must end.
@@ -149,22 +155,28 @@ class Communicator {
   virtual void wake_peers() {}
 
   virtual Memory memory_held() const = 0;
-  virtual std::string ahead_of_this(const shm::Peer& process) const = 0;
+  virtual std::string calls_ahead_of_us(const shm::Peer& process) const = 0;
+
+  // ---- for kinds of groups
 
   /// The driving lock, for a thread that does not go on driving. A thread that it kept from driving may be
   /// about to sleep, so releasing it rings.
-  class Held {
+  class DrivingLock {
    public:
-    explicit Held(Communicator& group) : group_(group) { group.drive_mutex_.lock(); }
-    ~Held();
-    Held(const Held&) = delete;
-    Held& operator=(const Held&) = delete;
+    explicit DrivingLock(Communicator& group) : group_(group) { group.drive_mutex_.lock(); }
+    ~DrivingLock();
+    DrivingLock(const DrivingLock&) = delete;
+    DrivingLock& operator=(const DrivingLock&) = delete;
 
    private:
     Communicator& group_;
   };
+  /// For a thread that goes on driving this group or one that spans it: ringing would wake the thread itself.
+  SpinLock& drive_lock() const { return drive_mutex_; }
 
-  bool advance_collectives(OperationList& done);
+  /// In the order in which they were submitted; the first one may have started.
+  const OperationList& collectives() const { return collectives_.list(); }
+  bool advance_collectives(OperationList& done) { return collectives_.advance(done); }
   void take_submitted(OperationList& done);
   /// Under the driving lock: these have ended. Then, without it, finish() tells the listeners.
   void settle(const OperationList& done);
@@ -172,26 +184,19 @@ class Communicator {
   /// Under the driving lock: whether there is something to drive although no operation is in flight.
   void set_answers_due(bool due);
   Activity& activity() { return activity_; }
-  /// For a thread that goes on driving this group or one that spans it: ringing would wake the thread itself.
-  SpinLock& drive_lock() const { return drive_mutex_; }
-  /// In the order in which they were submitted; the first one may have started.
-  const OperationList& collectives() const { return collectives_; }
 
  private:
-  bool accept(Operation& op);
+  bool enqueue(Operation& op);
   void end_at_once(Operation& op);
   void take_accepted();
   bool drive_locked(bool checks, OperationList& done);
   template <class F>
   void or_end(OperationList& done, F&& f);
-  static bool goes_on(Operation& op);
-  template <class F>
-  static bool tell(Operation& op, F&& f);
-  static void tell_messages_succeeded(const OperationList& done);
   /// Operations submitted so far, but for those that ended at once.
   std::uint64_t submitted() const {
     // sync: submitted-count
-    return sequence_.load(std::memory_order_acquire) + messages_.load(std::memory_order_acquire);
+    return collectives_called_.load(std::memory_order_acquire) +
+           messages_called_.load(std::memory_order_acquire);
   }
   void end_all(const Error& error, OperationList& done) noexcept;
 
@@ -201,8 +206,8 @@ class Communicator {
   // Submission: any thread, under this lock, for a moment.
   mutable SpinLock submit_mutex_;
   OperationList submitted_;
-  Atomic<std::uint64_t> sequence_ = 0;
-  Atomic<std::uint64_t> messages_ = 0;
+  Atomic<std::uint64_t> collectives_called_ = 0;
+  Atomic<std::uint64_t> messages_called_ = 0;
   std::optional<Error> ended_;        // set once; operations submitted later end with it
   Atomic<bool> answers_due_ = false;  // written under drive_mutex_
 
@@ -210,10 +215,8 @@ class Communicator {
   mutable SpinLock drive_mutex_;
   std::uint64_t taken_count_ = 0;  // of submitted()
   Atomic<std::uint64_t> ended_count_ = 0;
-  OperationList messages_held_;   // the first one is on hold
-  Operation* posting_ = nullptr;  // a message that is being posted, or whose post has thrown
-  OperationList collectives_;     // the first one is being executed if started_
-  bool started_ = false;
+  Collectives collectives_;
+  Messages messages_;
   OperationList exposed_;  // ended with an error while peers might use their buffers: kept until close
 };
 

@@ -109,9 +109,11 @@ void Engine::stop_background() {
   background_work_.notify_all();
   ring();
   for (auto& thread : threads) thread.join();
+  failure_monitor_.stop();
 }
 
 void Engine::add(const std::shared_ptr<Communicator>& group) {
+  if (group->monitored()) failure_monitor_.add(group);
   std::lock_guard lock(groups_mutex_);
   std::erase_if(groups_, [](const auto& known) { return known.expired(); });
   groups_.push_back(group);
@@ -138,10 +140,10 @@ void Engine::deliver(const std::function<void()>& interrupted) {
   for (const auto& group : all_groups()) group->deliver(interrupted);
 }
 
-std::string Engine::ahead_elsewhere(const Communicator& but, const shm::Peer& process) {
+std::string Engine::calls_ahead_elsewhere(const Communicator& but, const shm::Peer& process) {
   std::string text;
   for (const auto& group : all_groups())
-    if (group.get() != &but) text += group->ahead(process);
+    if (group.get() != &but) text += group->calls_ahead(process);
   return text;
 }
 
@@ -164,8 +166,8 @@ void Engine::submit(Communicator& group, Operation& op) {
 }
 
 void Engine::submit_before_wait(Communicator& group, Operation& op) {
-  constexpr int kMoment = 64;  // looks, each of about 30 ns
-  group.submit_and_drive(op, kMoment);
+  constexpr int kPollsBeforeWait = 64;  // each of about 45 ns, with the pause
+  group.submit_and_drive(op, kPollsBeforeWait);
   if (op.finished()) hand_over();  // wait() would return at once, and an answer may be due to a peer
 }
 
@@ -190,7 +192,9 @@ void Engine::Spin::failed(std::chrono::nanoseconds slept) {
 }
 
 Driver Engine::driver() {
-  return role == Role::waits ? Driver::waiting : role == Role::drives ? Driver::background : Driver::passing;
+  return role == Role::waits    ? Driver::waiting
+         : role == Role::drives ? Driver::background
+                                : Driver::submitting;
 }
 
 bool Engine::wait(Communicator& group, const Operation& op, Deadline deadline,

@@ -19,6 +19,7 @@
 #include "base/deadline.h"
 #include "base/sync.h"
 #include "coll/progress/communicator.h"
+#include "coll/progress/failure_monitor.h"
 #include "coll/task/recorder.h"
 #include "shm/endpoint.h"
 
@@ -33,16 +34,17 @@ class Engine {
 
   const std::shared_ptr<shm::Endpoint>& endpoint() const { return endpoint_; }
 
-  /// Makes the group known to the engine, which drives it for as long as the group exists.
+  /// Makes the group known to the engine, which drives it for as long as the group exists. Throws
+  /// Error(system) if no thread can be started that monitors it.
   void add(const std::shared_ptr<Communicator>& group);
 
   /// Submits without waiting: makes a first attempt, and leaves the rest to a thread that waits, or to the
   /// background.
   void submit(Communicator& group, Operation& op);
 
-  /// Submits for a caller that waits next, and keeps the group for a moment, as long as answers of peers take
-  /// that have called the same already. An operation that ends meanwhile is never counted, and no thread is
-  /// told that one waits.
+  /// For a caller that waits next: keeps the driving lock for a few polls (3 us), enough if the peers are
+  /// already in the call. An operation that ends meanwhile is never counted, and no thread learns that one
+  /// waits.
   void submit_before_wait(Communicator& group, Operation& op);
 
   /// Lets an operation begin that was submitted on hold.
@@ -84,8 +86,8 @@ class Engine {
   /// Ends the background threads for good: from now on only threads that wait drive.
   void stop_background();
 
-  /// Communicator::ahead of all groups but this one.
-  std::string ahead_elsewhere(const Communicator& but, const shm::Peer& process);
+  /// Communicator::calls_ahead of all groups but this one.
+  std::string calls_ahead_elsewhere(const Communicator& but, const shm::Peer& process);
 
   /// For Communicator: one more or one fewer reason to drive it, which is an operation in flight or an answer
   /// that a peer waits for.
@@ -149,6 +151,8 @@ class Engine {
   Condition background_work_;
   bool stop_ = false;  // under background_mutex_, as is the next
   std::vector<Thread> background_;
+
+  FailureMonitor failure_monitor_;
 };
 
 }  // namespace occl::coll

@@ -36,7 +36,7 @@ std::string describe(const Task& task);
 
 /// The thread that drives: one of the program's that goes on with something else, or that waits and has
 /// nothing else to do; or the engine's own.
-enum class Driver : std::uint8_t { passing, waiting, background };
+enum class Driver : std::uint8_t { submitting, waiting, background };
 
 enum class Outcome : std::uint8_t {
   blocked,   // a peer must do something first
@@ -77,7 +77,9 @@ class Operation {
  public:
   /// The task lives as long as the operation and does not change.
   Operation(Listener& listener, const Task& task, Deadline deadline)
-      : task_(task), collective_(std::get_if<Collective>(&task)), deadline_(deadline), listener_(listener) {}
+      : task_(task), deadline_(deadline), listener_(listener) {
+    if (const auto* collective = std::get_if<Collective>(&task)) go_on_with(*collective);
+  }
   Operation(Listener& listener, Task&& task, Deadline deadline) = delete;
   Operation(const Operation&) = delete;
   Operation& operator=(const Operation&) = delete;
@@ -118,7 +120,11 @@ class Operation {
 
   /// The collective that the operation is at: its task's, and then those that follow.
   const Collective& collective() const { return *collective_; }
-  void go_on_with(const Collective& next) { collective_ = &next; }
+  Signature signature() const { return signature_; }
+  void go_on_with(const Collective& next) {
+    collective_ = &next;
+    signature_ = Signature::of(next);
+  }
 
   /// Ends the hold. Any thread.
   void make_ready() { ready_.store(true, std::memory_order_seq_cst); }   // sync: operation-ready
@@ -154,7 +160,8 @@ class Operation {
   friend class OperationList;  // whose links lie in the operations
 
   const Task& task_;
-  const Collective* collective_;
+  const Collective* collective_ = nullptr;
+  Signature signature_;  // of it
   const Deadline deadline_;
   Listener& listener_;
   Operation* next_ = nullptr;

@@ -1,11 +1,11 @@
-// What can follow every operation of a process from its submission to its end: a Recorder, for instance one
-// that writes traces.
+// A Recorder, which follows every operation of a process from its submission to its end, for instance to
+// write traces.
 //
 //     collective:  submitted ─▶ started ─▶ posted ─▶ met ─▶ moved ─▶ finished
 //     message:     submitted ─▶ posted ─▶ met ─▶ finished
 //
-// `failed` ends it at any point in the place of the events that are missing. `moved` is left out where the
-// moves end the operation. A collective of a call that consists of several (Operation::go_on_with) has
+// `failed` can replace the remaining events at any point. There is no `moved` if the operation ends with its
+// moves. A collective of a call that consists of several (Operation::go_on_with) has
 // `started` to `finished` for each.
 #pragma once
 

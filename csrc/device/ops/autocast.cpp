@@ -7,16 +7,10 @@
 
 namespace occl::device {
 
-// The macros are PyTorch's: they register into a torch::Library called `m`, and name these without a
-// namespace.
-using at::IntArrayRef;
-using at::Scalar;
-using at::ScalarType;
-using at::Tensor;
-
 namespace {
 
-Tensor refuse_binary_cross_entropy(const Tensor&, const Tensor&, const std::optional<Tensor>&, int64_t) {
+at::Tensor refuse_binary_cross_entropy(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
+                                       int64_t) {
   TORCH_CHECK(
       false,
       "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast.\n"
@@ -29,6 +23,9 @@ Tensor refuse_binary_cross_entropy(const Tensor&, const Tensor&, const std::opti
 }  // namespace
 
 void register_autocast() {
+  // The macros are PyTorch's: they register into a torch::Library called `m`, and name types without a
+  // namespace.
+  using namespace at;
   static auto* everything = new torch::Library(torch::Library::IMPL, "_",
                                                c10::DispatchKey::AutocastPrivateUse1, __FILE__, __LINE__);
   everything->fallback(torch::CppFunction::makeFallthrough());

@@ -98,7 +98,7 @@ c10::Storage CpuAliases::alias_storage(c10::StorageImpl* original) {
 
 at::Tensor CpuAliases::add(const at::Tensor& original, bool written) {
   c10::TensorImpl* impl = original.unsafeGetTensorImpl();
-  if (written && impl->has_storage() && C10_UNLIKELY(storage_of(impl)->has_materializer())) {
+  if (written && impl->has_storage() && C10_UNLIKELY(is_lazy_copy(storage_of(impl)))) {
     // Copy on write (torch._lazy_clone): make the copy now.
     storage_of(impl)->mutable_data();
     if (const Entry* entry = find(storage_of(impl)))

@@ -1,5 +1,5 @@
-// Between `dev` and the CPU without copying: a `dev` tensor seen as a CPU tensor over the same memory, and a
-// CPU tensor whose memory came from a device turned into a `dev` tensor.
+// Conversions between `dev` and the CPU that copy nothing: of a `dev` tensor into a CPU tensor over the same
+// memory, and of a CPU tensor whose memory came from a device into a `dev` tensor.
 #pragma once
 
 #include <ATen/core/Tensor.h>

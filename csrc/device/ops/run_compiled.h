@@ -1,5 +1,5 @@
-// Runs code that was compiled for the CPU on dev tensors: a whole graph in one call, where the fallback runs
-// one operator.
+// The execution on dev tensors of code that was compiled for the CPU: a whole graph in one call, where the
+// fallback runs one operator.
 #pragma once
 
 #include <ATen/core/Tensor.h>

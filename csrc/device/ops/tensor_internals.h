@@ -5,6 +5,7 @@
 #include <ATen/SparseCsrTensorImpl.h>
 #include <ATen/SparseTensorImpl.h>
 #include <ATen/core/Tensor.h>
+#include <c10/core/impl/COW.h>
 
 namespace occl::device {
 
@@ -22,6 +23,15 @@ struct TensorInternals : c10::TensorImpl {
 
 inline c10::StorageImpl* storage_of(const c10::TensorImpl* impl) {
   return impl->unsafe_storage().unsafeGetStorageImpl();
+}
+
+/// Whether the storage shares memory until it is written to (torch._lazy_clone).
+template <class Storage = c10::StorageImpl>
+bool is_lazy_copy(const Storage* storage) {
+  if constexpr (requires { storage->has_materializer(); })
+    return storage->has_materializer();
+  else  // remove with PyTorch 2.12
+    return c10::impl::cow::is_cow_data_ptr(storage->data_ptr());
 }
 
 inline at::SparseTensorImpl* as_coo(const at::Tensor& t) {

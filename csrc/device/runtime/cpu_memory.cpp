@@ -70,8 +70,7 @@ class SharingAllocator final : public c10::Allocator {
     } catch (const Error& error) {
       TORCH_WARN_ONCE(
           "torch_occl.share_cpu_memory: shared memory is exhausted, so further CPU tensors use ordinary "
-          "memory "
-          "where there is none: ",
+          "memory where there is none: ",
           error.what());
       return behind->allocate(bytes);
     }

@@ -1,5 +1,5 @@
 // The devices dev:0 .. dev:N-1 of this process: how many, which one is current in this thread, and whether
-// this process may use them at all (a forked child may not).
+// this process may use them at all (a forked child cannot).
 #pragma once
 
 #include <c10/core/Device.h>

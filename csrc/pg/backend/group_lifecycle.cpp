@@ -3,14 +3,11 @@
 #include <torch/csrc/distributed/c10d/logging.h>
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include "coll/progress/engine.h"
-#include "hosts/subgroup.h"
 #include "kernels/kernels.h"
 #include "pg/backend/registrations.h"
-#include "pg/backend/shared_tensors.h"
 #include "pg/process/engine.h"
 #include "pg/process/python_hooks.h"
 #include "pg/rendezvous/rendezvous.h"
@@ -29,21 +26,12 @@ Met meet_at(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, co
 }
 
 /// Makes a group of some ranks of another group.
-Met meet_in(const GroupBackend::Parent& parent, coll::Subgroup::Purpose purpose, const Options& options) {
+Met meet_in(const GroupLifecycle::Parent& parent, coll::Subgroup::Purpose purpose, const Options& options) {
   check_not_forked(*parent.group);
   const coll::Subgroup wanted{parent.ranks, name_of(options), purpose};
   const auto tuning = [&] { return options.tuning(); };
   const Deadline deadline = Deadline::after(options.timeout);
-  if (parent.node) {
-    auto group = coll::make_subgroup(*parent.node, wanted, tuning, deadline, interrupt_check());
-    return {group, group, {}, std::nullopt};
-  }
-  const Between& between = parent.between;
-  auto made =
-      hosts::make_subgroup(dynamic_cast<hosts::Group&>(*parent.group), wanted, tuning,
-                           std::make_shared<BackendLink>(between.inter_node, between.ranks, wanted.name),
-                           deadline, interrupt_check());
-  return {made.group, made.node, made.node ? Between{} : between, std::nullopt};
+  return {parent.group->make_subgroup(wanted, tuning, deadline, interrupt_check()), std::nullopt};
 }
 
 /// The carrier of a group without a parent: the one that the options name, or a backend of its own.
@@ -64,107 +52,69 @@ PrepareBetween between_for(const Options& options, int rank, int size) {
     return PreparedBetween{
         engine, prepared.name,
         [prepared, rank, size](const c10::intrusive_ptr<c10d::Store>& store, auto timeout) {
-          Between between{
-              std::make_shared<InterNode>(prepared.name, prepared.connect(store, rank, size, timeout)),
-              std::vector<int>(size)};
-          std::iota(between.ranks.begin(), between.ranks.end(), 0);
-          return between;
+          return std::make_shared<InterNode>(prepared.name, prepared.connect(store, rank, size, timeout));
         }};
   };
 }
 
 }  // namespace
 
-GroupBackend::GroupBackend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                           const Options& options, const Parent& parent)
-    : BackendBase(rank, size), options_(options.copy()) {
+GroupLifecycle::GroupLifecycle(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                               const Options& options, const Parent& parent)
+    : options_(options.copy()) {
   register_for_groups();
   translated([&] {
     Met met = parent.group ? meet_in(parent, coll::Subgroup::Purpose::create, options)
                            : meet_at(store, rank, size, options, between_for(options, rank, size));
     group_ = std::move(met.group);
-    node_ = std::move(met.node);
-    between_ = std::move(met.between);
     // Only the default group cares for the server: PyTorch made the store for it, and both end together.
     if (!parent.group && options.global_ranks_in_group.empty() && met.store_host) {
-      serves_store_ = met.store_host->rank == rank;
-      if (!serves_store_) store_server_.emplace(*store, *met.store_host);
+      if (met.store_host->rank == rank)
+        serves_store_ = met.store_host->group;
+      else
+        store_server_.emplace(*store, *met.store_host);
     }
   });
-  made();
 }
 
-GroupBackend::GroupBackend(Met met, const Options& options)
-    : BackendBase(met.group->rank(), met.group->size()),
-      options_(options.copy()),
-      group_(std::move(met.group)),
-      node_(std::move(met.node)),
-      between_(std::move(met.between)) {
-  made();
+GroupLifecycle::GroupLifecycle(Met met, const Options& options)
+    : options_(options.copy()), group_(std::move(met.group)) {}
+
+std::string GroupLifecycle::describe() const {
+  return concat("rank ", group_->rank(), " of ", group_->size(), " of group ", group_->name(), ": ",
+                group_->describe(), "; waiting ranks ", group_->core_for_each() ? "spin" : "yield their core",
+                "; kernels: ", kernels::isa(), "; timeout ", options_->timeout.count(), " ms");
 }
 
-void GroupBackend::made() {
-  init();
-  FlightRecorder* const recorder = FlightRecorder::get();
-  const auto& ranks = options_->global_ranks_in_group;
-  const auto rank = static_cast<std::size_t>(getRank());
-  if (recorder)
-    recorded_ = recorder->add(group_, rank < ranks.size() ? static_cast<int>(ranks[rank]) : getRank());
-  LOG(INFO) << "occl: " << describe();
-}
-
-std::unique_ptr<FlightRecorder::Entries> GroupBackend::record_in(FlightRecorder& recorder,
-                                                                 std::span<const Request> requests,
-                                                                 bool manager) {
-  return recorder.record(recorded_, facts(), requests, manager);
-}
-
-std::string GroupBackend::describe() const {
-  std::string text = concat("rank ", getRank(), " of ", getSize(), " of group ", group_->name(), ": ");
-  if (node_) {
-    const Tuning& tuning = node_->mesh().tuning();
-    const auto direct = tuning.direct_bytes == kByCores ? concat(kDirectBytes, " if each rank has a core")
-                                                        : concat(tuning.direct_bytes);
-    text += concat("all ranks share memory; up to ", tuning.one_shot_bytes,
-                   " bytes in one step (mapped: ", direct, "), slots of ", tuning.slot_bytes,
-                   " bytes, messages in the ring up to ", tuning.eager_bytes, " bytes");
-  } else {
-    text += concat("its ranks are on several nodes; between them: ", between_.inter_node->describe());
-  }
-  return text + concat("; waiting ranks ", group_->core_for_each() ? "spin" : "yield their core",
-                       "; kernels: ", kernels::isa(), "; timeout ", options_->timeout.count(),
-                       " ms; flight recorder ", recorded_ ? "on" : "off");
-}
-
-GroupBackend::~GroupBackend() {
+GroupLifecycle::~GroupLifecycle() {
   close();
   // In a forked child the group belongs to the parent process. Its destructor must not run: it would leave
   // the group on the parent's behalf.
   if (is_forked_from(*group_)) new std::shared_ptr<coll::Communicator>(std::move(group_));
 }
 
-void GroupBackend::close() {
+void GroupLifecycle::close() {
   if (!group_ || is_forked_from(*group_)) return;
   using namespace c10d::detail;
   if (!group_->error() && isLogLevelEnabled(LogLevel::Debug))
-    LOG(INFO) << "occl: rank " << getRank() << " leaves group " << group_->name();
-  if (serves_store_ && node_ && !group_->error()) wait_until_others_go_on(*node_);
+    LOG(INFO) << "occl: rank " << group_->rank() << " leaves group " << group_->name();
+  if (serves_store_ && !group_->error()) wait_until_others_go_on(*serves_store_);
   group_->close();
 }
 
-void GroupBackend::shutdown() {
+void GroupLifecycle::shutdown() {
   const bool in_good_order = group_ && !is_forked_from(*group_) && !group_->error();
   if (in_good_order) group_->deliver(interrupt_check());
   close();
-  if (in_good_order && node_ && store_server_) store_server_->wait_for_end(*node_, interrupt_check());
+  if (in_good_order && store_server_) store_server_->wait_for_end(interrupt_check());
 }
 
-void GroupBackend::abort() {
+void GroupLifecycle::abort(const std::string& reason) {
   check_not_forked(*group_);
-  group_->abort("abort() was called");
+  group_->abort(reason);
 }
 
-c10d::ErrorType GroupBackend::getError() {
+c10d::ErrorType GroupLifecycle::error() const {
   const auto error = group_->error();
   if (!error || error->code() == Errc::closed) return c10d::ErrorType::SUCCESS;
   switch (error->code()) {
@@ -178,15 +128,7 @@ c10d::ErrorType GroupBackend::getError() {
   }
 }
 
-std::chrono::milliseconds GroupBackend::or_default(std::chrono::milliseconds timeout) const {
-  return timeout == c10d::kUnsetTimeout ? options_->timeout : timeout;
-}
-
-GroupFacts GroupBackend::facts() const {
-  return {getGroupUid(), getGroupDesc(), getRank(), getSize(), options_->global_ranks_in_group};
-}
-
-Options GroupBackend::options_for(const c10::intrusive_ptr<c10d::Backend::Options>& given) const {
+Options GroupLifecycle::options_for(const c10::intrusive_ptr<c10d::Backend::Options>& given) const {
   if (given) return Options::of(*given);
   Options options = *options_;
   options.group_name.clear();
@@ -195,7 +137,7 @@ Options GroupBackend::options_for(const c10::intrusive_ptr<c10d::Backend::Option
   return options;
 }
 
-std::vector<std::uint64_t> GroupBackend::global_ranks(const std::vector<int>& ranks) const {
+std::vector<std::uint64_t> GroupLifecycle::global_ranks(const std::vector<int>& ranks) const {
   const auto& known = options_->global_ranks_in_group;  // empty: this group's are 0, 1, ...
   std::vector<std::uint64_t> found;
   for (const int rank : ranks)
@@ -203,48 +145,23 @@ std::vector<std::uint64_t> GroupBackend::global_ranks(const std::vector<int>& ra
   return found;
 }
 
-GroupBackend::Parent GroupBackend::as_parent(std::vector<int> ranks) const {
+GroupLifecycle::Parent GroupLifecycle::as_parent(std::vector<int> ranks) const {
   for (const int rank : ranks)
-    if (rank < 0 || rank >= getSize())
+    if (rank < 0 || rank >= group_->size())
       raise(Error(Errc::invalid_argument,
-                  concat("group ", group_->name(), " of ", getSize(), " ranks has no rank ", rank)));
-  if (std::find(ranks.begin(), ranks.end(), getRank()) == ranks.end())
-    raise(Error(Errc::invalid_argument, concat("rank ", getRank(), " of group ", group_->name(),
+                  concat("group ", group_->name(), " of ", group_->size(), " ranks has no rank ", rank)));
+  if (std::find(ranks.begin(), ranks.end(), group_->rank()) == ranks.end())
+    raise(Error(Errc::invalid_argument, concat("rank ", group_->rank(), " of group ", group_->name(),
                                                " is not among the new group's ranks")));
-  Between between{between_.inter_node, {}};
-  if (!node_)
-    for (const int rank : ranks) between.ranks.push_back(between_.ranks[rank]);
-  return {group_, node_, std::move(between), std::move(ranks)};
+  return {group_, std::move(ranks)};
 }
 
-Met GroupBackend::meet(coll::Subgroup::Purpose purpose, const std::vector<int>& ranks,
-                       const Options& options) const {
+Met GroupLifecycle::meet(coll::Subgroup::Purpose purpose, const std::vector<int>& ranks,
+                         const Options& options) const {
   return translated([&] { return meet_in(as_parent(ranks), purpose, options); });
 }
 
-void GroupBackend::registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) {
-  check_not_forked(*group_);
-  if (hook_) raise(Error(Errc::invalid_argument, "registerOnCompletionHook: the group has a hook already"));
-  hook_ = std::make_shared<CompletionHook>(std::move(hook));
-}
-
-void GroupBackend::waitForPendingWorks() {
-  check_not_forked(*group_);
-  if (!hook_)
-    raise(Error(Errc::invalid_argument, "waitForPendingWorks: call registerOnCompletionHook first"));
-  while (!hook_->wait(std::chrono::milliseconds(50)))  // every work has a timeout, so this ends
-    interrupt_check()();
-}
-
-bool GroupBackend::supportsTensorAlloc(c10::DeviceIndex) { return has_shared_tensors(); }
-
-std::shared_ptr<c10::Allocator> GroupBackend::getMemAllocator() { return shared_allocator(); }
-
-at::Tensor GroupBackend::allocateTensor(long size, at::TensorOptions options) {
-  return allocate_shared(size, options);
-}
-
-std::unordered_map<std::string, uint64_t> GroupBackend::getMemoryStats() {
+std::unordered_map<std::string, std::uint64_t> GroupLifecycle::memory_stats() const {
   const auto memory = group_->memory();
   auto& endpoint = group_->engine().endpoint();
   return {{"group.control_bytes", memory.blocks},

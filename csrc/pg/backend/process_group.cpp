@@ -49,9 +49,57 @@ void release_after(const SideStreams& streams, const c10::intrusive_ptr<WorkOCCL
 
 ProcessGroupOCCL::ProcessGroupOCCL(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                    const Options& options, const Parent& parent)
-    : GroupBackend(store, rank, size, options, parent) {}
+    : BackendBase(rank, size), lifecycle_(store, rank, size, options, parent) {
+  made();
+}
 
-ProcessGroupOCCL::ProcessGroupOCCL(Met met, const Options& options) : GroupBackend(std::move(met), options) {}
+ProcessGroupOCCL::ProcessGroupOCCL(Met met, const Options& options)
+    : BackendBase(met.group->rank(), met.group->size()), lifecycle_(std::move(met), options) {
+  made();
+}
+
+void ProcessGroupOCCL::made() {
+  init();
+  const auto& ranks = lifecycle_.options().global_ranks_in_group;
+  const auto rank = static_cast<std::size_t>(getRank());
+  if (FlightRecorder* const recorder = FlightRecorder::get())
+    recorded_ =
+        recorder->add(lifecycle_.group(), rank < ranks.size() ? static_cast<int>(ranks[rank]) : getRank());
+  LOG(INFO) << "occl: " << describe();
+}
+
+std::string ProcessGroupOCCL::describe() const {
+  return concat(lifecycle_.describe(), "; flight recorder ", recorded_ ? "on" : "off");
+}
+
+std::chrono::milliseconds ProcessGroupOCCL::or_default(std::chrono::milliseconds timeout) const {
+  return timeout == c10d::kUnsetTimeout ? lifecycle_.options().timeout : timeout;
+}
+
+GroupFacts ProcessGroupOCCL::facts() const {
+  return {getGroupUid(), getGroupDesc(), getRank(), getSize(), lifecycle_.options().global_ranks_in_group};
+}
+
+CallObservers ProcessGroupOCCL::observers_of(std::span<const Request> requests) const {
+  CallObservers all;
+  if (recorded_) all.push_back(FlightRecorder::get()->record(recorded_, facts(), requests, false));
+  if (hook_) all.push_back(std::make_unique<HookedCall>(hook_));
+  return all;
+}
+
+void ProcessGroupOCCL::registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) {
+  check_not_forked(group());
+  if (hook_) raise(Error(Errc::invalid_argument, "registerOnCompletionHook: the group has a hook already"));
+  hook_ = std::make_shared<CompletionHook>(std::move(hook));
+}
+
+void ProcessGroupOCCL::waitForPendingWorks() {
+  check_not_forked(group());
+  if (!hook_)
+    raise(Error(Errc::invalid_argument, "waitForPendingWorks: call registerOnCompletionHook first"));
+  while (!hook_->wait(std::chrono::milliseconds(50)))  // every work has a timeout, so this ends
+    interrupt_check()();
+}
 
 template <class Make, class Refuse>
 decltype(auto) ProcessGroupOCCL::checked(Make&& make, Refuse&& refuse) {
@@ -59,7 +107,7 @@ decltype(auto) ProcessGroupOCCL::checked(Make&& make, Refuse&& refuse) {
     return make();
   } catch (...) {
     // Whatever it is: the peers wait for this call, and for those that it was to be joined with.
-    check_not_forked(*group_);
+    check_not_forked(group());
     const struct Forgetting {
       ProcessGroupOCCL& group;
       ~Forgetting() { group.forget_coalesced(); }
@@ -73,7 +121,7 @@ decltype(auto) ProcessGroupOCCL::checked(Make&& make, Refuse&& refuse) {
 
 template <class Make>
 decltype(auto) ProcessGroupOCCL::checked(Make&& make) {
-  return checked(make, [&](const std::string& why) { group_->refuse(why); });
+  return checked(make, [&](const std::string& why) { group().refuse(why); });
 }
 
 template <class Opts, class Make>
@@ -84,19 +132,19 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::call(const Opts& opts, Make&& make) 
 
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::transfer(Tensors& tensors, int peer, int tag, bool send) {
   Request made = checked([&] { return pg::transfer(self(), tensors, peer, tag, send); },
-                         [&](const std::string& why) { group_->refuse_message(peer, send, why); });
+                         [&](const std::string& why) { group().refuse_message(peer, send, why); });
   return launch(as_span(made), c10d::kUnsetTimeout);
 }
 
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::launch(std::span<Request> requests,
                                                    std::chrono::milliseconds timeout, bool async) {
-  check_not_forked(*group_);
+  check_not_forked(group());
   if (estimate_.runs()) return estimate(requests);
   for (Request& request : requests) request.timeout = or_default(timeout);
   if (logs_calls_) [[unlikely]]
     for (const Request& request : requests)
       LOG(INFO) << "occl: rank " << getRank() << " calls " << coll::describe(request.task) << " in group "
-                << group_->name();
+                << group().name();
   std::optional<ParamComms> event;
   if (at::hasCallbacks()) [[unlikely]]
     event.emplace(facts(), next_number(requests.front()), requests, async);
@@ -115,34 +163,35 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::launch(std::span<Request> requests,
   SideStreams streams;
   for (const Request& request : requests) streams.add(request);
   if (streams.empty())
-    return WorkOCCL::launch(group_, requests, async ? Mode::background : Mode::blocking, hook_,
-                            record(requests));
+    return WorkOCCL::launch(lifecycle_.group(), requests, async ? Mode::background : Mode::blocking,
+                            observers_of(requests));
   // The work takes its place in the group's order now, and begins when the streams reach it.
   const Mode mode = streams.idle() ? Mode::background : Mode::held;
-  auto work = WorkOCCL::launch(group_, requests, mode, hook_, record(requests));
+  auto work = WorkOCCL::launch(lifecycle_.group(), requests, mode, observers_of(requests));
   if (mode == Mode::held) release_after(streams, work);
   if (!async) work->wait();
   return work;
 }
 
 void ProcessGroupOCCL::check_order(std::span<const Request> requests) const {
-  const auto callbacks = CallbackOrder::of_this_thread(*group_);
+  const auto callbacks = CallbackOrder::of_this_thread(group());
   if (!callbacks || requests.empty() || requests.front().transfer()) return;
   const std::uint64_t number = next_number(requests.front());
   if (callbacks->fits(number)) return;
-  invalid(name_of(requests.front()), "operation #", number, " of group ", group_->name(),
+  invalid(name_of(requests.front()), "operation #", number, " of group ", group().name(),
           " is called in a callback of a future, after calls that came later than getFuture(). "
           "Ranks run a callback at different moments, so they would not all have this order. Wait for the "
           "callback's future before the next call in the group, or give callbacks a group of their own");
 }
 
 void ProcessGroupOCCL::startCoalescing() {
-  check_not_forked(*group_);
+  check_not_forked(group());
   // PyTorch's context manager does not end it if its block raises.
   refuse_coalesced("the block of coalesced calls that it was in has raised an exception");
   forget_coalesced();
-  coalesced_ = c10::make_intrusive<WorkOCCL>(group_, c10d::OpType::COALESCED, "occl:coalesced",
-                                             at::TensorList(), hook_);
+  coalesced_ = c10::make_intrusive<WorkOCCL>(lifecycle_.group(), c10d::OpType::COALESCED, "occl:coalesced",
+                                             at::TensorList());
+  if (hook_) coalesced_->add_observer(std::make_unique<HookedCall>(hook_));
 }
 
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::endCoalescing() {
@@ -155,7 +204,9 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::endCoalescing() {
         if (coalescing_.empty()) return;
         check_joined(concat(name_of(coalescing_.front()), " (coalesced)").c_str(), coalescing_);
         check_order(coalescing_);
-        work->set_entries(record(coalescing_, /*manager=*/true));
+        if (recorded_)
+          work->add_observer(
+              FlightRecorder::get()->record(recorded_, facts(), coalescing_, /*manager=*/true));
         for (const Request& request : coalescing_) streams.add(request);
         if (!streams.idle()) mode = Mode::held;
         for (Request& request : coalescing_) work->add(std::move(request), mode);
@@ -168,9 +219,9 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::endCoalescing() {
 
 void ProcessGroupOCCL::refuse_one(const Request& request, const std::string& why) {
   if (const coll::Transfer* message = request.transfer())
-    group_->refuse_message(message->peer, message->send, why);
+    group().refuse_message(message->peer, message->send, why);
   else
-    group_->refuse(why);
+    group().refuse(why);
 }
 
 void ProcessGroupOCCL::refuse_coalesced(const std::string& why) {
@@ -300,22 +351,23 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::allreduce_sparse(Tensors& tensors,
 }
 
 void ProcessGroupOCCL::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
-  check_not_forked(*group_);
-  translated([&] { group_->monitored_barrier(or_default(opts.timeout), wait_all_ranks, interrupt_check()); });
+  check_not_forked(group());
+  translated([&] { group().monitored_barrier(or_default(opts.timeout), wait_all_ranks, interrupt_check()); });
 }
 
 void ProcessGroupOCCL::startTimeEstimate() {
-  check_not_forked(*group_);
+  check_not_forked(group());
   estimate_.start();
 }
 
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::estimate(std::span<const Request> requests) {
   Tensors outputs;
   for (const Request& request : requests) {
-    estimate_.add(request, *group_);
+    estimate_.add(request, group());
     outputs.insert(outputs.end(), request.outputs.begin(), request.outputs.end());
   }
-  auto work = c10::make_intrusive<WorkOCCL>(group_, requests.front().type, nullptr, at::TensorList());
+  auto work =
+      c10::make_intrusive<WorkOCCL>(lifecycle_.group(), requests.front().type, nullptr, at::TensorList());
   work->set_result(std::move(outputs));
   work->seal();
   return work;
@@ -329,24 +381,24 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupOCCL::backend_of(Met met, const Op
 c10::intrusive_ptr<c10d::Backend> ProcessGroupOCCL::split(
     const c10::intrusive_ptr<c10d::Store>&, const std::vector<int>& ranks,
     const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
-  check_not_forked(*group_);
+  check_not_forked(group());
   if (std::find(ranks.begin(), ranks.end(), getRank()) == ranks.end()) return nullptr;
-  Options options = options_for(opts);
-  if (!opts) options.global_ranks_in_group = global_ranks(ranks);
-  return backend_of(meet(coll::Subgroup::Purpose::create, ranks, options), options);
+  Options options = lifecycle_.options_for(opts);
+  if (!opts) options.global_ranks_in_group = lifecycle_.global_ranks(ranks);
+  return backend_of(lifecycle_.meet(coll::Subgroup::Purpose::create, ranks, options), options);
 }
 
 c10::intrusive_ptr<c10d::Backend> ProcessGroupOCCL::merge(
     const c10::intrusive_ptr<c10d::Store>& store, const c10::intrusive_ptr<c10d::Backend::Options>& opts,
     const int& rank, const int& size) {
-  check_not_forked(*group_);
-  return c10::make_intrusive<ProcessGroupOCCL>(store, rank, size, options_for(opts));
+  check_not_forked(group());
+  return c10::make_intrusive<ProcessGroupOCCL>(store, rank, size, lifecycle_.options_for(opts));
 }
 
 c10::intrusive_ptr<c10d::Backend> ProcessGroupOCCL::shrink(
     const std::vector<int64_t>& ranks_to_exclude, int shrink_flags,
     const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
-  check_not_forked(*group_);
+  check_not_forked(group());
   constexpr int kAbort = 1;  // torch.distributed.distributed_c10d.SHRINK_ABORT
   std::vector<int> survivors;
   for (int rank = 0; rank < getSize(); ++rank)
@@ -357,12 +409,12 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupOCCL::shrink(
       raise(Error(Errc::invalid_argument,
                   concat("shrink: rank ", getRank(), " of ", getSize(), " cannot exclude rank ", rank,
                          rank == getRank() ? ", which is itself" : "")));
-  if (shrink_flags & kAbort) group_->abort("shrink() with SHRINK_ABORT was called");
-  Options options = options_for(opts);
-  if (options.group_name.empty()) options.group_name = group_->name() + "/shrunk";
+  if (shrink_flags & kAbort) lifecycle_.abort("shrink() with SHRINK_ABORT was called");
+  Options options = lifecycle_.options_for(opts);
+  if (options.group_name.empty()) options.group_name = group().name() + "/shrunk";
   options.global_ranks_in_group =
-      global_ranks(survivors);  // PyTorch passes the caller's options on as they are
-  return backend_of(meet(coll::Subgroup::Purpose::shrink, survivors, options), options);
+      lifecycle_.global_ranks(survivors);  // PyTorch passes the caller's options on as they are
+  return backend_of(lifecycle_.meet(coll::Subgroup::Purpose::shrink, survivors, options), options);
 }
 
 }  // namespace occl::pg

@@ -1,25 +1,50 @@
-// The backend: each operation turns its arguments into a Request (normalize.h) and launches it as a Work
-// (work.h).
+// The backend that PyTorch calls: each operation turns its arguments into a Request (normalize.h) and
+// launches it as a Work (work.h). group_lifecycle.h creates the group and leaves it.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/logging.h>
 
+#include <memory>
 #include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
 
 #include "pg/backend/group_lifecycle.h"
+#include "pg/backend/shared_tensors.h"
 #include "pg/backend/time_estimate.h"
 #include "pg/backend/work.h"
+#include "pg/compat/backend_base.h"
+#include "pg/observe/completion_hook.h"
+#include "pg/observe/flight_recorder.h"
+#include "pg/observe/param_comms.h"
 
 namespace occl::pg {
 
-class ProcessGroupOCCL final : public GroupBackend {
+class ProcessGroupOCCL final : public BackendBase {
  public:
+  using Options = pg::Options;
+  using Parent = GroupLifecycle::Parent;
+
   /// A collective call of all ranks: connects to the others, through the parent or else through the store.
   /// Copies the options. Throws DistBackendError, which names the ranks that did not come within the timeout,
   /// have exited, or share no memory.
   ProcessGroupOCCL(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, const Options& options,
                    const Parent& parent = {});
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+  const std::string getBackendName() const override { return "occl"; }
+  /// What was chosen for this group, in a line for logs.
+  std::string describe() const;
+  /// A copy: PyTorch writes into it when it splits the group.
+  c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override {
+    return lifecycle_.options().copy();
+  }
+  void setTimeout(std::chrono::milliseconds timeout) override { lifecycle_.options().timeout = timeout; }
+  void enableCollectivesTiming() override {}  // every Work measures its duration
+
+  void setSequenceNumberForGroup() override {}  // starts at 0 on every rank
+  uint64_t getSequenceNumberForGroup() override { return group().sequence(); }
 
   /// The operations; normalize.h says which tensors each takes. Wrong arguments raise ValueError before
   /// anything is sent. If opts.asyncOp is false, the call waits for the Work (WorkOCCL::wait) and returns it.
@@ -75,10 +100,30 @@ class ProcessGroupOCCL final : public GroupBackend {
   c10::intrusive_ptr<c10d::Backend> shrink(const std::vector<int64_t>& ranks_to_exclude, int shrink_flags,
                                            const c10::intrusive_ptr<c10d::Backend::Options>& opts) override;
 
+  /// See GroupLifecycle.
+  Parent as_parent(std::vector<int> ranks) const { return lifecycle_.as_parent(std::move(ranks)); }
+  void abort() override { lifecycle_.abort("abort() was called"); }
+  void shutdown() override { lifecycle_.shutdown(); }
+  c10d::ErrorType getError() override { return lifecycle_.error(); }
+  std::unordered_map<std::string, uint64_t> getMemoryStats() override { return lifecycle_.memory_stats(); }
+
+  /// Tensors in memory that peers can map, on `dev` and on the CPU (shared_tensors.h).
+  bool supportsTensorAlloc(c10::DeviceIndex) override { return has_shared_tensors(); }
+  std::shared_ptr<c10::Allocator> getMemAllocator() override { return shared_allocator(); }
+  at::Tensor allocateTensor(long size, at::TensorOptions options) override {
+    return allocate_shared(size, options);
+  }
+
+  /// From now on calls `hook` once for each Work, when it has ended, on the thread that saw it end. Raises
+  /// ValueError if there is a hook already.
+  void registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
+  /// Returns when the hook has been called for every Work launched so far. Raises ValueError without a hook.
+  void waitForPendingWorks() override;
+
   /// Operations called between these two are not carried out. endTimeEstimate returns the sum of their
   /// estimated durations in microseconds (time_estimate.h).
-  void startTimeEstimate();
-  float endTimeEstimate() { return estimate_.end(); }
+  void startTimeEstimate() override;
+  float endTimeEstimate() override { return estimate_.end(); }
 
  private:
   /// Launches the request or requests that `make` returns. If it throws, ranks that wait for this one are
@@ -98,12 +143,28 @@ class ProcessGroupOCCL final : public GroupBackend {
   /// (callback_order.h).
   void check_order(std::span<const Request> requests) const;
   ProcessGroupOCCL(Met met, const Options& options);
+  /// The last part of each constructor.
+  void made();
+  coll::Communicator& group() const { return *lifecycle_.group(); }
+  std::chrono::milliseconds or_default(std::chrono::milliseconds timeout) const;
+  ThisRank self() const { return {getRank(), getSize()}; }
+  /// What instruments say about this group.
+  GroupFacts facts() const;
+  /// The observers of a call of these requests.
+  CallObservers observers_of(std::span<const Request> requests) const;
+  /// The number that the next operation of this kind has in the group, unless another thread's call is first.
+  std::uint64_t next_number(const Request& request) const {
+    return (request.transfer() ? group().messages() : group().sequence()) + 1;
+  }
   c10::intrusive_ptr<c10d::Backend> backend_of(Met met, const Options& options) const;
   /// Tells the peers of a request, or of all coalesced ones, that it was not sent.
   void refuse_one(const Request& request, const std::string& why);
   void refuse_coalesced(const std::string& why);
   void forget_coalesced();
 
+  GroupLifecycle lifecycle_;
+  std::shared_ptr<RecordedGroup> recorded_;  // null without a flight recorder
+  std::shared_ptr<CompletionHook> hook_;     // null if there is none
   // Between startCoalescing and endCoalescing: the Work, and the requests that it will consist of.
   c10::intrusive_ptr<WorkOCCL> coalesced_;
   std::vector<Request> coalescing_;

@@ -1,4 +1,4 @@
-// Adds up how long operations would take, without carrying them out.
+// The sum of the durations that a model expects of operations, which are not carried out.
 #pragma once
 
 #include <optional>

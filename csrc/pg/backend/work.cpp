@@ -74,7 +74,7 @@ WorkOCCL::Part::Part(WorkOCCL& work, Request&& request, std::size_t first_output
       operation(*this, point_to_lists(this->request).task, Deadline::after(this->request.timeout)) {}
 
 void WorkOCCL::Part::beginning(coll::Operation&) {
-  if (work.entries_) work.entries_->begin();
+  for (const auto& observer : work.observers_) observer->begin(operation.sequence());
   const Request& now = current();
   copy_all(now, now.before);
   if (now.combined.empty()) return;
@@ -123,28 +123,24 @@ void WorkOCCL::Part::released(coll::Operation&) noexcept { c10::raw::intrusive_p
 
 // The title and the inputs make Work's constructor allocate, so they are passed only if a profiler runs.
 WorkOCCL::WorkOCCL(std::shared_ptr<coll::Communicator> group, c10d::OpType type, const char* title,
-                   at::TensorList inputs, std::shared_ptr<CompletionHook> hook)
+                   at::TensorList inputs, CallObservers observers)
     : Work(group->rank(), type, at::hasCallbacks() ? title : nullptr,
            at::hasCallbacks() ? std::optional(inputs.vec()) : std::nullopt),
       group_(std::move(group)),
-      hook_(std::move(hook)),
       launched_in_(CallbackOrder::of_this_thread(*group_)),
-      begin_(std::chrono::steady_clock::now()) {
-  if (hook_) hook_->launched();
-}
+      observers_(std::move(observers)),
+      begin_(std::chrono::steady_clock::now()) {}
 
 c10::intrusive_ptr<WorkOCCL> WorkOCCL::launch(std::shared_ptr<coll::Communicator> group,
                                               std::span<Request> requests, Mode mode,
-                                              std::shared_ptr<CompletionHook> hook,
-                                              std::unique_ptr<FlightRecorder::Entries> entries) {
+                                              CallObservers observers) {
   const Request& first = requests.front();
   Tensors all;  // what a profiler shows
   if (requests.size() > 1 && at::hasCallbacks())
     for (const Request& r : requests) all.insert(all.end(), r.inputs.begin(), r.inputs.end());
   auto work =
       c10::make_intrusive<WorkOCCL>(std::move(group), first.type, first.title,
-                                    all.empty() ? at::TensorList(first.inputs) : all, std::move(hook));
-  work->set_entries(std::move(entries));
+                                    all.empty() ? at::TensorList(first.inputs) : all, std::move(observers));
   for (Request& request : requests) work->add(std::move(request), mode);
   work->seal();
   if (mode == Mode::blocking) work->wait();
@@ -162,6 +158,7 @@ void WorkOCCL::add(Request&& request, Mode mode) {
     engine().submit_before_wait(*group_, part.operation);
   else
     engine().submit(*group_, part.operation);
+  for (const auto& observer : observers_) observer->submitted(part.operation.sequence());
   if (launched_in_ && !part.operation.is_transfer()) launched_in_->called(part.operation.sequence());
 }
 
@@ -181,7 +178,7 @@ bool WorkOCCL::one_less() noexcept {
   return true;
 }
 
-/// After the end: settles the futures and calls the completion hook.
+/// After the end: tells the observers and settles the futures.
 void WorkOCCL::tell() noexcept {
   FuturePtr future, result;
   std::shared_ptr<memory::Mark> passing;
@@ -194,14 +191,14 @@ void WorkOCCL::tell() noexcept {
   }
   if (passing) passing->pass(exception());
   if (recordFunctionEndCallback_) recordFunctionEndCallback_();
-  if (!future && !result && !hook_ && !entries_) return;
+  if (!future && !result && observers_.empty()) return;
   // Without the lock: callbacks may do anything, even launch collectives and wait for them.
   const coll::Engine::Callback callback(engine());
-  if (entries_) entries_->end(error(), sourceRank());
+  const CallEnd end{opType_, getSequencenumber(), begin_, end_, error(), sourceRank()};
+  for (const auto& observer : observers_) observer->end(end);
   if (future) settle(future);
   if (result) settle_result(result);
-  if (hook_)
-    hook_->ended(std::make_shared<c10d::WorkInfo>(opType_, getSequencenumber(), begin_, end_, end_ - begin_));
+  observers_.clear();
 }
 
 const Error* WorkOCCL::error() const {

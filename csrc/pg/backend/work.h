@@ -13,8 +13,7 @@
 #include "coll/task/operation.h"
 #include "memory/queue.h"
 #include "pg/backend/callback_order.h"
-#include "pg/observe/completion_hook.h"
-#include "pg/observe/flight_recorder.h"
+#include "pg/observe/call_observer.h"
 #include "pg/request/request.h"
 
 namespace occl::pg {
@@ -28,20 +27,18 @@ enum class Mode : std::uint8_t {
 
 class WorkOCCL final : public c10d::Work {
  public:
-  /// A work without operations: `add` them, then `seal`. The hook may be null. `title` and `inputs` are for
-  /// the profiler.
+  /// A work without operations: `add` them, then `seal`. `title` and `inputs` are for the profiler.
   WorkOCCL(std::shared_ptr<coll::Communicator> group, c10d::OpType type, const char* title,
-           at::TensorList inputs, std::shared_ptr<CompletionHook> hook = nullptr);
+           at::TensorList inputs, CallObservers observers = {});
 
   /// Makes a work of the requests, of which there is at least one, and moves from them. Mode::blocking:
   /// returns when they have ended, and throws the first error.
   static c10::intrusive_ptr<WorkOCCL> launch(std::shared_ptr<coll::Communicator> group,
                                              std::span<Request> requests, Mode mode,
-                                             std::shared_ptr<CompletionHook> hook = nullptr,
-                                             std::unique_ptr<FlightRecorder::Entries> entries = nullptr);
+                                             CallObservers observers = {});
 
-  /// The work's entries in the flight recorder; null if there is none. Call it before `add`.
-  void set_entries(std::unique_ptr<FlightRecorder::Entries> entries) { entries_ = std::move(entries); }
+  /// Call it before `add`.
+  void add_observer(std::unique_ptr<CallObserver> observer) { observers_.push_back(std::move(observer)); }
   /// Submits one more operation. Call it before `seal`.
   void add(Request&& request, Mode mode);
   /// Lets operations that were added with Mode::held begin.
@@ -115,9 +112,8 @@ class WorkOCCL final : public c10d::Work {
   void settle_result(const FuturePtr& future) const noexcept;
 
   const std::shared_ptr<coll::Communicator> group_;
-  const std::shared_ptr<CompletionHook> hook_;
   const std::shared_ptr<CallbackOrder> launched_in_;  // null: not in a callback of a work of the group
-  std::unique_ptr<FlightRecorder::Entries> entries_;  // set before the first part is added, if at all
+  CallObservers observers_;                           // grows only before the first part is added
   Tensors result_;                                    // set before seal(), if at all
   std::list<Part> parts_;                             // grows only before seal(), on the thread that adds
   std::atomic<std::size_t> open_ = 2;  // parts that have not ended, + 1 until seal(), + 1 until end_ is set

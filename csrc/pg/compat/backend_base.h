@@ -1,21 +1,19 @@
-// The base class of the backend: c10d::Backend with the capabilities that PyTorch asks for, and laid out so
-// that it can stand in the place of Gloo.
+// The base class of the backend: c10d::Backend with the methods that only some versions of PyTorch have, and
+// laid out so that it can stand in the place of Gloo.
 //
-// Up to 2.13 PyTorch has one virtual method for each capability. Later versions have one for all of them,
-// capabilities(), and the old ones are no longer virtual. (The operations that later versions rename, such as
-// all_gather_single, forward to those that process_group.h overrides.)
+// The operations that 2.14 renames, such as all_gather_single, forward to those that process_group.h
+// overrides.
 //
 // In the place of Gloo (torch_occl.replace), a group's backend has the type GLOO. DistributedDataParallel's
 // logger casts a backend of that type to c10d::ProcessGroupGloo and reads `options_->threads`, whatever its
-// class. So the two members lie where ProcessGroupGloo has its own, and the value is Gloo's default. The
-// headers of Gloo do not come with PyTorch, so the compiler cannot compare the two classes: PyTorch's
-// test_ddp_logging_data_cpu, with occl in the place of Gloo, does.
+// class. So the two members lie where ProcessGroupGloo has its own, and the value is Gloo's default.
+// tools/gloo_layout.cpp compares the two classes.
 #pragma once
 
-#include <torch/headeronly/version.h>
-
 #include <memory>
+#include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <unordered_map>
 #include <vector>
 
 namespace occl::pg {
@@ -24,19 +22,18 @@ class BackendBase : public c10d::Backend {
  public:
   using c10d::Backend::Backend;
 
-#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR > 13
-  c10d::BackendCapabilities capabilities() const override {
-    using enum c10d::BackendCapability;
-    return {SPLITTING, COALESCING, TIME_ESTIMATION, SHRINKING};
-  }
-#else
   bool supportsSplitting() const override { return true; }
   bool supportsCoalescing() const override { return true; }
   bool supportsTimeEstimation() const override { return true; }
   bool supportsShrinking() const override { return true; }
-#endif
 
- private:
+  /// Overrides PyTorch's method from 2.12 on. Remove with 2.11.
+  virtual std::unordered_map<std::string, std::uint64_t> getMemoryStats() = 0;
+  /// Override PyTorch's methods from 2.15 on. Remove with 2.14.
+  virtual void startTimeEstimate() = 0;
+  virtual float endTimeEstimate() = 0;
+
+ protected:
   struct GlooOptions final : c10d::Backend::Options {
     GlooOptions() : c10d::Backend::Options("gloo") {}
     std::vector<std::shared_ptr<void>> devices;

@@ -9,12 +9,15 @@ void CompletionHook::launched() {
   ++pending_;
 }
 
-void CompletionHook::ended(std::shared_ptr<c10d::WorkInfo> info) noexcept {
+void CompletionHook::call(std::shared_ptr<c10d::WorkInfo> info) noexcept {
   try {
     hook_(std::move(info));
   } catch (const std::exception& error) {
     TORCH_WARN("a completion hook failed: ", error.what());
   }
+}
+
+void CompletionHook::done() noexcept {
   std::lock_guard lock(mutex_);
   if (--pending_ == 0) none_.notify_all();
 }

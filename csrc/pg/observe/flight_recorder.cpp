@@ -156,12 +156,8 @@ std::unique_ptr<FlightRecorder::Entries> FlightRecorder::record(const std::share
     for (int rank = 0; group->ranks.size() < static_cast<std::size_t>(facts.size); ++rank)
       group->ranks.push_back(static_cast<std::uint64_t>(rank));
   }
-  made.collective = group->collectives + (messages ? 0 : 1);
-  made.message = kMessages + group->messages + (messages ? 1 : 0);
   made.is_message = messages;
   made.timeout = requests.front().timeout.count();
-  (messages ? group->messages : group->collectives) += requests.size();
-  if (!messages) group->enqueued = static_cast<std::int64_t>(group->collectives);
 
   const std::uint64_t first = recorded_;
   const auto add = [&](const char* name, const Request& request, RecordedSide in, RecordedSide out) {
@@ -197,8 +193,38 @@ std::unique_ptr<FlightRecorder::Entries> FlightRecorder::record(const std::share
   return std::make_unique<Entries>(*this, group, first, recorded_ - first);
 }
 
-void FlightRecorder::Entries::begin() noexcept {
+void FlightRecorder::Entries::submitted(std::uint64_t number) noexcept {
   std::lock_guard lock(recorder_.mutex_);
+  take(number);
+}
+
+void FlightRecorder::Entries::begin(std::uint64_t number) noexcept {
+  std::lock_guard lock(recorder_.mutex_);
+  take(number);
+  start();
+}
+
+/// Under the recorder's mutex: an operation of the call has this number. That of the first is the call's. An
+/// operation of a group that has ended has none, and is shown with the one that was its turn.
+void FlightRecorder::Entries::take(std::uint64_t number) {
+  const RecordedCall* const any = recorder_.find(first_);
+  if (!any) return;
+  const bool is_message = any->is_message;
+  std::uint64_t& last = is_message ? group_->messages : group_->collectives;
+  if (number == 0) number = last + 1;
+  last = std::max(last, number);
+  if (!is_message) group_->enqueued = static_cast<std::int64_t>(last);
+  if (std::exchange(numbered_, true)) return;
+  for (std::uint64_t id = first_; id < first_ + count_; ++id)
+    if (RecordedCall* entry = recorder_.find(id)) {
+      entry->numbered = true;
+      entry->collective = is_message ? group_->collectives : number;
+      entry->message = kMessages + (is_message ? number : group_->messages);
+    }
+}
+
+/// Under the recorder's mutex.
+void FlightRecorder::Entries::start() {
   for (std::uint64_t id = first_; id < first_ + count_; ++id)
     if (RecordedCall* entry = recorder_.find(id); entry && !entry->started) {
       entry->started = c10::getTime();
@@ -206,18 +232,19 @@ void FlightRecorder::Entries::begin() noexcept {
     }
 }
 
-void FlightRecorder::Entries::end(const Error* error, int source) noexcept {
-  if (!error) begin();  // what ends at once has begun
+void FlightRecorder::Entries::end(const CallEnd& end) noexcept {
+  const Error* const error = end.error;
   bool write = error && recorder_.settings_.on_error && !says_little(error->code());
   {
     std::lock_guard lock(recorder_.mutex_);
+    if (!error) start();  // what ends at once has begun
     for (std::uint64_t id = first_; id < first_ + count_; ++id)
       if (RecordedCall* entry = recorder_.find(id)) {
         entry->retired = true;
         if (error) continue;
         entry->completed = c10::getTime();
         if (!entry->is_message) group_->completed = static_cast<std::int64_t>(entry->collective);
-        if (entry->any_source) entry->name = concat("nccl:recv ", group_->rank, "<-", source);
+        if (entry->any_source) entry->name = concat("nccl:recv ", group_->rank, "<-", end.source);
       }
     // The end of a group ends all its operations, and is written once.
     if (write && error->code() != Errc::mismatch && error->code() != Errc::peer_left)
@@ -238,7 +265,7 @@ std::string FlightRecorder::dump(bool collectives, bool stacks, bool only_active
       const std::uint64_t kept = std::min<std::uint64_t>(recorded_, settings_.entries);
       for (std::uint64_t id = recorded_ - kept; id < recorded_; ++id) {
         const RecordedCall& entry = entries_[id % settings_.entries];
-        if (!only_active || !entry.completed) dump.add(entry);
+        if (entry.numbered && (!only_active || !entry.completed)) dump.add(entry);
       }
     }
   }

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "coll/progress/communicator.h"
+#include "pg/observe/call_observer.h"
 #include "pg/observe/dump_pipe.h"
 #include "pg/observe/flight_settings.h"
 #include "pg/observe/param_comms.h"
@@ -42,25 +43,29 @@ class FlightRecorder {
                                      int global_rank);
 
   /// The entries of one Work.
-  class Entries {
+  class Entries final : public CallObserver {
    public:
     Entries(FlightRecorder& recorder, std::shared_ptr<RecordedGroup> group, std::uint64_t first,
             std::size_t count)
         : recorder_(recorder), group_(std::move(group)), first_(first), count_(count) {}
-    void begin() noexcept;
-    /// The Work has ended: with this error, or null. `source`: the rank that a message came from. After an
-    /// error, other than the end of the group by this rank, the recorder writes its file.
-    void end(const Error* error, int source) noexcept;
+    void submitted(std::uint64_t number) noexcept override;
+    void begin(std::uint64_t number) noexcept override;
+    /// After an error, other than the end of the group by this rank, the recorder writes its file.
+    void end(const CallEnd& end) noexcept override;
 
    private:
+    void take(std::uint64_t number);
+    void start();
+
     FlightRecorder& recorder_;
     const std::shared_ptr<RecordedGroup> group_;
     const std::uint64_t first_;
     const std::size_t count_;
+    bool numbered_ = false;  // guarded by the recorder's mutex
   };
 
-  /// Records a call that is about to be submitted. `manager`: its requests were called one by one between
-  /// startCoalescing and endCoalescing.
+  /// Records a call that is about to be submitted. Dumps show it from when its first operation has a number.
+  /// `manager`: its requests were called one by one between startCoalescing and endCoalescing.
   std::unique_ptr<Entries> record(const std::shared_ptr<RecordedGroup>& group, const GroupFacts& facts,
                                   std::span<const Request> requests, bool manager);
 

@@ -1,12 +1,11 @@
 #include "pg/observe/param_comms.h"
 
-#include <torch/csrc/distributed/c10d/ParamCommsUtils.hpp>
-
 #include <memory>
 #include <string>
 #include <tuple>
 #include <vector>
 
+#include "pg/compat/param_comms_info.h"
 #include "pg/observe/call_names.h"
 
 namespace occl::pg {
@@ -72,11 +71,9 @@ ParamComms::ParamComms(const GroupFacts& group, std::uint64_t number, std::span<
   const std::string call = names_of(requests).event;
   const int other = other_side(first, group.rank);
   const Ranks ranks(group);
-  auto info = std::make_shared<torch::ParamCommsDebugInfo>(names, other, std::string(call), elements(inputs),
-                                                           elements(outputs), dtype, in_splits, out_splits,
-                                                           ranks.first, ranks.step, group.size, async);
-  torch::maybeSetSequenceInfo(info, sequence);
-  info_.emplace(c10::DebugInfoKind::PARAM_COMMS_INFO, std::move(info));
+  info_.emplace(c10::DebugInfoKind::PARAM_COMMS_INFO,
+                param_comms_info(names, other, call, elements(inputs), elements(outputs), dtype, in_splits,
+                                 out_splits, ranks.first, ranks.step, group.size, sequence, async));
   const std::initializer_list<const c10::IValue> values = {inputs,     sequence,   names,      other,
                                                            call,       in_splits,  out_splits, ranks.first,
                                                            ranks.step, group.size, async};

@@ -31,9 +31,10 @@ struct RecordedGroup {
   std::string name, description;
   std::vector<std::uint64_t> ranks;  // empty: nothing was recorded
   int rank = 0;
-  std::uint64_t collectives = 0, messages = 0, operations = 0;  // recorded so far
-  std::int64_t enqueued = -1, started = -1, completed = -1;     // the last collective
-  bool written = false;                                         // the file was written for the group's end
+  std::uint64_t collectives = 0, messages = 0;               // the last numbers of recorded operations
+  std::uint64_t operations = 0;                              // recorded so far
+  std::int64_t enqueued = -1, started = -1, completed = -1;  // the last collective
+  bool written = false;                                      // the file was written for the group's end
 };
 
 struct RecordedCall {
@@ -47,6 +48,7 @@ struct RecordedCall {
   std::optional<c10::time_t> started, completed;
   std::int64_t timeout = 0;
   bool is_message = false, any_source = false, retired = false;
+  bool numbered = false;  // `collective` and `message` are known
   std::string thread, thread_name;
 };
 

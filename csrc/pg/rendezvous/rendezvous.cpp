@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <numeric>
 #include <type_traits>
 
 #include <c10/util/Logging.h>
@@ -104,8 +105,10 @@ bool one_network(const std::vector<Card>& cards) {
 }
 
 /// Connects the nodes. Throws Error(system) naming the ranks of other nodes.
-Between connect(const PreparedBetween& prepared, const c10::intrusive_ptr<c10d::Store>& store, Board& board,
-                const std::string& name, int rank, const hosts::Topology& partition, Deadline deadline) try {
+std::shared_ptr<InterNode> connect(const PreparedBetween& prepared,
+                                   const c10::intrusive_ptr<c10d::Store>& store, Board& board,
+                                   const std::string& name, int rank, const hosts::Topology& partition,
+                                   Deadline deadline) try {
   using std::chrono::milliseconds;
   const auto left = std::chrono::duration_cast<milliseconds>(deadline.left(deadline.span()));
   const auto call = [prepared, store, left](c10d::Store&) {
@@ -132,9 +135,9 @@ Met meet_over_nodes(const c10::intrusive_ptr<c10d::Store>& store, Board& board, 
   const int size = partition.size();
   const int node = partition.node_of(rank), local = partition.local_rank(rank);
   const std::vector<int>& members = partition.members(node);
-  Met met;
   PreparedBetween prepared;
   std::unique_ptr<coll::Mesh> mesh;
+  std::shared_ptr<InterNode> inter_node;
   try {
     prepared = prepare_between(one_network(cards));
     mesh =
@@ -161,8 +164,8 @@ Met meet_over_nodes(const c10::intrusive_ptr<c10d::Store>& store, Board& board, 
     board.compare(engines, "is to exchange messages between nodes through",
                   "give all ranks the same ProcessGroupOCCL.Options(inter_node=...), or none");
     mesh->join(invitations, deadline);
-    met.between = connect(prepared, c10::make_intrusive<c10d::PrefixStore>(board.prefix("between"), store),
-                          board, name, rank, partition, deadline);
+    inter_node = connect(prepared, c10::make_intrusive<c10d::PrefixStore>(board.prefix("between"), store),
+                         board, name, rank, partition, deadline);
     board.put(kConnected, {});
     board.read(kConnected, kStoreGrace);
   } catch (const std::exception& error) {  // also if it has waited in vain: then no rank makes the group
@@ -177,11 +180,18 @@ Met meet_over_nodes(const c10::intrusive_ptr<c10d::Store>& store, Board& board, 
               << " nodes: " << describe_nodes(partition, cards, division.obstacles)
               << ". Between them: " << prepared.name;
   auto group = coll::Group::open(engine(), std::move(mesh), deadline, interrupt_check());
-  met.group = std::make_shared<hosts::Group>(
-      std::move(info), std::move(group),
-      std::make_shared<BackendLink>(met.between.inter_node, met.between.ranks, name));
-  engine().add(met.group);
-  return met;
+  std::vector<int> ranks(size);  // those of the backend, by rank of the group
+  std::iota(ranks.begin(), ranks.end(), 0);
+  const auto made = std::make_shared<hosts::Group>(
+      std::move(info), std::move(group), std::make_shared<BackendLink>(inter_node, std::move(ranks), name));
+  try {
+    engine().add(made);
+  } catch (const std::exception& error) {
+    made->abort(error.what());
+    made->close();
+    throw;
+  }
+  return {made, std::nullopt};
 }
 
 }  // namespace
@@ -218,7 +228,7 @@ Met rendezvous(const c10::intrusive_ptr<c10d::Store>& store, const std::string& 
     std::vector<coll::Invitation> invitations;
     for (const Card& it : cards) invitations.push_back(it.invitation);
     for (const Card& it : cards)
-      if (it.store_socket != 0) store_host = StoreHost{it.invitation.rank, it.store_socket};
+      if (it.store_socket != 0) store_host = StoreHost{it.invitation.rank, it.store_socket, nullptr};
     try {
       mesh->join(invitations, deadline);
     } catch (const Error& error) {
@@ -231,7 +241,8 @@ Met rendezvous(const c10::intrusive_ptr<c10d::Store>& store, const std::string& 
   }
   // From here on the group itself notices a rank that dies.
   auto group = coll::Group::open(engine(), std::move(mesh), deadline, interrupt_check());
-  return {group, group, {}, store_host};
+  if (store_host) store_host->group = group;
+  return {group, store_host};
 }
 
 }  // namespace occl::pg

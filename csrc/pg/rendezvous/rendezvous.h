@@ -17,24 +17,17 @@
 
 namespace occl::pg {
 
-/// The carrier of a group's messages between nodes, and the group's ranks in it.
-struct Between {
-  std::shared_ptr<InterNode> inter_node;
-  std::vector<int> ranks;
-};
-
 struct Met {
   std::shared_ptr<coll::Communicator> group;
-  std::shared_ptr<coll::Group> node;    // the same group, if all ranks share memory; otherwise null
-  Between between;                      // otherwise
-  std::optional<StoreHost> store_host;  // if a rank's process runs the store's server
+  std::optional<StoreHost> store_host;  // if all ranks share memory, and the process of one runs the server
 };
 
-/// The carrier before it is connected.
+/// The carrier of a group's messages between nodes, before it is connected.
 struct PreparedBetween {
   std::string engine;  // what all ranks must have in common, for texts
   std::string name;    // how this process uses it: "gloo over eth0 (10.0.0.1)"
-  std::function<Between(const c10::intrusive_ptr<c10d::Store>& store, std::chrono::milliseconds timeout)>
+  std::function<std::shared_ptr<InterNode>(const c10::intrusive_ptr<c10d::Store>& store,
+                                           std::chrono::milliseconds timeout)>
       connect;  // a collective call
 };
 /// `one_network`: all ranks are in one network namespace. Throws if this rank can prepare nothing.

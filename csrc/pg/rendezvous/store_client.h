@@ -1,5 +1,5 @@
-// Calls a store with a deadline. A TCPStore waits for the answer of its server for as long as the connection
-// lives, which is a quarter of an hour or more if the server's host is cut off.
+// Calls of a store that have a deadline. A TCPStore waits for the answer of its server for as long as the
+// connection lives, which is a quarter of an hour or more if the server's host is cut off.
 #pragma once
 
 #include <condition_variable>

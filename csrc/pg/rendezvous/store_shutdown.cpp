@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <memory>
 #include <thread>
+#include <utility>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
@@ -123,14 +124,16 @@ std::uint64_t listening_socket(c10d::Store& store) {
   return 0;
 }
 
-StoreServer::StoreServer(c10d::Store& store, StoreHost host) : store_(without_prefixes(store)), host_(host) {}
+StoreServer::StoreServer(c10d::Store& store, StoreHost host)
+    : store_(without_prefixes(store)), host_(std::move(host)) {}
 
 bool StoreServer::ended() const {
   return store_.expired() || !(listens(AF_INET, host_.socket) || listens(AF_INET6, host_.socket));
 }
 
-void StoreServer::wait_for_end(const coll::Group& group, const std::function<void()>& interrupted) const {
+void StoreServer::wait_for_end(const std::function<void()>& interrupted) const {
   if (store_.use_count() != 1) return;  // the program keeps it, or it has gone already
+  const coll::Group& group = *host_.group;
   const coll::Member& host = group.mesh().member(host_.rank);
   const auto gone = [&] { return host.gone(); };
   if (!group.engine().wait_until(gone, Deadline::after(kUntilItLeaves), interrupted)) return;

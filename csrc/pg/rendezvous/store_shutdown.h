@@ -1,10 +1,11 @@
-// Waits for the end of a TCPStore's server when a group ends. Often the process of one rank runs the server,
-// which ends when that rank destroys its group. A program that then makes the group again at the same address
-// must not connect to the old server, so the other ranks leave after the server has ended.
+// The wait for the end of a TCPStore's server when a group ends. Often the process of one rank runs the
+// server, which ends when that rank destroys its group. A program that then makes the group again at the same
+// address must not connect to the old server, so the other ranks leave after the server has ended.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
@@ -15,10 +16,11 @@ namespace occl::pg {
 /// The inode of the socket at which the store's server listens, if that runs in this process; otherwise 0.
 std::uint64_t listening_socket(c10d::Store& store);
 
-/// The rank whose process runs the server, and what that rank's listening_socket is.
+/// The rank whose process runs the server, what that rank's listening_socket is, and the group of both ranks.
 struct StoreHost {
   int rank;
   std::uint64_t socket;
+  std::shared_ptr<const coll::Group> group;
 };
 
 /// For `host`, before it leaves the group: its program may end the server then, while a slower rank that has
@@ -33,7 +35,7 @@ class StoreServer {
 
   /// Waits until the server has ended. Gives up if this process or the host goes on using the store, or if
   /// the host does not leave the group within seconds. `interrupted`, called while waiting, may throw.
-  void wait_for_end(const coll::Group& group, const std::function<void()>& interrupted) const;
+  void wait_for_end(const std::function<void()>& interrupted) const;
 
  private:
   bool ended() const;

@@ -1,5 +1,5 @@
-// Turns the arguments of a call into a Request: checks them, and states in the core's terms what they ask
-// for.
+// The functions that turn the arguments of a call into a Request: they check the arguments, and state the
+// call in the core's terms.
 //
 // Wrong arguments throw ValueError before anything is sent, so a mistake on one rank leaves the group usable.
 // The texts contain the phrases that PyTorch's own tests look for ("invalid root rank", ...).
@@ -18,7 +18,7 @@ Request broadcast(ThisRank self, Tensors& tensors, const c10d::BroadcastOptions&
 Request all_reduce(ThisRank self, Tensors& tensors, const c10d::AllreduceOptions& opts);
 /// One tensor; the root's becomes the result.
 Request reduce(ThisRank self, Tensors& tensors, const c10d::ReduceOptions& opts);
-/// One input, and one list of N outputs, whose sizes may differ. Several inputs: see multi_tensor.h.
+/// One input, and one list of N outputs, whose sizes may differ. Several inputs: see tensor_lists.h.
 Request all_gather(ThisRank self, std::vector<Tensors>& outputs, Tensors& inputs);
 /// An output of N times the input's size.
 Request all_gather_into(ThisRank self, at::Tensor& output, at::Tensor& input);

@@ -1,4 +1,4 @@
-// Finds tensors that share memory, exact to the byte: two columns of a matrix share none.
+// The search for tensors that share memory, exact to the byte: two columns of a matrix share none.
 #pragma once
 
 #include <span>

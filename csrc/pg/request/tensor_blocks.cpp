@@ -6,6 +6,7 @@
 
 #include "base/hash.h"
 #include "kernels/kernels.h"
+#include "pg/compat/premul_sum.h"
 #include "pg/request/checks.h"
 #include "pg/request/dense_copies.h"
 #include "pg/request/errors.h"
@@ -78,7 +79,7 @@ void set_reduction(const char* call, coll::Collective& c, const c10d::ReduceOp& 
     invalid(call, begin, "ReduceOp.", name_of(c.op), " has no meaning for ", name_of(c.dtype), " tensors");
   }
   if (c.op != ReduceOp::premul_sum) return;
-  const auto* supplement = dynamic_cast<const c10d::PreMulSumSupplement*>(op.supplement_.get());
+  const auto* supplement = dynamic_cast<const PreMulSumSupplement*>(op.supplement_.get());
   if (!supplement) invalid(call, "ReduceOp.PREMUL_SUM needs a factor");
   if (supplement->tensor_factor.defined() && supplement->tensor_factor.is_complex())
     invalid(call, "the factor of ReduceOp.PREMUL_SUM must be real, got a tensor of ",

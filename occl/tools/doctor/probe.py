@@ -40,7 +40,7 @@ def main() -> None:
         autoload=dist.is_available() and "occl" in dist.Backend.backend_list,
         before=owner(),
     )
-    versions.check(torch.__version__)  # before torch_occl, whose error sends to the doctor
+    versions.check_running()  # before torch_occl, whose error sends to the doctor
     extension = importlib.import_module("occl._C")
     package = importlib.import_module("torch_occl")
     device = importlib.import_module("torch_occl.dev._registration").registered()

@@ -65,7 +65,9 @@ def advice(said: dict[str, Any], reason: str) -> str:
         return 'Repair PyTorch: python -c "import torch" must work before anything else does.'
     if not supported(said["torch"]):
         return f'Install a supported PyTorch (pip install "{REQUIREMENT}"), or a torch_occl for this one.'
-    if re.search(r"\.so\b", reason):  # a library is missing, broken, or another one than it was built with
+    if re.search(
+        r"\.so\b|was built for torch", reason
+    ):  # a library is missing, broken, or another one than it was built with
         return f"Build torch_occl again with the PyTorch that is installed now: {BUILD}."
     if "'_C'" in reason or "occl._C" in reason:
         return f"Build the extension for this Python: {BUILD}."

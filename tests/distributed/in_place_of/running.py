@@ -27,7 +27,7 @@ def begin(rank, n, store, name="gloo", timeout=50.0, **options):
 
 def run(fresh, body, n=2, device="cpu", **params):
     with fresh(n) as team:
-        return team.run(body, device, store=team.zygote.new_file(), **params)
+        return team.run(body, device, store=team.source.new_file(), **params)
 
 
 def assert_occl(group=None, name="gloo"):

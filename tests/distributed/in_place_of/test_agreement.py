@@ -120,7 +120,7 @@ def late(rank, n, device, *, store):
 
 def test_ranks_wait_for_one_that_comes_late(fresh):
     with fresh(3) as team:
-        team.start(late, store=team.zygote.new_file())
+        team.start(late, store=team.source.new_file())
         team.say(2, "come")
         assert not any(outcome.failed for outcome in team.finish())
 
@@ -145,7 +145,7 @@ def leftover(rank, n, device, *, store):
 
 def test_what_an_earlier_group_left_in_the_store_does_not_split_the_ranks(fresh):
     with fresh(3) as team:
-        team.start(leftover, store=team.zygote.new_file())
+        team.start(leftover, store=team.source.new_file())
         team.hear(0)
         team.hear(1)
         team.say(2, "come")  # it sees all votes, and the choice that was made without its own
@@ -191,7 +191,7 @@ def votes_again(rank, n, device, *, store):
 
 def test_ranks_agree_after_attempts_that_some_have_missed(fresh):
     with fresh(3) as team:
-        team.start(votes_again, store=team.zygote.new_file())
+        team.start(votes_again, store=team.source.new_file())
         for _ in range(4):
             for rank in range(3):
                 team.hear(rank)

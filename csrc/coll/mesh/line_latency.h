@@ -1,11 +1,11 @@
-// How far the other ranks' cores are: the time in which a cache line comes from another core's cache. On
-// processors of AMD, cores that share a cache pass lines on faster than memory. Between their groups of cores
-// it takes longer, and a core that reads what another has just written gets a quarter of what memory would
-// give. So data for a rank that is far are stored past the caches (docs/decisions.md).
+// The latency of cache lines from the other ranks' cores: the time in which a cache line comes from another
+// core's cache. On processors of AMD, cores that share a cache pass lines on faster than memory. Between
+// their groups of cores it takes longer, and a core that reads what another has just written gets a quarter
+// of what memory would give. So data for a rank that is far are stored past the caches (docs/decisions.md).
 //
-// It is measured while the group works, because processes move from core to core: at a look that found
-// something new where this rank had looked in vain just before. Then the line was written a moment ago, and
-// no other process has had this core meanwhile, after which the look itself would take longer.
+// It is measured while the group works, because processes move from core to core: at a poll that found
+// something new just after one that had not. Then the line was written a moment ago, and no other process has
+// had this core meanwhile, after which the poll itself would take longer.
 #pragma once
 
 #include <algorithm>
@@ -16,14 +16,14 @@
 
 namespace occl::coll {
 
-class Distances {
+class LineLatency {
  public:
   /// The limit with which no rank is far, and nothing is measured.
   static constexpr Ticks kNever = ~Ticks{0};
 
   /// Ranks are far if lines take at least `limit`. Ranks that take turns on the same cores are all as far as
   /// these are: `core_for_each` is false.
-  Distances(int size, bool core_for_each, Ticks limit)
+  LineLatency(int size, bool core_for_each, Ticks limit)
       : limit_(limit), lines_(core_for_each ? size : 1), far_(limit ? 0 : size) {}
 
   /// A line came from that rank in this time.
@@ -50,25 +50,25 @@ class Distances {
   }
 
   /// Looks for what other ranks write, and measures how long it takes to come.
-  class Looks {
+  class TimedPoll {
    public:
     /// Returns what `look` finds: whether there is something new from `rank`. Only with `measures` does this
     /// look at the clock.
     template <class F>
-    bool found(Distances& distances, int rank, bool measures, F&& look) {
-      measures &= distances.limit_ != kNever;
+    bool found(LineLatency& latency, int rank, bool measures, F&& look) {
+      measures &= latency.limit_ != kNever;
       const Ticks before = measures ? ticks_now() : 0;
       const bool found = look();
-      if (found && measures && in_vain_ == rank && before - at_ < kJustBefore * distances.limit_)
-        distances.add(rank, ticks_after_loads() - before);
-      in_vain_ = found ? -1 : rank;
+      if (found && measures && missed_ == rank && before - at_ < kJustBefore * latency.limit_)
+        latency.add(rank, ticks_after_loads() - before);
+      missed_ = found ? -1 : rank;
       at_ = before;
       return found;
     }
 
    private:
-    int in_vain_ = -1;  // the rank for which the last look found nothing
-    Ticks at_ = 0;      // when that was
+    int missed_ = -1;  // the rank for which the last look found nothing
+    Ticks at_ = 0;     // when that was
   };
 
  private:

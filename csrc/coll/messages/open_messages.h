@@ -9,9 +9,9 @@
 
 namespace occl::coll {
 
-class Transfers {
+class OpenMessages {
  public:
-  Transfers(Mesh& mesh, Activity& activity) : mesh_(mesh), activity_(activity) {}
+  OpenMessages(Mesh& mesh, Activity& activity) : mesh_(mesh), activity_(activity) {}
 
   bool empty() const { return open_ == 0; }
   /// Counts a send or receive that begins.

@@ -1,10 +1,10 @@
-#include "coll/messages/waiting_receives.h"
+#include "coll/messages/open_messages.h"
 
 #include <utility>
 
 namespace occl::coll {
 
-void Transfers::end(Operation& op, OperationList& done, const Error* error) {
+void OpenMessages::end(Operation& op, OperationList& done, const Error* error) {
   if (!error) hide();  // after an error it stays: peers that time out later can say what this rank waited for
   if (error) op.set_error(*error);
   --open_;
@@ -12,7 +12,7 @@ void Transfers::end(Operation& op, OperationList& done, const Error* error) {
   done.push(op);
 }
 
-Operation* Transfers::take(int rank, std::uint32_t tag) {
+Operation* OpenMessages::take(int rank, std::uint32_t tag) {
   for (Operation* op = receives_.begin(); op; op = OperationList::next(*op)) {
     const Transfer& t = op->transfer();
     if (t.tag != tag || (t.peer != rank && t.peer != Transfer::kAnyRank)) continue;
@@ -22,7 +22,7 @@ Operation* Transfers::take(int rank, std::uint32_t tag) {
   return nullptr;
 }
 
-bool Transfers::forget(const Operation& receive) {
+bool OpenMessages::forget(const Operation& receive) {
   for (Operation* op = receives_.begin(); op; op = OperationList::next(*op))
     if (op == &receive) {
       receives_.remove(*op);
@@ -31,7 +31,7 @@ bool Transfers::forget(const Operation& receive) {
   return false;
 }
 
-void Transfers::show() {
+void OpenMessages::show() {
   for (Operation* op = receives_.begin(); op; op = OperationList::next(*op)) {
     const Transfer& t = op->transfer();
     const bool any = t.peer == Transfer::kAnyRank;
@@ -42,7 +42,7 @@ void Transfers::show() {
   }
 }
 
-void Transfers::hide() {
+void OpenMessages::hide() {
   if (!std::exchange(shown_, false)) return;
   for (int rank = 0; rank < mesh_.size(); ++rank)
     mesh_.own().recv(rank).wanted.store(0, std::memory_order_relaxed);  // as in show
