@@ -261,7 +261,7 @@ MUTATIONS = [
     Mutation("a stream waits where the host gave a timeout", "pg/backend/work.cpp", "if (timeout == kNoTimeout && streams_wait())", "if (streams_wait())", (STREAMS + "test_a_wait_with_a_timeout_holds_up_the_host",)),
     Mutation("one device's stream waits for all", "pg/backend/work.cpp", "if (part.request.stream || !streams.add(part.request)) return false;", "if (!streams.add(part.request) && &part == &parts_.front()) return false;", TWO_DEVICES),
     # Devices of other packages.
-    Mutation("a call does not wait for another package's stream", "pg/request/staging.cpp", "return !offers_of(stream.device_type()).synchronize || stream.query();", "return true;", FOREIGN_STREAM),
+    Mutation("a call does not wait for another package's stream", "pg/request/staging.cpp", "return !offers_of(stream.device()).synchronize || stream.query();", "return true;", FOREIGN_STREAM),
     Mutation("a result is on its way when its work has ended", "pg/backend/work.cpp", "if (request.stream && !copies.empty()) pg::synchronize(stream_for_copies(*request.stream));", "", ("tests/foreign/test_group.py::test_a_result_is_there_for_every_stream",)),
     Mutation("memory of another package's device is the host's", "pg/request/dense_copies.cpp", "return is_on_host(t) && is_dense(t, density);", "return is_dense(t, density);", ("tests/foreign/test_group.py::test_operations_give_what_they_give_on_the_cpu[in place-2]",)),
     # Parts of a work: in the group's order, and all of them.

@@ -22,10 +22,12 @@
 #include <torch/library.h>
 
 #include <array>
+#include <atomic>
 #include <bit>
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
+#include <cstring>
 #include <deque>
 #include <map>
 #include <mutex>
@@ -41,6 +43,19 @@ constexpr c10::DeviceType kType = c10::kPrivateUse1;
 constexpr c10::DeviceIndex kDevices = 2;
 constexpr std::size_t kMemory = std::size_t{4} << 30;  // of all devices; pages come with their first use
 constexpr auto kPause = std::chrono::microseconds(300);
+
+/// Whether the device is one without this: FOREIGN_DEVICE_LACKS has its word.
+bool lacks(const char* what) {
+  const char* said = std::getenv("FOREIGN_DEVICE_LACKS");
+  return said && std::strstr(said, what);
+}
+
+std::atomic<bool> lost = false;
+
+void check_offered(const char* what) {
+  TORCH_CHECK_NOT_IMPLEMENTED(!lacks(what), "the foreign device has no ", what);
+  TORCH_CHECK(!lost, "the foreign device is lost");
+}
 
 // ---- memory -------------------------------------------------------------------------------------------
 
@@ -162,7 +177,8 @@ class Worker {
   std::uint64_t queued_ = 0, done_ = 0;
 };
 
-constexpr c10::StreamId kStreams = 4;  // of each device; the first is the default one
+/// Of each device: the default one, those of the pool, and the one of high priority.
+constexpr c10::StreamId kStreams = 5;
 
 Worker& worker(const c10::Stream& stream) {
   static std::mutex mutex;
@@ -207,20 +223,30 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::Stream getDefaultStream(c10::Device of) const override { return stream(of.index(), 0); }
   c10::Stream getNewStream(c10::Device of, int) const override {
     static std::atomic<unsigned> next = 0;
-    return stream(of.has_index() ? of.index() : current(), 1 + next++ % (kStreams - 1));
+    return stream(of.has_index() ? of.index() : current(), 1 + next++ % (kStreams - 2));
   }
-  c10::Stream getStreamFromGlobalPool(c10::Device of, bool) const override { return getNewStream(of, 0); }
+  c10::Stream getStreamFromGlobalPool(c10::Device of, bool high) const override {
+    check_offered("pool");
+    return high ? stream(of.index(), kStreams - 1) : getNewStream(of, 0);
+  }
   c10::Stream exchangeStream(c10::Stream to) const override {
     return stream(to.device_index(), std::exchange(current_stream(to.device_index()), to.id()));
   }
   bool queryStream(const c10::Stream& of) const override { return worker(of).has_done(worker(of).queued()); }
-  void synchronizeStream(const c10::Stream& of) const override { worker(of).wait(worker(of).queued()); }
+  void synchronizeStream(const c10::Stream& of) const override {
+    check_offered("synchronization");
+    worker(of).wait(worker(of).queued());
+  }
   void synchronizeDevice(const c10::DeviceIndex index) const override {
-    for (c10::StreamId id = 0; id < kStreams; ++id) synchronizeStream(stream(index, id));
+    for (c10::StreamId id = 0; id < kStreams; ++id) {
+      Worker& each = worker(stream(index, id));
+      each.wait(each.queued());
+    }
   }
 
   void record(void** event, const c10::Stream& of, const c10::DeviceIndex,
               const c10::EventFlag) const override {
+    check_offered("events");
     if (!*event) *event = new Event;
     *static_cast<Event*>(*event) = {&worker(of), worker(of).queued()};
   }
@@ -287,8 +313,7 @@ Tensor empty_strided(IntArrayRef size, IntArrayRef stride, optional<at::ScalarTy
 /// A copy on the device's current stream. To the host it is waited for. From the host, the data is what it is
 /// at the call, and arrives later, as on devices that first copy it into a buffer of their own.
 Tensor copy_from(const Tensor& from, const Tensor& to, bool) {
-  TORCH_CHECK_NOT_IMPLEMENTED(!std::getenv("FOREIGN_DEVICE_WITHOUT_COPIES"),
-                              "the foreign device copies nothing");
+  check_offered("copies");
   const bool to_host = to.is_cpu();
   Worker& stream = current_worker(to_host ? from : to);
   const Tensor source = from.is_cpu() ? from.clone() : usable(from), target = to_host ? to : usable(to);
@@ -325,6 +350,8 @@ Tensor& set_tensor_(Tensor& self, const Tensor& source) {
   return set_storage_(self, source.storage(), source.storage_offset(), source.sizes(), source.strides());
 }
 
+void record_stream(Tensor&, c10::Stream) {}  // tasks keep their tensors
+
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, aten) {
   aten.impl("empty.memory_format", TORCH_FN(empty));
   aten.impl("empty_strided", TORCH_FN(empty_strided));
@@ -336,6 +363,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, aten) {
   aten.impl("set_.source_Tensor", TORCH_FN(set_tensor_));
   aten.impl("set_.source_Storage", TORCH_FN(set_whole_storage_));
   aten.impl("set_.source_Storage_storage_offset", TORCH_FN(set_storage_));
+  aten.impl("record_stream", TORCH_FN(record_stream));
   aten.impl("view", TORCH_FN(at::native::view));
   aten.impl("as_strided", TORCH_FN(at::native::as_strided_tensorimpl));
   aten.impl("_reshape_alias", TORCH_FN(at::native::_reshape_alias));
@@ -373,9 +401,13 @@ void release() {
   gate.is_open = true;
   gate.opened.notify_all();
 }
+/// From now on copies, events and waits for streams fail, or no longer.
+void lose(bool is_lost) { lost = is_lost; }
+
 TORCH_LIBRARY(foreign, own) {
   own.def("hold", TORCH_FN(hold));
   own.def("release", TORCH_FN(release));
+  own.def("lose", TORCH_FN(lose));
 }
 
 [[maybe_unused]] const bool registered = [] {

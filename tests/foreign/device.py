@@ -7,7 +7,8 @@ its library, its name, and its module.
 from __future__ import annotations
 
 import atexit
-import os
+import fcntl
+import hashlib
 import shlex
 import subprocess
 import sysconfig
@@ -19,23 +20,53 @@ from torch.utils.cpp_extension import include_paths
 
 from tests.support import cpp_build
 
-LIBRARY = cpp_build.ROOT / "build" / "foreign" / "device.so"
+SOURCE = Path(__file__).with_suffix(".cpp")
+_KEY = hashlib.sha256(SOURCE.read_bytes() + torch.__version__.encode()).hexdigest()[:16]
+LIBRARY = cpp_build.ROOT / "build" / "foreign" / f"device-{_KEY}.so"
 NAME = "foreign"
+DEVICES = 2
 
 
-def build() -> Path:
-    """Brings the library up to date."""
+def _set_device(number: int) -> None:
+    if not isinstance(number, int):
+        raise TypeError("torch.foreign.set_device takes a number")
+    torch.accelerator.set_device_index(number)
+
+
+OFFERED = {
+    "is_available": lambda: True,
+    "is_initialized": lambda: True,
+    "device_count": lambda: DEVICES,
+    "current_device": torch.accelerator.current_device_index,
+    "set_device": _set_device,
+    "current_stream": torch.accelerator.current_stream,
+    "stream": lambda stream: stream,  # a stream is its own context manager
+    "Stream": lambda priority=0: torch.Stream(NAME),
+    "Event": lambda: torch.Event(NAME),
+    "_is_in_bad_fork": lambda: False,
+    "manual_seed_all": lambda seed: None,
+}
+"""The device's module: no more than programs need, as of some packages. It has no ``synchronize``."""
+
+
+def build() -> None:
+    """Makes the library, which stays under ``build`` until the source changes."""
     LIBRARY.parent.mkdir(parents=True, exist_ok=True)
+    with open(LIBRARY.parent / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # other processes of the tests want it too
+        if not LIBRARY.exists():
+            _compile()
+
+
+def _compile() -> None:
     includes = [f"-isystem{path}" for path in [*include_paths(), sysconfig.get_path("include")]]
     flags = ["-O1", "-fPIC", "-std=c++20", "-Wall", "-Wextra", "-Wno-unused-parameter", *includes]
     compiler = shlex.split(cpp_build.compiler())
-    source, made = Path(__file__).with_suffix(".cpp"), LIBRARY.with_suffix(f".{os.getpid()}.o")
-    subprocess.run([*compiler, *flags, "-c", source, "-o", made], check=True)
-    linked = made.with_suffix(".so")
+    made, linked = LIBRARY.with_suffix(".o"), LIBRARY.with_suffix(".new")
+    subprocess.run([*compiler, *flags, "-c", SOURCE, "-o", made], check=True)
     subprocess.run([*compiler, "-shared", made, *cpp_build.torch_libraries(), "-o", linked], check=True)
     made.unlink()
-    linked.rename(LIBRARY)  # another process may be loading the one that was there
-    return LIBRARY
+    linked.rename(LIBRARY)
 
 
 def load() -> None:
@@ -43,12 +74,7 @@ def load() -> None:
     torch.ops.load_library(str(LIBRARY))
     torch.utils.rename_privateuse1_backend(NAME)
     module = types.ModuleType(f"torch.{NAME}")
-    module.is_available = torch.accelerator.is_available  # type: ignore[attr-defined]
-    module.device_count = torch.accelerator.device_count  # type: ignore[attr-defined]
-    module.current_device = torch.accelerator.current_device_index  # type: ignore[attr-defined]
-    module.set_device = torch.accelerator.set_device_index  # type: ignore[attr-defined]
-    module.synchronize = torch.accelerator.synchronize  # type: ignore[attr-defined]
-    module._is_in_bad_fork = lambda: False  # type: ignore[attr-defined]
+    vars(module).update(OFFERED)
     torch._register_device_module(NAME, module)
     torch.utils.generate_methods_for_privateuse1_backend()
-    atexit.register(lambda: [torch.accelerator.synchronize(index) for index in range(2)])
+    atexit.register(lambda: [torch.accelerator.synchronize(index) for index in range(DEVICES)])

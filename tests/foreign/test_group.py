@@ -3,6 +3,8 @@ of the tests of `dev` and CPU tensors, with the same expected bits."""
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -17,7 +19,6 @@ from tests.distributed import (
     test_strided,
 )
 from tests.support.references import assert_same_bits, contribution, reduced
-from torch_occl import ProcessGroupOCCL
 
 DEVICE = "foreign:0"
 COUNTS = (1, 1000, 300_001)
@@ -75,14 +76,17 @@ BODIES = {
     "then": (test_futures.then, {}),
     "rows": (test_futures.collectives_of_lists, {}),
     "training": (test_ddp.parallel, {"options": {}, "hook": None, "tolerance": {}}),
+    "sharded training": (test_ddp.sharded, {}),
 }
+TYPES = {"sharded training": "foreign"}
+"""What is handed to a body that takes the type of the device alone."""
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("name", BODIES)
 def test_operations_give_what_they_give_on_the_cpu(pool, name, world_size):
     body, params = BODIES[name]
-    pool.run(body, world_size, DEVICE, **params)
+    pool.run(body, world_size, TYPES.get(name, DEVICE), **params)
 
 
 def begins_when_the_stream_reaches_it(rank: int, n: int, device: str) -> None:
@@ -125,28 +129,56 @@ def test_a_result_is_there_for_every_stream(pool):
     pool.run(is_there_for_every_stream, 2, DEVICE)
 
 
-def without_copies(rank: int, n: int, device: str) -> None:
-    import os
+def two_devices(rank: int, n: int, device: str) -> None:
+    """Of one process: in two calls, and in one with a CPU tensor."""
+    total = n * (n + 1) / 2
+    tensors = [torch.full((1000,), rank + 1.0, device=each) for each in ("foreign:0", "foreign:1", "cpu")]
+    works = [dist.all_reduce(t, async_op=True) for t in tensors]
+    for work in works:
+        work.wait()
+    assert all((t.cpu() == total).all() for t in tensors)
+    dist.all_reduce_coalesced(tensors, async_op=True).wait()
+    assert all((t.cpu() == n * total).all() for t in tensors)
 
-    os.environ["FOREIGN_DEVICE_WITHOUT_COPIES"] = "1"
-    t = torch.empty(3, device=device)
-    with pytest.raises(ValueError, match=r"unsupported device type foreign: .* fail \(.*copies nothing"):
-        dist.all_reduce(t)
-    cpu = torch.ones(3)
-    dist.all_reduce(cpu)  # the group goes on
-    assert cpu.tolist() == [n] * 3
+
+def test_a_process_may_have_two_devices(pool):
+    pool.run(two_devices, 2, DEVICE)
 
 
-def test_a_device_without_copies_is_refused(pool):
+def streams_do_not_wait_for_each_other(rank: int, n: int, device: str) -> None:
+    """Another group's operation ends while one waits for a stream."""
+    other = dist.new_group()
+    held, x, y = torch.Stream(device), torch.ones(3, device=device), torch.ones(3, device=device)
+    torch.accelerator.synchronize()
+    with held:
+        torch.ops.foreign.hold(x)
+        work = dist.all_reduce(x, async_op=True)
+    with torch.Stream(device):
+        y.fill_(2)
+        dist.all_reduce(y, group=other)
+        assert not work.is_completed()
+    torch.ops.foreign.release()
+    work.wait()
+    assert x.tolist() == [n] * 3 and y.tolist() == [2 * n] * 3
+    dist.destroy_process_group(other)
+
+
+def test_operations_on_two_streams_do_not_wait_for_each_other(pool):
+    pool.run(streams_do_not_wait_for_each_other, 2, DEVICE)
+
+
+def follows_its_stream(rank: int, n: int, device: str, lacks: str) -> None:
+    os.environ["FOREIGN_DEVICE_LACKS"] = lacks
+    for count in (3, 300_001):
+        x = torch.zeros(count, device=device)
+        for i in range(20):  # each some time after the call
+            x.fill_(rank + i)
+        dist.all_reduce(x, async_op=True).get_future().wait()
+        x *= 2
+        assert (x.cpu() == 2 * sum(range(19, 19 + n))).all()
+
+
+@pytest.mark.parametrize("lacks", ["pool", "events", "events, pool", "synchronization, events, pool"])
+def test_a_device_may_lack_streams_and_events(pool, lacks):
     with pool.fresh(2) as team:
-        team.join()
-        team.run(without_copies, DEVICE)
-
-
-def who_owns(rank: int, n: int, device: str) -> None:
-    assert torch._C._get_privateuse1_backend_name() == "foreign" and not hasattr(torch, "dev")
-    assert isinstance(dist.group.WORLD._get_backend(torch.device(device)), ProcessGroupOCCL)
-
-
-def test_the_device_stays_its_owners(pool):
-    pool.run(who_owns, 2, DEVICE)
+        team.join().run(follows_its_stream, DEVICE, lacks=lacks)

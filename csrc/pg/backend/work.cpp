@@ -45,6 +45,12 @@ class AsDriver {
   c10::OptionalStreamGuard stream_;
 };
 
+/// As errors name it; empty on the CPU.
+std::string device_of(const Request& request) {
+  const auto& tensors = request.inputs.empty() ? request.outputs : request.inputs;
+  return tensors.empty() || tensors.front().is_cpu() ? "" : tensors.front().device().str();
+}
+
 /// Whether both can be viewed as bytes, and lie alike.
 bool can_be_bytes(const at::Tensor& to, const at::Tensor& from) {
   const auto fits = [](const at::Tensor& t) { return t.is_contiguous() && t.dim() > 0 && t.stride(-1) == 1; };
@@ -152,7 +158,7 @@ void WorkOCCL::add(Request&& request, Mode mode) {
       parts_.empty() ? 0 : parts_.back().first_output + parts_.back().request.outputs.size();
   Part& part = parts_.emplace_back(*this, std::move(request), before);
   open_.fetch_add(1, std::memory_order_relaxed);  // seal() has not been called
-  if (mode == Mode::held) part.operation.hold();
+  if (mode == Mode::held) part.operation.hold(device_of(part.request));
   c10::raw::intrusive_ptr::incref(this);  // until released(): the group holds the operation
   if (mode == Mode::blocking)
     engine().submit_before_wait(*group_, part.operation);
@@ -279,7 +285,8 @@ c10::intrusive_ptr<c10::ivalue::Future> WorkOCCL::getFuture() {
   if (future_) return future_;
   std::vector<c10::Device> devices;
   for (const auto& tensor : outputs())
-    if (!tensor.device().is_cpu()) devices.push_back(tensor.device());  // the future drops repeats
+    if (!tensor.is_cpu() && (is_on_host(tensor) || has_events(tensor.device())))
+      devices.push_back(tensor.device());  // the future drops repeats, and records events on each
   future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()), devices);
   const bool late = told_;
   if (!late && ordered_by_streams()) {

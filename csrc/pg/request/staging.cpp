@@ -11,10 +11,10 @@
 #include <atomic>
 #include <condition_variable>
 #include <deque>
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <thread>
+#include <unordered_map>
 #include <utility>
 
 #include "device/runtime/allocator.h"
@@ -27,15 +27,18 @@ namespace {
 /// From this size on a copy in host memory is made where peers can map it: smaller ones take other paths.
 constexpr std::size_t kMapped = 256 << 10;
 
-/// Runs tasks, each after the event before it in the queue and its own.
+/// Runs the tasks of one stream, each after the event before it and its own.
 class Watcher {
  public:
-  static Watcher& get() {
+  static Watcher& of(const c10::Stream& stream) {
     static std::mutex mutex;
-    static Watcher* watcher = nullptr;  // never destroyed, because its thread is never joined
+    static pid_t process = 0;
+    static auto& all = *new std::unordered_map<c10::Stream, Watcher*>;  // never destroyed: threads use them
     const std::lock_guard lock(mutex);
-    if (!watcher || watcher->process_ != getpid()) watcher = new Watcher;  // a forked child has no thread
-    return *watcher;
+    if (process != getpid()) all.clear(), process = getpid();  // a forked child has none of the threads
+    Watcher*& found = all[stream];
+    if (!found) found = new Watcher;
+    return *found;
   }
   void add(c10::Event event, std::function<void()> task) {
     const std::lock_guard lock(mutex_);
@@ -62,7 +65,6 @@ class Watcher {
     }
   }
 
-  const pid_t process_ = getpid();
   std::mutex mutex_;
   std::condition_variable added_;
   std::deque<std::pair<c10::Event, std::function<void()>>> queue_;
@@ -78,53 +80,45 @@ bool works(Try&& attempt) {
   }
 }
 
-/// What a device offers beside copies, tried once.
+/// What a device offers beside copies.
 struct Offers {
   bool synchronize, events;
-  std::vector<std::optional<c10::Stream>> own;  // by index: a stream for copies
-
-  std::optional<c10::Stream> own_of(c10::Device device) const {
-    const auto index = static_cast<std::size_t>(device.index());  // -1: of a meta tensor
-    return index < own.size() ? own[index] : std::nullopt;
-  }
+  std::optional<c10::Stream> own;  // for copies
 };
 
 /// On a stream of its own, where there are some: the program's may be busy.
-Offers try_out(const c10::impl::VirtualGuardImpl& guard) {
+Offers try_out(c10::Device device) {
+  const c10::impl::VirtualGuardImpl guard(device.type());
   Offers offers{};
-  for (c10::DeviceIndex i = 0; i < guard.deviceCount(); ++i) {
-    std::optional<c10::Stream> own;
-    works([&] { own = guard.getStreamFromGlobalPool(c10::Device(guard.type(), i)); });
-    offers.own.push_back(own);
-  }
-  const c10::Device device = guard.getDevice();
-  const c10::Stream stream = offers.own_of(device).value_or(guard.getStream(device));
+  // Of high priority: programs take theirs from the other pool, and pools hand out the same one again.
+  works([&] { offers.own = guard.getStreamFromGlobalPool(device, /*isHighPriority=*/true); });
+  const c10::Stream stream = offers.own.value_or(guard.getStream(device));
   offers.synchronize = works([&] { guard.synchronizeStream(stream), (void)guard.queryStream(stream); });
   offers.events = works([&] {
-    c10::Event event(guard.type());
+    c10::Event event(device.type());
     event.record(stream);
     event.synchronize();
   });
   // Only with events can what is queued before a call be waited for without what follows it.
-  if (!offers.synchronize || !offers.events) offers.own.assign(offers.own.size(), std::nullopt);
+  if (!offers.synchronize || !offers.events) offers.own.reset();
   return offers;
 }
 
-/// Never destroyed: the background thread may still copy when the process ends.
-const Offers& offers_of(c10::DeviceType type) {
+/// Tried when the process first uses the device, and not before: on some devices a try takes memory. Never
+/// destroyed: the background thread may still copy when the process ends.
+const Offers& offers_of(c10::Device device) {
   static std::mutex mutex;
-  static auto& known = *new std::array<std::unique_ptr<Offers>, c10::COMPILE_TIME_MAX_DEVICE_TYPES>;
+  static auto& known = *new std::unordered_map<c10::Device, Offers>;
   const std::lock_guard lock(mutex);
-  auto& found = known.at(static_cast<std::size_t>(type));
-  if (!found) found = std::make_unique<Offers>(try_out(c10::impl::VirtualGuardImpl(type)));
-  return *found;
+  const auto found = known.find(device);
+  return found != known.end() ? found->second : known.emplace(device, try_out(device)).first->second;
 }
 
 /// Why tensors cannot be copied to the device and back; empty if they can.
 std::string failure_of_copies(c10::Device device) try {
   const at::AutoDispatchBelowADInplaceOrView below;
   c10::OptionalStreamGuard stream;
-  if (const auto own = offers_of(device.type()).own_of(device)) stream.reset_stream(*own);
+  if (const auto own = offers_of(device).own) stream.reset_stream(*own);
   const at::Tensor there = at::empty({1}, at::TensorOptions(device).dtype(at::kByte));
   there.copy_(at::zeros({1}, at::kByte));
   if (at::empty({1}, at::kByte).copy_(there).item<std::uint8_t>() != 0) return "they come back changed";
@@ -170,26 +164,26 @@ void await_stream(Request& request, const at::Tensor& t) {
   if (!is_on_host(t)) request.stream = c10::impl::VirtualGuardImpl(t.device().type()).getStream(t.device());
 }
 
-bool is_idle(const c10::Stream& stream) {
-  return !offers_of(stream.device_type()).synchronize || stream.query();
-}
+bool is_idle(const c10::Stream& stream) { return !offers_of(stream.device()).synchronize || stream.query(); }
 
 void when_reached(const c10::Stream& stream, std::function<void()> task) {
-  if (!offers_of(stream.device_type()).events) {
+  if (!offers_of(stream.device()).events) {
     synchronize(stream);
     return task();
   }
   c10::Event event(stream.device_type());
   event.record(stream);
-  Watcher::get().add(std::move(event), std::move(task));
+  Watcher::of(stream).add(std::move(event), std::move(task));
 }
 
 c10::Stream stream_for_copies(const c10::Stream& stream) {
-  return offers_of(stream.device_type()).own_of(stream.device()).value_or(stream);
+  return offers_of(stream.device()).own.value_or(stream);
 }
 
+bool has_events(c10::Device device) { return offers_of(device).events; }
+
 void synchronize(const c10::Stream& stream) {
-  if (offers_of(stream.device_type()).synchronize) stream.synchronize();
+  if (offers_of(stream.device()).synchronize) stream.synchronize();
 }
 
 }  // namespace occl::pg

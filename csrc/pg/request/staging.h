@@ -42,6 +42,8 @@ bool is_idle(const c10::Stream& stream);
 void when_reached(const c10::Stream& stream, std::function<void()> task);
 /// The stream for the request's copies.
 c10::Stream stream_for_copies(const c10::Stream& stream);
+/// Whether the device has events.
+bool has_events(c10::Device device);
 /// Waits until everything queued on the stream has ended, if the device offers that: otherwise the host's
 /// own copies wait.
 void synchronize(const c10::Stream& stream);
