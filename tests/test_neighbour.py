@@ -191,7 +191,8 @@ __attribute__((constructor)) static void load() {
   if (std::strstr(what, "hooks")) at::RegisterPrivateUse1HooksInterface(new Hooks);
   if (std::strstr(what, "guard"))
     c10::impl::device_guard_impl_registry[static_cast<int>(c10::kPrivateUse1)].store(new Guard);
-  if (std::strstr(what, "allocator")) c10::SetAllocator(c10::kPrivateUse1, c10::GetCPUAllocator());
+  if (std::strstr(what, "allocator"))
+    c10::SetAllocator(c10::kPrivateUse1, c10::GetAllocator(c10::kCPU));
   const auto nothing = [] { return torch::CppFunction::makeFallthrough(); };
   if (std::strstr(what, "kernel")) library("aten", c10::DispatchKey::PrivateUse1).impl("relu", nothing());
   if (std::strstr(what, "fallback")) library("_", c10::DispatchKey::PrivateUse1).fallback(nothing());
