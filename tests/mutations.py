@@ -63,6 +63,7 @@ TOP = "tests/distributed/test_top.py::"
 STREAMS = "tests/distributed/test_side_streams.py::"
 BEGINS = (STREAMS + "test_a_collective_begins_when_its_stream_comes_to_it",)
 RECORDER = "tests/distributed/test_instruments_flight_recorder.py::"
+FOREIGN_STREAM = ("tests/foreign/test_group.py::test_an_operation_begins_when_the_callers_stream_reaches_it",)
 TWO_DEVICES = (STREAMS + "test_a_call_with_tensors_of_two_devices_uses_the_streams_of_both",)
 GOES_ON = (STREAMS + "test_a_wait_under_a_side_stream_makes_that_stream_wait",)
 POLLS = (STREAMS + "test_a_thread_that_drives_does_not_copy_on_its_own_stream",)
@@ -263,13 +264,17 @@ MUTATIONS = [
     Mutation("no stream waits for a work", "pg/backend/work.cpp", "self->wait_on_host(kNoTimeout, Waiting::stream); }", "(void)self; }", GOES_ON),
     Mutation("the host waits for a work on a stream", "pg/backend/work.cpp", "if (timeout == kNoTimeout && streams_wait())", "if (false)", GOES_ON),
     Mutation("a stream waits where the host gave a timeout", "pg/backend/work.cpp", "if (timeout == kNoTimeout && streams_wait())", "if (streams_wait())", (STREAMS + "test_a_wait_with_a_timeout_holds_up_the_host",)),
-    Mutation("one device's stream waits for all", "pg/backend/work.cpp", "if (!streams.add(part.request)) return false;", "if (!streams.add(part.request) && &part == &parts_.front()) return false;", TWO_DEVICES),
+    Mutation("one device's stream waits for all", "pg/backend/work.cpp", "if (part.request.stream || !streams.add(part.request)) return false;", "if (!streams.add(part.request) && &part == &parts_.front()) return false;", TWO_DEVICES),
+    # Devices of other packages.
+    Mutation("a call does not wait for another package's stream", "pg/request/staging.cpp", "return !offers_of(stream.device()).synchronize || stream.query();", "return true;", FOREIGN_STREAM),
+    Mutation("a result is on its way when its work has ended", "pg/backend/work.cpp", "if (request.stream && !copies.empty()) pg::synchronize(stream_for_copies(*request.stream));", "", ("tests/foreign/test_group.py::test_a_result_is_there_for_every_stream",)),
+    Mutation("memory of another package's device is the host's", "pg/request/dense_copies.cpp", "return is_on_host(t) && is_dense(t, density);", "return is_dense(t, density);", ("tests/foreign/test_group.py::test_operations_give_what_they_give_on_the_cpu[in place-2]",)),
     # Parts of a work: in the group's order, and all of them.
     Mutation("only the first part is released", "pg/backend/work.cpp", "  for (Part& part : parts_) engine().release(*group_, part.operation);", "  engine().release(*group_, parts_.front().operation);", (STREAMS + "test_a_collective_begins_when_its_stream_comes_to_it[coalesced-10-False]",)),
-    Mutation("copies before are made when it is issued", "pg/backend/work.cpp", "operation(*this, point_to_lists(this->request).task, Deadline::after(this->request.timeout)) {}", "operation(*this, point_to_lists(this->request).task, Deadline::after(this->request.timeout)) { copy_all(this->request.before), this->request.before.clear(); }", (WORKS + "[copies_keep_their_place-2-cpu]",)),
-    Mutation("copies after are made again when others have begun", "pg/backend/work.cpp", "noexcept { last = work.one_less(); }", "noexcept { copy_all(request.after), last = work.one_less(); }", (STREAMS + "test_outputs_are_copied_before_the_next_operation_begins",)),
+    Mutation("copies before are made when it is issued", "pg/backend/work.cpp", "operation(*this, point_to_lists(this->request).task, Deadline::after(this->request.timeout)) {}", "operation(*this, point_to_lists(this->request).task, Deadline::after(this->request.timeout)) { copy_all(this->request, this->request.before), this->request.before.clear(); }", (WORKS + "[copies_keep_their_place-2-cpu]",)),
+    Mutation("copies after are made again when others have begun", "pg/backend/work.cpp", "noexcept { last = work.one_less(); }", "noexcept { copy_all(request, request.after), last = work.one_less(); }", (STREAMS + "test_outputs_are_copied_before_the_next_operation_begins",)),
     Mutation("a call of several collectives ends with its first", "coll/progress/collectives.cpp", "return op.listener().succeeded(op);", "return op.listener().succeeded(op) && false;", ("tests/distributed/test_capabilities.py::test_sparse_sums_are_asynchronous[cpu]",)),
-    Mutation("a copy waits for the stream it is driven from", "pg/backend/work.cpp", "if (tensor.is_privateuseone()) stream_.reset_stream(device::default_stream(tensor.device().index()));", "", POLLS),
+    Mutation("a copy waits for the stream it is driven from", "pg/backend/work.cpp", "else if (tensor.is_privateuseone())", "else if (false)", POLLS),
     Mutation("no event says what a call moves", "pg/backend/process_group.cpp", "if (at::hasCallbacks()) [[unlikely]]", "if (false)", ("tests/distributed/test_instruments.py::test_a_profile_says_what_every_call_moves[cpu]",)),
     Mutation("the flight recorder does not hear of ends", "pg/backend/work.cpp", "for (const auto& observer : observers_) observer->end(end);", "", (RECORDER + "test_messages_have_entries", RECORDER + "test_the_analyser_finds_nothing_wrong_with_calls_that_are_right")),
     Mutation("messages and collectives have the same numbers", "pg/observe/flight_recorder.cpp", "kMessages = 1'000'000'000;", "kMessages = 0;", (RECORDER + "test_messages_have_entries",)),

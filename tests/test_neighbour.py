@@ -157,7 +157,9 @@ def test_a_wish_that_is_neither_is_an_error_of_the_import(installed):
 
 OTHER_DEVICE = """
 #include <ATen/detail/PrivateUse1HooksInterface.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/csrc/distributed/c10d/reducer_timer.hpp>
+#include <torch/library.h>
 
 #include <cstdlib>
 #include <cstring>
@@ -173,6 +175,12 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   bool hasPrimaryContext(c10::DeviceIndex) const override { return false; }
 };
 
+using Guard = c10::impl::NoOpDeviceGuardImpl<c10::kPrivateUse1>;
+
+torch::Library& library(const char* name, c10::DispatchKey key) {
+  return *new torch::Library(torch::Library::IMPL, name, key, __FILE__, __LINE__);
+}
+
 // What another package registers when it is loaded, as C10_REGISTER_TYPED_CLASS does.
 __attribute__((constructor)) static void load() {
   const char* what = std::getenv("OTHER_DEVICE");
@@ -180,6 +188,15 @@ __attribute__((constructor)) static void load() {
     c10d::TimerRegistry()->Register(
         c10::kPrivateUse1, [](c10::Device d) { return std::make_unique<c10d::OtherTimer>(d); });
   if (std::strstr(what, "hooks")) at::RegisterPrivateUse1HooksInterface(new Hooks);
+  if (std::strstr(what, "guard"))
+    c10::impl::device_guard_impl_registry[static_cast<int>(c10::kPrivateUse1)].store(new Guard);
+  if (std::strstr(what, "allocator"))
+    c10::SetAllocator(c10::kPrivateUse1, c10::GetAllocator(c10::kCPU));
+  const auto nothing = [] { return torch::CppFunction::makeFallthrough(); };
+  if (std::strstr(what, "kernel")) library("aten", c10::DispatchKey::PrivateUse1).impl("relu", nothing());
+  if (std::strstr(what, "fallback")) library("_", c10::DispatchKey::PrivateUse1).fallback(nothing());
+  if (std::strstr(what, "casts"))
+    library("aten", c10::DispatchKey::AutocastPrivateUse1).impl("mm", nothing());
 }
 """
 
@@ -231,3 +248,19 @@ print(torch._C._get_privateuse1_backend_name())
 """
     )
     assert python(code, installed, OTHER_DEVICE="hooks and timer").splitlines()[-1] == "other"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("part", ["hooks", "guard", "allocator", "kernel", "fallback", "casts"])
+def test_a_package_with_a_part_of_a_device_keeps_it(installed, other_device, part):
+    code = f"""
+import ctypes, torch
+ctypes.CDLL({str(other_device)!r})
+import torch_occl
+import torch.distributed as dist
+dist.init_process_group("cpu:occl", store=dist.HashStore(), rank=0, world_size=1)
+dist.all_reduce(torch.ones(3))
+print(torch._C._get_privateuse1_backend_name(), hasattr(torch, "dev"))
+"""
+    said = python(code, installed, OTHER_DEVICE=part)
+    assert said.splitlines()[-1] == "privateuseone False"

@@ -57,7 +57,7 @@ if torch.distributed.is_available():  # some PyTorch is built without it, and ha
     from occl.distributed.gloo import replace_as_environment_says
     from occl.memory import share_as_environment_says
 
-    backend.register(_name)
+    backend.register(_name, _registration.registered())
     share_as_environment_says()
     replace_as_environment_says()
 

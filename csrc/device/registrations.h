@@ -10,7 +10,8 @@ class Library;
 
 namespace occl::device {
 
-/// Whether another library has registered its hooks for PrivateUse1 already.
+/// Whether another library has registered anything for PrivateUse1 already: hooks, a guard, an allocator, a
+/// fallback, or kernels of operators or of autocast. Not after register_device.
 bool privateuse1_taken();
 
 /// Calls the functions below, in their order, and `register_groups` before the last: it registers what

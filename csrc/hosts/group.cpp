@@ -198,6 +198,10 @@ std::chrono::nanoseconds Group::grace(const coll::Operation& op) const {
 }
 
 void Group::time_out(const coll::Operation& op) const {
+  if (!op.ready())
+    fail(Errc::timeout, "occl: Timed out waiting ", op.deadline().span().count(), "ms for ", op.describe(),
+         " #", op.sequence(), " of group ", info_.name, " on ", info_.describe(info_.rank), ": ",
+         op.why_on_hold());
   std::string missing;
   if (op.is_transfer()) {
     const int peer = op.transfer().peer;

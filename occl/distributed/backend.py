@@ -128,8 +128,10 @@ def create_experimental(
     return group
 
 
-def register(device: str | None) -> None:
+def register(device: str | None, ours: bool) -> None:
     """Registers ``occl`` for CPU tensors and for the PrivateUse1 device of this name, if there is one.
+
+    It becomes the default backend of ``dev``, and not of another package's device.
 
     Warns, and registers nothing, if another package has taken the name ``occl``.
     """
@@ -141,9 +143,12 @@ def register(device: str | None) -> None:
             stacklevel=3,
         )
         return
-    registration.register(create, ["cpu"] if device is None else [device, "cpu"])
+    registration.register(create, [device, "cpu"] if device and ours else ["cpu"])
     if device is not None:
-        _let_gloo_stand_beside(device)
+        if ours:
+            _let_gloo_stand_beside(device)
+        else:  # registered for it, occl would be its default backend for good
+            dist.Backend.backend_capability["occl"].insert(0, device)
         _serve_in_existing_groups(device)
     compat.register_in_dist2("occl", create_experimental)
 

@@ -165,7 +165,7 @@ def device_of(name: str, rank: int) -> torch.device:
         if not module.device_count():
             raise WrongUse(f"There is no device of type {device.type!r} here.")
         device = torch.device(device.type, rank % module.device_count())
-    module.set_device(device)
+    module.set_device(device.index)  # some packages' functions take only a number
     return device
 
 

@@ -52,9 +52,9 @@ class Team(team.Team):
 class Ranks(Pool[ForkServer]):
     """A team with its default group for each world size that tests have asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, preload: tuple[str, ...] = PRELOAD) -> None:
         with mock.patch.dict(os.environ, SETTINGS):
-            super().__init__(ForkServer(PRELOAD))
+            super().__init__(ForkServer(preload))
 
     def __exit__(self, *_: object) -> None:
         strays = self.strays()

@@ -39,7 +39,7 @@ std::string Diagnosis::timeout_of(const Operation& op) const {
 
 Error Diagnosis::timed_out(const Operation& op, const Operation& current,
                            const std::vector<int>& missing) const {
-  if (!op.ready()) return Error(Errc::timeout, timeout_of(op) + ": its stream has not reached it");
+  if (!op.ready()) return Error(Errc::timeout, concat(timeout_of(op), ": ", op.why_on_hold()));
   std::string ranks;
   for (const int rank : missing) {
     const std::string refused = refusals_.of(rank, current);

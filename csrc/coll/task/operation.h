@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <variant>
 
 #include "base/deadline.h"
@@ -98,8 +99,16 @@ class Operation {
   }
 
   /// Call it before submitting: the operation takes its place in the order, but begins only after
-  /// Engine::release.
-  void hold() { ready_.store(false, std::memory_order_relaxed); }  // no other thread knows of it yet
+  /// Engine::release. The device of its stream, as errors name it, may be left out.
+  void hold(std::string device = {}) {
+    held_on_ = std::move(device);
+    ready_.store(false, std::memory_order_relaxed);  // no other thread knows of it yet
+  }
+  /// Of an operation on hold: "its stream on dev:0 has not reached it".
+  std::string why_on_hold() const {
+    if (held_on_.empty()) return "its stream has not reached it";
+    return concat("its stream on ", held_on_, " has not reached it");
+  }
 
   bool finished() const {
     // sync: operation-finished. The fence that follows the store needs seq_cst here.
@@ -170,6 +179,7 @@ class Operation {
   mutable Notes notes_;
   int source_ = -1;
   Atomic<bool> ready_ = true;
+  std::string held_on_;
   bool exposed_ = false;
   bool counted_ = false;
   std::optional<Error> error_;

@@ -64,8 +64,6 @@ struct Hooks final : at::PrivateUse1HooksInterface {
 
 }  // namespace
 
-bool privateuse1_taken() { return at::isPrivateUse1HooksRegistered(); }
-
 void register_hooks() {
   static auto* hooks = new Hooks;
   at::RegisterPrivateUse1HooksInterface(hooks);

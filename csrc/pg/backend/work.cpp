@@ -17,6 +17,7 @@
 #include "pg/process/engine.h"
 #include "pg/process/python_hooks.h"
 #include "pg/request/errors.h"
+#include "pg/request/staging.h"
 
 namespace occl::pg {
 namespace {
@@ -32,8 +33,11 @@ Request& point_to_lists(Request& request) {
 /// for this thread's current stream, and takes tensors that were made in inference mode.
 class AsDriver {
  public:
-  explicit AsDriver(const at::Tensor& tensor) {
-    if (tensor.is_privateuseone()) stream_.reset_stream(device::default_stream(tensor.device().index()));
+  AsDriver(const Request& request, const at::Tensor& tensor) {
+    if (request.stream)
+      stream_.reset_stream(stream_for_copies(*request.stream));
+    else if (tensor.is_privateuseone())
+      stream_.reset_stream(device::default_stream(tensor.device().index()));
   }
 
  private:
@@ -41,15 +45,30 @@ class AsDriver {
   c10::OptionalStreamGuard stream_;
 };
 
-void copy_all(const Request::Copies& copies) {
+/// As errors name it; empty on the CPU.
+std::string device_of(const Request& request) {
+  const auto& tensors = request.inputs.empty() ? request.outputs : request.inputs;
+  return tensors.empty() || tensors.front().is_cpu() ? "" : tensors.front().device().str();
+}
+
+/// Whether both can be viewed as bytes, and lie alike.
+bool can_be_bytes(const at::Tensor& to, const at::Tensor& from) {
+  const auto fits = [](const at::Tensor& t) { return t.is_contiguous() && t.dim() > 0 && t.stride(-1) == 1; };
+  return to.sizes() == from.sizes() && fits(to) && fits(from);
+}
+
+/// On return, the copies have ended.
+void copy_all(const Request& request, const Request::Copies& copies) {
   for (const auto& [to, from] : copies) {
-    const AsDriver driver(to);
+    const AsDriver driver(request, to);
     // As bytes, because copy_ lacks some types that are only moved, and changes the bytes of bools.
-    if (to.element_size() == 1 && !to.is_quantized())
+    const bool are_bytes = to.element_size() == 1 || (request.stream && can_be_bytes(to, from));
+    if (are_bytes && !to.is_quantized())
       to.view(at::kByte).copy_(from.view(at::kByte));
     else
       to.copy_(from);
   }
+  if (request.stream && !copies.empty()) pg::synchronize(stream_for_copies(*request.stream));
 }
 
 }  // namespace
@@ -63,7 +82,7 @@ WorkOCCL::Part::Part(WorkOCCL& work, Request&& request, std::size_t first_output
 void WorkOCCL::Part::beginning(coll::Operation&) {
   for (const auto& observer : work.observers_) observer->begin(operation.sequence());
   const Request& now = current();
-  copy_all(now.before);
+  copy_all(now, now.before);
   if (now.combined.empty()) return;
   std::vector<const void*> from;
   for (const at::Tensor& t : now.combined) from.push_back(t.const_data_ptr());
@@ -73,16 +92,19 @@ void WorkOCCL::Part::beginning(coll::Operation&) {
 }
 
 bool WorkOCCL::Part::succeeded(coll::Operation&) {
-  copy_all(current().after);
+  copy_all(current(), current().after);
   if (work.opType_ == c10d::OpType::ALLGATHER) {
     std::lock_guard lock(work.mutex_);
     gathered = true;
     copy_to_rows();
   }
   if (!request.then) return false;
-  const AsDriver driver(request.inputs.front());
+  const AsDriver driver(request, request.inputs.front());
   auto next = std::make_unique<Request>();
-  if (!request.then(*next)) return false;
+  if (!request.then(*next)) {
+    if (request.stream) pg::synchronize(stream_for_copies(*request.stream));
+    return false;
+  }
   following = std::move(next);
   operation.go_on_with(point_to_lists(*following).collective());
   return true;
@@ -94,7 +116,7 @@ void WorkOCCL::Part::copy_to_rows() const {
   Request::Copies copies;
   for (std::size_t i = 0; i < request.outputs.size(); ++i)
     copies.emplace_back(work.rows_.select(0, static_cast<int64_t>(first_output + i)), request.outputs[i]);
-  copy_all(copies);
+  copy_all(request, copies);
 }
 
 void WorkOCCL::Part::ending(coll::Operation&) noexcept { last = work.one_less(); }
@@ -136,7 +158,7 @@ void WorkOCCL::add(Request&& request, Mode mode) {
       parts_.empty() ? 0 : parts_.back().first_output + parts_.back().request.outputs.size();
   Part& part = parts_.emplace_back(*this, std::move(request), before);
   open_.fetch_add(1, std::memory_order_relaxed);  // seal() has not been called
-  if (mode == Mode::held) part.operation.hold();
+  if (mode == Mode::held) part.operation.hold(device_of(part.request));
   c10::raw::intrusive_ptr::incref(this);  // until released(): the group holds the operation
   if (mode == Mode::blocking)
     engine().submit_before_wait(*group_, part.operation);
@@ -265,7 +287,8 @@ c10::intrusive_ptr<c10::ivalue::Future> WorkOCCL::getFuture() {
   if (future_) return future_;
   std::vector<c10::Device> devices;
   for (const auto& tensor : outputs())
-    if (!tensor.device().is_cpu()) devices.push_back(tensor.device());  // the future drops repeats
+    if (!tensor.is_cpu() && (is_on_host(tensor) || has_events(tensor.device())))
+      devices.push_back(tensor.device());  // the future drops repeats, and records events on each
   future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()), devices);
   const bool late = told_;
   if (!late && ordered_by_streams()) {
@@ -346,7 +369,7 @@ bool WorkOCCL::wait(std::chrono::milliseconds timeout) {
 bool WorkOCCL::streams_wait() {
   SideStreams streams;
   for (const Part& part : parts_)
-    if (!streams.add(part.request)) return false;
+    if (part.request.stream || !streams.add(part.request)) return false;
   auto self = c10::intrusive_ptr<WorkOCCL>::reclaim_copy(this);
   streams.enqueue([self = std::move(self)] { self->wait_on_host(kNoTimeout, Waiting::stream); });
   return !streams.empty();

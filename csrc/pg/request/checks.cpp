@@ -2,15 +2,15 @@
 
 #include <ATen/ATen.h>
 
+#include "pg/request/staging.h"
+
 namespace occl::pg {
 
 void check_tensor(const char* call, const at::Tensor& t) {
   if (!t.defined()) invalid(call, "invalid tensor: it is undefined");
   if (t.layout() != at::kStrided)
     invalid(call, "only supports dense tensors (unsupported layout ", c10::str(t.layout()), ")");
-  if (!t.device().is_cpu() && !t.device().is_privateuseone())
-    invalid(call, "unsupported device type ", c10::DeviceTypeName(t.device().type(), true),
-            ": occl moves CPU and ", c10::get_privateuse1_backend(), " tensors");
+  if (!is_on_host(t)) check_copies(call, t.device());
   if (t.is_conj() || t.is_neg())
     invalid(call, "the tensor is a lazy conjugate or negative; call .resolve_conj().resolve_neg() first");
 }

@@ -15,9 +15,9 @@ enum class Density { contiguous, any_order };
 void check_dense(const char* call, const at::Tensor& tensor, Density density);
 
 /// What the operation reads or writes in the place of a tensor: the tensor itself if it lies as `density`
-/// says, else a dense copy (any_order: with the dimensions in the same order). The request copies in before
-/// the operation and out after it, in the group's order, so the result is as with the tensor itself, even if
-/// inputs and outputs overlap. Lives as long as the tensor and the request.
+/// says, in memory of the host, else a dense copy there (any_order: with the dimensions in the same order).
+/// The request copies in before the operation and out after it, in the group's order, so the result is as
+/// with the tensor itself, even if inputs and outputs overlap. Lives as long as the tensor and the request.
 using StandIn = c10::MaybeOwned<at::Tensor>;
 StandIn for_reading(const char* call, Request& request, const at::Tensor& tensor,
                     Density density = Density::contiguous);

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Stream.h>
 #include <c10/util/SmallVector.h>
 
 #include <chrono>
 #include <functional>
+#include <optional>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <utility>
@@ -37,6 +39,8 @@ struct Request {
   /// reads. `after`: out of what it has written.
   using Copies = std::vector<std::pair<at::Tensor, at::Tensor>>;
   Copies before, after;
+  /// Set if the tensors are on another package's device: the stream that was current at the call (staging.h).
+  std::optional<c10::Stream> stream;
   /// If there are any: reduced into `combination`, which the operation reads, after the copies `before`.
   Tensors combined;
   at::Tensor combination;

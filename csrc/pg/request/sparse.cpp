@@ -10,6 +10,7 @@
 #include "pg/request/checks.h"
 #include "pg/request/errors.h"
 #include "pg/request/normalize.h"
+#include "pg/request/staging.h"
 
 namespace occl::pg {
 namespace {
@@ -154,12 +155,14 @@ class Sum {
 
 Request all_reduce_sparse(ThisRank self, const Tensors& tensors, const c10d::AllreduceOptions& opts) {
   const at::NoGradGuard no_grad;
-  const at::Tensor own = sum_here(tensors, opts).coalesce();
+  const at::Tensor here = sum_here(tensors, opts);
+  const at::Tensor own = (is_on_host(here) ? here : here.cpu()).coalesce();
   const auto sum = std::make_shared<Sum>(self, tensors, own, opts.reduceOp.op_);
   Request r = sum->gather_facts(facts_of(own, opts.reduceOp.op_));
   r.type = c10d::OpType::ALLREDUCE;
   r.title = "occl:all_reduce";
   r.inputs = r.outputs = tensors;
+  await_stream(r, here);
   r.then = [sum](Request& next) { return sum->next(next); };
   return r;
 }

@@ -4,6 +4,7 @@
 #include "pg/request/checks.h"
 #include "pg/request/normalize.h"
 #include "pg/request/overlap.h"
+#include "pg/request/staging.h"
 #include "pg/request/tensor_blocks.h"
 
 namespace occl::pg {
@@ -22,9 +23,11 @@ at::Tensor reduce_here(const char* call, Request& request, const Tensors& tensor
   const coll::Collective& c = request.collective();
   if (c.op == ReduceOp::avg || c.op == ReduceOp::premul_sum)
     invalid(call, "ReduceOp.", name_of(c.op), " takes one tensor of each rank, got ", tensors.size());
-  request.combination = at::empty_like(tensors.front());  // dense, whatever gaps the first one has
+  request.combination =
+      host_like(tensors.front(), at::MemoryFormat::Preserve);  // dense, whatever gaps the first one has
   for (const at::Tensor& t : tensors) {
-    const bool alike = t.strides() == request.combination.strides();  // in the same order in memory
+    // In the same order in memory, which the host can read.
+    const bool alike = is_on_host(t) && t.strides() == request.combination.strides();
     request.combined.push_back(alike ? t : at::empty_like(request.combination));
     if (!alike) request.before.emplace_back(request.combined.back(), t);
   }
@@ -37,12 +40,13 @@ Request all_gather_several(ThisRank self, std::vector<Tensors>& outputs, Tensors
   const std::size_t each = inputs.size(), expected = self.size * each;
   std::vector<int64_t> sizes = inputs.front().sizes().vec();
   sizes.insert(sizes.begin(), each);
-  at::Tensor packed = at::empty(sizes, inputs.front().options());
+  at::Tensor packed = at::empty(sizes, on_host(inputs.front()));
   sizes.insert(sizes.begin(), self.size);
   at::Tensor all = at::empty(sizes, packed.options());
   Request r = all_gather_into(self, all, packed);
   r.type = c10d::OpType::ALLGATHER;
   r.title = "occl:all_gather";
+  await_stream(r, inputs.front());
   for (std::size_t i = 0; i < each; ++i) r.before.emplace_back(packed[i], inputs[i]);
   r.inputs = inputs;
   r.outputs.clear();

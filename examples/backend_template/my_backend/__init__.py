@@ -1,5 +1,6 @@
 """The smallest backend of torch.distributed: all_reduce, broadcast and barrier, through the group's store."""
 
+import torch
 import torch.distributed as dist
 
 from my_backend._C import MyBackend
@@ -14,5 +15,11 @@ def autoload():
     """What ``import torch`` calls where the package is installed: importing this module has done it all."""
 
 
+def devices():
+    """The CPU, and the device of this process that comes from outside of PyTorch, if there is one by now."""
+    own = torch._C._get_privateuse1_backend_name()
+    return ["cpu"] if own == "privateuseone" else ["cpu", own]
+
+
 if "my_backend" not in dist.Backend.backend_list:
-    dist.Backend.register_backend("my_backend", create, extended_api=True, devices=["cpu"])
+    dist.Backend.register_backend("my_backend", create, extended_api=True, devices=devices())

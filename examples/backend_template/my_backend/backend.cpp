@@ -75,7 +75,7 @@ class MyBackend : public c10d::Backend {
     const auto op = static_cast<ReduceOp::RedOpType>(opts.reduceOp.op_);
     combine(at::zeros({1}, t.scalar_type()), at::zeros({1}, t.scalar_type()), op);  // refuses before it sends
     const auto all = exchange(described("all_reduce", t, op), to_bytes(t));
-    at::Tensor total = from_bytes(all[0], t);
+    at::Tensor total = from_bytes(all[0], t);  // on the CPU
     for (int r = 1; r < getSize(); ++r) total = combine(total, from_bytes(all[r], t), op);
     t.copy_(total);
     return c10::make_intrusive<Done>(getRank(), c10d::OpType::ALLREDUCE, tensors);
@@ -146,20 +146,23 @@ class MyBackend : public c10d::Backend {
   static at::Tensor& checked(std::vector<at::Tensor>& tensors, const char* call) {
     TORCH_CHECK_VALUE(tensors.size() == 1, "my_backend: ", call, " takes one tensor, not ", tensors.size());
     at::Tensor& t = tensors[0];
-    TORCH_CHECK_VALUE(t.is_cpu() && t.layout() == at::kStrided, "my_backend: ", call,
-                      " takes dense CPU tensors, not ", t.layout(), " on ", t.device());
+    TORCH_CHECK_VALUE(t.layout() == at::kStrided, "my_backend: ", call, " takes dense tensors, not ",
+                      t.layout());
     at::assert_no_internal_overlap(t);
     return t;
   }
 
+  /// Staging: the host cannot touch the memory of most devices, so a tensor of one is copied. The copy is
+  /// made on the current stream, after the work that is queued there, and the host waits for it. Back from
+  /// the host it is `copy_`, on the same stream, which the caller's next work follows.
   static Bytes to_bytes(const at::Tensor& t) {
-    const at::Tensor dense = t.contiguous();
+    const at::Tensor dense = t.cpu().contiguous();
     const auto* begin = static_cast<const uint8_t*>(dense.const_data_ptr());
     return begin == nullptr ? Bytes() : Bytes(begin, begin + dense.nbytes());
   }
 
   static at::Tensor from_bytes(const Bytes& bytes, const at::Tensor& like) {
-    at::Tensor made = at::empty(like.sizes(), like.options(), at::MemoryFormat::Contiguous);
+    at::Tensor made = at::empty(like.sizes(), like.options().device(at::kCPU), at::MemoryFormat::Contiguous);
     if (!bytes.empty()) std::memcpy(made.mutable_data_ptr(), bytes.data(), bytes.size());
     return made;
   }

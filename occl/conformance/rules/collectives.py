@@ -84,12 +84,11 @@ def subgroup(rank: Rank, *, operation: str) -> None:
 
 
 def on_a_stream(rank: Rank, *, operation: str) -> None:
-    module = torch.get_device_module(rank.device)
     stream = torch.Stream(device=rank.device)
     setting = rank.setting(operation, count=10_000)
     call = rank.prepared(operation, setting)
     made = [tensor.clone() for tensor, _ in (*setting.expected, *setting.unchanged)]
-    module.synchronize()
+    torch.accelerator.synchronize(rank.device)
     with stream:
         # The inputs are wrong until the stream has come to here, and the outputs are taken afterwards.
         for tensor, content in zip(

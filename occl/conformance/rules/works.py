@@ -174,7 +174,7 @@ def duration(rank: Rank) -> None:
     work = dist.all_reduce(torch.ones(1000, device=rank.device), async_op=True)
     work.wait()
     if rank.device.type != "cpu":
-        torch.get_device_module(rank.device).synchronize()
+        torch.accelerator.synchronize(rank.device)
     rank.check(work._get_duration() >= 0.0, "the duration is negative")
 
 

@@ -1,0 +1,22 @@
+"""Ranks whose PrivateUse1 device is another package's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.foreign import device
+from tests.support.ranks import PRELOAD, Ranks
+
+
+@pytest.fixture(scope="session")
+def library() -> None:
+    """Compiles the device."""
+    device.build()
+
+
+@pytest.fixture(scope="session")
+def pool(library: None) -> Iterator[Ranks]:
+    with Ranks(("tests.foreign.loaded", *PRELOAD)) as ranks:
+        yield ranks

@@ -1,0 +1,50 @@
+"""The device stays its owner's, and so do its defaults."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from tests.support.cpp_build import ROOT
+from tests.support.interpreter import run_python
+from torch_occl import ProcessGroupOCCL
+
+DEVICE = "foreign:0"
+
+
+def who_owns(rank: int, n: int, device: str) -> None:
+    assert torch._C._get_privateuse1_backend_name() == "foreign" and not hasattr(torch, "dev")
+    assert isinstance(dist.group.WORLD._get_backend(torch.device(device)), ProcessGroupOCCL)
+    assert dist.get_backend_config() == "foreign:occl,cpu:occl"
+    assert "foreign" not in dist.Backend.default_device_backend_map
+    assert "foreign" not in dist.Backend.backend_capability["gloo"]
+
+
+def test_the_device_stays_its_owners(pool):
+    pool.run(who_owns, 2, DEVICE)
+
+
+WITHOUT_IMPORT = """
+import sys, torch, torch.distributed as dist
+from tests.foreign import device
+device.load()
+dist.init_process_group("cpu:occl,foreign:occl", store=dist.HashStore(), rank=0, world_size=1)
+x = torch.ones(3, device="foreign")
+dist.all_reduce(x)
+print(x.tolist(), "torch_occl" in sys.modules)
+"""
+
+
+def test_a_group_that_names_it_needs_no_import(library):
+    said = run_python("-c", WITHOUT_IMPORT, path=ROOT, OCCL_DEVICE="")
+    assert said.splitlines()[-1] == "[1.0, 1.0, 1.0] False"
+
+
+def owner_comes_later(rank: int, n: int, device: str) -> None:
+    dist.Backend.register_backend("vendor", lambda *_: None, devices=["foreign"])
+    assert dist.get_default_backend_for_device("foreign") == "vendor"
+
+
+def test_a_backend_of_the_owner_becomes_the_default_one(pool):
+    with pool.fresh(1) as team:
+        team.run(owner_comes_later, DEVICE)
