@@ -457,7 +457,7 @@ NOT_CAUGHT = {
     "coll/execution/executor.cpp: ticks are read with acquire": "a sleeper's look at ticks comes after its atomic addition; the "
     "explorer finds the missed wake-up only in long runs (EXPLORE_FACTOR=50)",
     "coll/progress/communicator.h: pending and answers_due with relaxed": "hints: the locks order what they stand for",
-    "coll/progress/engine.h: Spin": "hints about how long to look",
+    "coll/progress/spin.h: all that is relaxed": "hints about how long to look",
 }
 """Weaker orderings that no test is known to see, and why that is so."""
 

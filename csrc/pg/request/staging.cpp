@@ -156,7 +156,7 @@ at::Tensor host_like(const at::Tensor& t, at::MemoryFormat format) {
   at::Tensor made = at::empty_like(t, on_host(t), format);
   if (made.nbytes() < kMapped) return made;
   c10::StorageImpl* storage = made.storage().unsafeGetStorageImpl();
-  works([&] { storage->set_data_ptr_noswap(allocate_for_peers(storage->nbytes())); });
+  works([&] { storage->set_data_ptr_noswap(device::allocate_for_peers(storage->nbytes())); });
   return made;
 }
 
