@@ -93,6 +93,7 @@ def test_operations_give_what_they_give_on_the_cpu(pool, name, world_size):
 def begins_when_the_stream_reaches_it(rank: int, n: int, device: str) -> None:
     x = torch.zeros(300_001, device=device)
     y = torch.zeros(3, device=device)
+    torch.accelerator.synchronize()  # the next stream is not ordered after this one
     with torch.Stream(device):
         torch.ops.foreign.hold(x)
         x.fill_(rank + 1)
