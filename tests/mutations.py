@@ -445,7 +445,7 @@ MUTATIONS = [
     Mutation("the time until all ranks have come is not counted", "coll/observe/activity.cpp", "if (const Ticks waited = times.met - times.posted) c.meeting.add(waited);", "", ACTIVITY),
     Mutation("an operation that failed counts as a good one", "coll/observe/activity.cpp", "  if (op.error())\n    c.failed.add(1);\n  else\n    c.operations.add(1), c.bytes.add(bytes_);", "  c.operations.add(1), c.bytes.add(bytes_);", ACTIVITY),
     Mutation("a record of a group that has ended is not used again", "coll/observe/activity.cpp", "  endpoint_->arena().retire({{offset_, sizeof(ActivityRecord)}}, [] { return true; });", "", ACTIVITY),
-    Mutation("the rank that came last is not kept", "coll/execution/meeting.cpp", "  last_ = arrivals_.awaited();\n", "", ACTIVITY),
+    Mutation("the rank that came last is not kept", "coll/execution/arrivals.h", "        latest_ = rank;\n", "", ACTIVITY),
     Mutation("top names ranks that have come", "occl/tools/top/groups.py", "position(self.ranks[r].record) < mine", "position(self.ranks[r].record) <= mine", (TOP + "test_a_straggler_is_waited_for_and_late",)),
     Mutation("top takes a forked child for its parent", "occl/tools/top/processes.py", "if own == _own_pid(pid):", "if own:", (TOP + "test_a_forked_child_is_not_taken_for_its_parent",)),
     Mutation("top reads what another version wrote", "occl/tools/top/records.py", "if version != layout.PROTOCOL:", "if version > layout.PROTOCOL:", (TOP + "test_another_version_is_refused_in_a_sentence",)),

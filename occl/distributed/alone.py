@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from occl.distributed import program
 from occl.distributed.gloo import serves
 
 STEPS = 100
@@ -80,15 +81,13 @@ def _check(optimizer: torch.optim.Optimizer, arguments: Any, keywords: Any) -> N
             "nothing as large as the parameters before"
         )
     if reason:
-        callers = _callers()
-        remedy = _remedy(callers, reason)
+        remedy = _remedy(_callers(), reason)
         warnings.warn(
             f"WORLD_SIZE is {_started()}, but rank {os.environ.get('RANK', '?')} trains alone: {reason}. "
             f"Every process trains by itself, and no gradients are exchanged"
             f"{'; ' if remedy else ''}{remedy} (docs/integrations.md)",
             RuntimeWarning,
-            # The line that calls the optimizer, through wrappers of PyTorch.
-            stacklevel=2 + next((i for i, name in enumerate(callers) if not name.startswith("torch.")), 0),
+            stacklevel=program.stacklevel(),  # the line that calls the optimizer, through wrappers of PyTorch
         )
 
 

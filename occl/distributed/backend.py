@@ -40,23 +40,8 @@ def _made(backend: ProcessGroupOCCL) -> ProcessGroupOCCL:
 
 def _made_for(group: dist.ProcessGroup | None) -> ProcessGroupOCCL | None:
     """The backend ``occl`` of a group that has one."""
-    if group is None:
-        return None
-    for device in group._device_types:
-        backend = group._get_backend(device)
-        backend = getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL
-        if isinstance(backend, ProcessGroupOCCL):
-            return backend
-    return None
-
-
-def _world() -> ProcessGroupOCCL | None:
-    """The backend ``occl`` of the default group, in whose ranks ``global_ranks_in_group`` counts; or None."""
-    if not dist.is_initialized():
-        return None
-    world = dist.group.WORLD
-    assert world is not None
-    return _made_for(world)
+    backends = [gloo.backend_of(group, device) for device in group._device_types] if group else []
+    return next((backend for backend in backends if isinstance(backend, ProcessGroupOCCL)), None)
 
 
 def create(opts: Any, options: ProcessGroupOCCL.Options | None = None) -> ProcessGroupOCCL:
@@ -97,7 +82,7 @@ def create(opts: Any, options: ProcessGroupOCCL.Options | None = None) -> Proces
     if made := _made_for(getattr(opts, "process_group", None)):
         return made
     members = opts.global_ranks_in_group
-    parent = _world() if members else None
+    parent = _made_for(dist.group.WORLD) if members else None  # in whose ranks the members are counted
     return _made(ProcessGroupOCCL(opts.store, opts.group_rank, opts.group_size, options, parent, members))
 
 

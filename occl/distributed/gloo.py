@@ -249,10 +249,15 @@ def _set_timeout(timeout: timedelta, group: dist.ProcessGroup | None = None) -> 
 # ---- What a call asks for ----------------------------------------------------------------------------------
 
 
-def _is_occl(group: dist.ProcessGroup, device: torch.device) -> bool:
+def backend_of(group: dist.ProcessGroup, device: torch.device) -> Any:
+    """The group's backend for a device type, without the wrapper of TORCH_DISTRIBUTED_DEBUG=DETAIL."""
     backend = group._get_backend(device)
-    backend = getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL
-    return backend.name() == "occl"
+    return getattr(backend, "wrapped_pg", backend)
+
+
+def _is_occl(group: dist.ProcessGroup, device: torch.device) -> bool:
+    name: str = backend_of(group, device).name()
+    return name == "occl"
 
 
 def _config(backends: Mapping[str, str]) -> str:

@@ -22,6 +22,15 @@ from_2_14 = pytest.mark.skipif(PYTORCH < (2, 14), reason="PyTorch 2.14 has it fi
 from_2_15 = pytest.mark.skipif(PYTORCH < (2, 15), reason="PyTorch 2.15 has it first")
 
 
+def run_with_a_late_rank(fresh, body, device):
+    """Rank 1 listens in its body until rank 0 has told that it has launched its calls."""
+    with fresh(2) as team:
+        team.join().start(body, device)
+        team.hear(0)
+        team.say(1, "rank 0 has launched")
+        assert not any(outcome.failed for outcome in team.finish())
+
+
 # ---- gather_single -------------------------------------------------------------------------------------
 
 
@@ -108,11 +117,7 @@ def has_more_time(rank, n, device):
 @from_2_14
 @pytest.mark.parametrize("device", DEVICES)
 def test_time_that_is_added_ends_with_the_first_call(fresh, device):
-    with fresh(2) as team:
-        team.join().start(has_more_time, device)
-        team.hear(0)
-        team.say(1, "rank 0 has launched")
-        assert not any(outcome.failed for outcome in team.finish())
+    run_with_a_late_rank(fresh, has_more_time, device)
 
 
 # ---- instruments ---------------------------------------------------------------------------------------
@@ -160,11 +165,7 @@ def recorded_by_pytorch(rank, n, device):
 @pytest.mark.parametrize("device", DEVICES)
 def test_pytorchs_flight_recorder_sees_when_calls_end(fresh, device):
     """Failed calls have not."""
-    with fresh(2) as team:
-        team.join().start(recorded_by_pytorch, device)
-        team.hear(0)
-        team.say(1, "rank 0 has launched")
-        assert not any(outcome.failed for outcome in team.finish())
+    run_with_a_late_rank(fresh, recorded_by_pytorch, device)
 
 
 # ---- names ---------------------------------------------------------------------------------------------

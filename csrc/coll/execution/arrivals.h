@@ -19,7 +19,8 @@ class Arrivals {
   /// For another number: no rank is known to have reached it.
   void restart() {
     awaited_ = 0;
-    latest_before_ = latest_;
+    if (latest_ >= 0) latest_before_ = latest_;
+    latest_ = -1;
   }
 
   /// Whether each other rank's count, which `count_of(rank)` reads, has reached `number`. Calls
@@ -43,8 +44,8 @@ class Arrivals {
     return true;
   }
 
-  /// After all_at was false: the rank that it found missing.
-  int awaited() const { return awaited_; }
+  /// The last rank that all_at found missing at this number; -1 if it found none.
+  int latest() const { return latest_; }
 
   /// A rank whose count has not reached `number`, or -1: the last one of the number before, if that one is
   /// missing again, because the others will probably have come when it comes.
@@ -68,9 +69,9 @@ class Arrivals {
 
  private:
   Mesh& mesh_;
-  int awaited_ = 0;  // all ranks before it have arrived
-  int latest_ = -1,
-      latest_before_ = -1;  // the last rank that was found missing: now, and at the number before
+  int awaited_ = 0;         // all ranks before it have arrived
+  int latest_ = -1;         // see the function
+  int latest_before_ = -1;  // the same of the newest number before at which one was missing
   LineLatency::TimedPoll poll_;
 };
 

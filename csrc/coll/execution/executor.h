@@ -39,7 +39,7 @@ class Executor {
   bool exposed() const { return meeting_.exposed(); }
   /// The ranks that the current operation waits for; none while it can go on.
   std::vector<int> missing() const;
-  /// One of them, without whose arrival nothing can go on; -1 where several can make that.
+  /// One of them without whose arrival the operation cannot go on; -1 where the arrival of any will do.
   int missing_one() const;
 
  private:

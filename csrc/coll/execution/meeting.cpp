@@ -29,7 +29,7 @@ void Meeting::begin(const Operation& operation) {
     measures_ = staged_bytes(agreed_.shape) > kBesidePostBytes;
   }
   arrivals_.restart();
-  last_ = odd_rank_ = -1;
+  odd_rank_ = -1;
   pairwise_ = collective.kind == Kind::all_to_all && collective.in.list;
   equal_parts_.reset();
   mapped_ = false;
@@ -124,9 +124,7 @@ bool Meeting::all_posted() {
       odd_signature_ = signature;
     }
   };
-  if (arrivals_.all_at(agreed_.q, measures_, stamp_of, check)) return true;
-  last_ = arrivals_.awaited();
-  return false;
+  return arrivals_.all_at(agreed_.q, measures_, stamp_of, check);
 }
 
 std::vector<int> Meeting::missing() const {

@@ -46,7 +46,7 @@ class Meeting {
   /// Whether every rank has posted this collective. Throws Error(protocol) if a rank posted a later one.
   bool all_posted();
   /// After all_posted: the last rank that it waited for; -1 if it never did, so this rank came last.
-  int last() const { return last_; }
+  int last() const { return arrivals_.latest(); }
   /// Requires all_posted. Whether a rank's call does not fit this rank's. Every rank then finds a mismatch,
   /// so the next operation may begin.
   bool mismatched() const { return odd_rank_ >= 0; }
@@ -83,7 +83,6 @@ class Meeting {
   Agreement agreed_;
   Arrivals arrivals_;                       // of posts
   Signature signature_{~std::uint64_t{0}};  // that of no call
-  int last_ = -1;                           // see the function
   bool mapped_ = false;                     // peers can reach what the `direct` path needs of this rank
   bool first_step_made_ = false;            // see the function
   bool small_ = false;                      // the shape takes one step wherever the tensors lie
