@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import logging
 import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from tests.support import cpp_build
 from tests.support.devices import DEVICES
 from tests.support.worker import join
 
@@ -110,6 +113,51 @@ def test_a_profile_says_what_every_call_moves(pool, device, tmp_path):
 def test_a_profile_says_the_same_in_a_group_over_nodes(fresh, tmp_path):
     with fresh(2) as team:
         team.run(calls_are_events, folder=str(tmp_path), node="node ")
+
+
+SLOW_PROFILER = """
+#include <ATen/record_function.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+namespace {
+std::atomic<int> ended{0};
+}
+/// Events of operations of occl take long to end.
+extern "C" void observe() {
+  at::addGlobalCallback(at::RecordFunctionCallback(
+      [](const at::RecordFunction&) -> std::unique_ptr<at::ObserverContext> { return nullptr; },
+      [](const at::RecordFunction& event, at::ObserverContext*) {
+        if (std::strncmp(event.name(), "occl:", 5)) return;
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        ++ended;
+      }));
+}
+extern "C" int count() { return ended; }
+"""
+
+
+def events_end_before_works(rank, n, device, *, library):
+    profiler = ctypes.CDLL(library)
+    profiler.observe()
+    t = torch.ones(4, device=device)
+    for calls in range(5):
+        work = dist.all_reduce(t, async_op=True)
+        while not work.is_success():  # unlike a wait, it leaves the operation to the background thread
+            time.sleep(0.0001)
+        assert profiler.count() == calls + 1
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("device", DEVICES)
+def test_an_event_ends_before_its_work(fresh, device, tmp_path):
+    """A program stops the profiler when its works have ended, which frees the memory of the events."""
+    library = cpp_build.build_library(SLOW_PROFILER, tmp_path / "profiler.so")
+    with fresh(2) as team:
+        team.join().run(events_end_before_works, device, library=str(library))
 
 
 def subgroups_name_global_ranks(rank, n, device, *, folder):

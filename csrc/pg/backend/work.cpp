@@ -180,6 +180,8 @@ void WorkOCCL::seal() {
 bool WorkOCCL::one_less() noexcept {
   if (open_.fetch_sub(1, std::memory_order_acq_rel) != 2) return false;  // the last sees what the others did
   end_ = std::chrono::steady_clock::now();
+  // First, because a program that sees the end may stop the profiler, which frees the memory of the event.
+  if (recordFunctionEndCallback_) recordFunctionEndCallback_();
   open_.store(0, std::memory_order_release);  // pairs with ended()
   return true;
 }
@@ -196,7 +198,6 @@ void WorkOCCL::tell() noexcept {
     result = future_result_;
   }
   if (passing) passing->pass(exception());
-  if (recordFunctionEndCallback_) recordFunctionEndCallback_();
   if (!future && !result && observers_.empty()) return;
   // Without the lock: callbacks may do anything, even launch collectives and wait for them.
   const coll::Engine::Callback callback(engine());
