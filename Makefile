@@ -43,7 +43,8 @@ help:
 	@echo 'make setup       only .venv and the extension, which the targets above make when they need them'
 	@echo 'make clean       remove what was built;             make distclean removes .venv too'
 	@echo
-	@echo 'PYTHON=python3.12 chooses the interpreter of a new .venv; TORCH=torch==2.13.0 what is installed in it;'
+	@echo 'PYTHON=python3.12 chooses the interpreter of a new .venv, whose PyTorch is used if it is supported;'
+	@echo 'TORCH=torch==2.15.0 installs this one, whatever the interpreter has;'
 	@echo 'WORKERS=N runs the tests in N processes (3), each of which starts up to 64 ranks; ARGS="-n0 --pdb" in one.'
 	@echo 'MAX_JOBS=N limits the number of compilers that run at once.'
 
@@ -129,15 +130,16 @@ build/docs-venv/installed: pyproject.toml
 
 # An editable installation points at the directory it was made in, so a checkout that moved installs again.
 setup:
+	@rm -f occl/_C.*.so occl/_C.built_for  # of older versions; Python would take it for the extension
 	@[ "$$(cat .venv/home 2>/dev/null)" = "$$(pwd -P)" ] || rm -f .venv/installed
 	@$(LOCK) sh -c '$(MAKE) --silent --no-print-directory .venv/installed && $(MAKE) --silent --no-print-directory .venv/built'
 
 .venv/installed: pyproject.toml setup.py Makefile
-	@$(PYTHON) tools/preflight.py
+	@$(PYTHON) tools/preflight.py check
 	@echo 'Setting up .venv'
-	@$(PYTHON) -m venv .venv
+	@$(PYTHON) -m venv $$($(PYTHON) tools/preflight.py torch $(origin TORCH)) .venv
 	@$(VENV_PYTHON) -m pip install --quiet 'setuptools>=77' wheel ninja
-	@$(VENV_PYTHON) -m pip install --quiet '$(TORCH)' || { echo \
+	@grep -q '^include-system.*true' .venv/pyvenv.cfg || $(VENV_PYTHON) -m pip install --quiet '$(TORCH)' || { echo \
 	    "make: no '$(TORCH)' for $$($(PYTHON) --version) on $$(uname -sm): choose an interpreter that it" \
 	    "supports with 'make distclean' and PYTHON=python3.N." >&2; exit 1; }
 	@rm -rf *.egg-info  # an older one, in the directory where Python runs, would say where an older package lies
@@ -155,7 +157,7 @@ setup:
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .venv/built compile_commands.json
-	rm -f occl/*.so occl/_C.built_for
+	rm -rf occl/extensions
 	find csrc occl torch_occl tests examples benchmarks tools -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean

@@ -1,5 +1,6 @@
 """The version of this package, and the versions of PyTorch that it works with."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 VERSION = "0.1.0"
@@ -12,23 +13,38 @@ REQUIREMENT = "torch>={}.{},<{}.{}".format(*SUPPORTED[0], *SUPPORTED[1])
 """The same as pip takes it. ``pyproject.toml`` repeats it for the build, where nothing can be computed."""
 
 DEFAULT = "2.13.0"
-"""What `make` installs, and what wheels are built with: the version with a small build for the CPU."""
+"""What `make` installs: the version with a small build for the CPU."""
 
-BUILT_FOR = Path(__file__).with_name("_C.built_for")
-"""Contains the minor version that the extension beside it was built for, whose C++ interfaces no other one
-has. It can be read before the extension is loaded. setup.py writes it."""
+EXTENSIONS = Path(__file__).with_name("extensions")
+"""Has a folder, such as ``torch_2_13``, for each minor version that this installation has an extension for.
+An extension works with no other one, because PyTorch's C++ interfaces differ. setup.py makes the folders."""
+
+Minor = tuple[int, int]
 
 
-def minor(version: str) -> tuple[int, int]:
+def minor(version: str) -> Minor:
     """Major and minor of a version such as 2.13.0+cpu."""
     first, second = (int(part) for part in version.split(".")[:2])
     return first, second
 
 
-def requirement_of_build(version: str) -> str:
-    """What an extension needs that was built with this PyTorch, as pip takes it."""
-    first, second = minor(version)
-    return f"torch>={first}.{second},<{first}.{second + 1}"
+def extension_of(version: str) -> Path:
+    """The folder of the extension for this PyTorch, whether or not it exists."""
+    return EXTENSIONS / "torch_{}_{}".format(*minor(version))
+
+
+def built() -> list[Minor]:
+    """The minor versions that there is an extension for, in order."""
+    names = [folder.name.split("_") for folder in EXTENSIONS.glob("torch_*_*") if any(folder.glob("_C.*"))]
+    return sorted((int(first), int(second)) for _, first, second in names)
+
+
+def requirement_of_build(minors: Iterable[Minor]) -> str:
+    """What a package needs that has extensions for these versions, of one major version, as pip takes it."""
+    inside = sorted(minors)
+    (major, low), (_, high) = inside[0], inside[-1]
+    without = "".join(f",!={major}.{n}.*" for n in range(low, high) if (major, n) not in inside)
+    return f"torch>={major}.{low},<{major}.{high + 1}{without}"
 
 
 def check(version: str) -> None:
@@ -42,12 +58,13 @@ def check(version: str) -> None:
 
 
 def check_build(version: str) -> None:
-    """Raises ImportError, naming what to install, if the extension was built for another PyTorch."""
-    built = BUILT_FOR.read_text().strip() if BUILT_FOR.exists() else None
-    if built is not None and minor(built) != minor(version):
+    """Raises ImportError, naming what to install, if there are extensions, and none for this PyTorch."""
+    minors = built()
+    if minors and minor(version) not in minors:
+        names = " and ".join("{}.{}".format(*each) for each in minors)
         raise ImportError(
-            f"The extension of torch_occl was built for torch {built}, and this is torch {version}. "
-            f'Install "{requirement_of_build(built)}", or build torch_occl for this one, in a checkout: '
+            f"The extension of torch_occl was built for torch {names}, and this is torch {version}. "
+            f'Install "{requirement_of_build(minors)}", or build torch_occl for this one, in a checkout: '
             "pip install --no-build-isolation ."
         )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cpp_build import build_library
-from tests.support.interpreter import PACKAGE, install, run_python
+from tests.support.interpreter import PACKAGE, entry_point_beside_ours, install, run_python
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ import torch
 import torch.distributed as dist
 from multiprocessing.reduction import ForkingPickler
 
-OURS = re.compile(r"/occl/_C[.]|/memfd:occl")  # below a checkout called torch_occl lies PyTorch, too
+OURS = re.compile(r"/occl/extensions/|/memfd:occl")  # below a checkout called torch_occl lies PyTorch, too
 
 NAME = {"occl", *(f"occl.{it}" for it in ("compat", "registration", "variables", "versions"))}
 
@@ -40,12 +40,13 @@ def answer(ask):
     except Exception as error:
         return f"{type(error).__name__}: {error}"
 
+capability = dist.Backend.backend_capability
 print(json.dumps({
     "device type": answer(torch._C._get_privateuse1_backend_name),
     "accelerator": answer(torch.accelerator.is_available),
     "current accelerator": answer(torch.accelerator.current_accelerator),
     "default backends": answer(lambda: dist.Backend.default_device_backend_map),
-    "capabilities": answer(lambda: {k: v for k, v in dist.Backend.backend_capability.items() if k != "occl"}),
+    "capabilities": answer(lambda: {k: v for k, v in capability.items() if "occl" not in k}),
     "no backend named": answer(lambda: dist.BackendConfig(dist.Backend("undefined")).device_backend_map),
     "autograd threads": answer(torch.autograd.is_multithreading_enabled),
     "pinning": answer(lambda: torch.empty(1).pin_memory().is_pinned()),
@@ -234,6 +235,28 @@ print(torch._C._get_privateuse1_backend_name(), hasattr(torch, "dev"), torch.Ten
         python(code, installed, OTHER_DEVICE="hooks and timer").splitlines()[-1]
         == "other False torch._tensor"
     )
+
+
+OTHER_PACKAGE = """
+import torch
+
+def autoload():
+    torch.utils.rename_privateuse1_backend("npu")
+"""
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_device_that_import_torch_is_to_make_gives_way_in_every_order(tmp_path, first):
+    """``first``: whether PyTorch loads the other package before this one."""
+    install(tmp_path)
+    (tmp_path / "other.py").write_text(OTHER_PACKAGE)
+    entry_point_beside_ours(tmp_path, "other = other:autoload", first)
+    code = "import torch\nprint(torch._C._get_privateuse1_backend_name(), hasattr(torch, 'dev'))"
+    said = python(code, tmp_path, OCCL_DEVICE="1").splitlines()
+    assert said[-1] == "npu False"
+    (warning,) = [line for line in said if "RuntimeWarning" in line]
+    why = "PrivateUse1 is the device npu" if first else "PyTorch loads other after this package"
+    assert f"OCCL_DEVICE=1 makes no device: {why}" in warning
 
 
 @pytest.mark.full

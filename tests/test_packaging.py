@@ -61,10 +61,18 @@ def test_the_build_requires_the_torch_that_the_code_checks_for():
     assert re.findall(r'"(torch[<>=][^"]*)"', PYPROJECT) == [versions.REQUIREMENT]
 
 
+def with_extensions(folder: Path, *minors: str) -> None:
+    """Makes files that stand for the extensions of an installation."""
+    for minor in minors:
+        home = folder / versions.extension_of(minor).name
+        home.mkdir(parents=True)
+        (home / "_C.so").touch()
+
+
 def test_an_extension_for_another_torch_is_refused_with_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setattr(versions, "BUILT_FOR", tmp_path / "built_for")
-    versions.check_build("2.15.0")  # it is not known
-    versions.BUILT_FOR.write_text("2.13\n")
+    monkeypatch.setattr(versions, "EXTENSIONS", tmp_path)
+    versions.check_build("2.15.0")  # nothing is known of what was built
+    with_extensions(tmp_path, "2.13")
     for version in ("2.13.0", "2.13.1+cpu"):
         versions.check_build(version)
     for version in ("2.12.1", "2.14.0", "2.15.0+cu130", "3.13.0"):
@@ -76,10 +84,36 @@ def test_an_extension_for_another_torch_is_refused_with_what_to_install(tmp_path
         assert command in (ROOT / "README.md").read_text()
 
 
-def test_the_extension_says_which_torch_it_was_built_for():
+def test_one_installation_has_extensions_for_several_versions(tmp_path, monkeypatch):
+    monkeypatch.setattr(versions, "EXTENSIONS", tmp_path)
+    with_extensions(tmp_path, "2.15", "2.9", "2.13")
+    (tmp_path / "torch_2_14").mkdir()  # a build that has failed
+    assert versions.built() == [(2, 9), (2, 13), (2, 15)]
+    for version in ("2.9.1", "2.13.0", "2.15.0+cu130"):
+        versions.check_build(version)
+    with pytest.raises(ImportError, match=r"for torch 2\.9 and 2\.13 and 2\.15, and this is torch 2\.14\.1"):
+        versions.check_build("2.14.1")
+
+
+@pytest.mark.parametrize(
+    ("minors", "requirement"),
+    [
+        ([(2, 13)], "torch>=2.13,<2.14"),
+        ([(2, 15), (2, 13), (2, 14)], "torch>=2.13,<2.16"),
+        ([(2, 15), (2, 12), (2, 13)], "torch>=2.12,<2.16,!=2.14.*"),
+    ],
+)
+def test_a_package_asks_for_the_versions_that_it_has_extensions_for(minors, requirement):
+    assert versions.requirement_of_build(minors) == requirement
+
+
+def test_the_extension_is_the_one_for_this_torch():
     import torch
 
-    assert versions.minor(versions.BUILT_FOR.read_text()) == versions.minor(torch.__version__)
+    from occl import _C
+
+    assert Path(_C.__file__).parent == versions.extension_of(torch.__version__)
+    assert versions.minor(torch.__version__) in versions.built()
 
 
 def test_make_installs_the_default_torch_which_is_supported():
@@ -90,6 +124,27 @@ def test_make_installs_the_default_torch_which_is_supported():
     versions.check(versions.DEFAULT)
 
 
+@pytest.mark.parametrize(
+    ("version", "origin", "printed"),
+    [
+        ("2.14.1+cu130", "file", "--system-site-packages\n"),
+        ("2.14.1", "environment", ""),
+        ("2.14.1", "command line", ""),
+        ("2.10.0", "file", ""),
+        ("", "file", ""),
+    ],
+)
+def test_make_uses_the_torch_that_its_interpreter_has(tmp_path, version, origin, printed):
+    if version:
+        (tmp_path / "torch-0.dist-info").mkdir()
+        (tmp_path / "torch-0.dist-info" / "METADATA").write_text(f"Name: torch\nVersion: {version}\n")
+    command = [sys.executable, "-S", "tools/preflight.py", "torch", origin]
+    done = subprocess.run(
+        command, cwd=ROOT, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == printed and (f"uses torch {version} of" in done.stderr) == bool(printed)
+
+
 def test_the_metadata_has_the_version_and_the_torch_that_it_was_built_with(tmp_path):
     python("setup.py", "--quiet", "egg_info", "--egg-base", str(tmp_path))
     lines = (tmp_path / "torch_occl.egg-info" / "PKG-INFO").read_text().splitlines()
@@ -98,7 +153,7 @@ def test_the_metadata_has_the_version_and_the_torch_that_it_was_built_with(tmp_p
         line.partition(": ")[2] for line in lines if line.startswith("Requires-Dist") and "extra" not in line
     ]
     (torch,) = required
-    of_build = versions.requirement_of_build(importlib.metadata.version("torch"))
+    of_build = versions.requirement_of_build([versions.minor(importlib.metadata.version("torch"))])
     assert set(torch.removeprefix("torch").split(",")) == set(of_build.removeprefix("torch").split(","))
 
 
@@ -168,12 +223,17 @@ def test_the_version_has_one_place_and_the_changelog_leads_up_to_it():
     assert set(re.findall(r"^### (.*)$", changelog, re.MULTILINE)) <= kinds
 
 
-def test_releases_are_built_with_the_default_torch():
-    requirements = runpy.run_path(str(ROOT / "tools" / "wheels.py"))["requirements"]()
+def test_wheels_have_an_extension_for_each_of_several_torches():
+    wheels = runpy.run_path(str(ROOT / "tools" / "wheels.py"))
     (listed,) = re.findall(r"^requires = \[(.*)\]", PYPROJECT, re.M)
-    to_build = re.findall(r'"(.*?)"', listed)
-    default = [re.sub(r"^torch>=.*", f"torch=={versions.DEFAULT}", name) for name in to_build]
-    assert default != to_build and sorted(requirements) == sorted(default)
+    assert {*wheels["tools"](), versions.REQUIREMENT} == set(re.findall(r'"(.*?)"', listed))
+    first, *others = wheels["TORCHES"]
+    assert first == versions.DEFAULT
+    assert sorted({versions.minor(version) for version in (first, *others)}) == [(2, 13), (2, 14), (2, 15)]
+    for version in others:
+        versions.check(version)
+    in_container = ":".join(f"{wheels['WORK']}/torch-{version}/torch" for version in others)
+    assert f'environment = {{ OCCL_BUILD_ALSO_FOR = "{in_container}" }}' in PYPROJECT
 
 
 def test_wheels_are_made_for_every_python_that_the_metadata_names():
@@ -206,7 +266,7 @@ def test_the_source_distribution_has_what_builds_the_package_and_no_tests(tmp_pa
     sources = {
         str(path.relative_to(ROOT))
         for path in folders
-        if path.is_file() and path.suffix not in (".so", ".built_for") and "__pycache__" not in path.parts
+        if path.is_file() and path.suffix != ".so" and "__pycache__" not in path.parts
     }
     documents = {"CHANGELOG.md", "CITATION.cff", "LICENSE", "MANIFEST.in", "README.md", "pyproject.toml"}
     modules = {path.name for path in ROOT.glob("*.py")}

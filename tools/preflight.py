@@ -1,9 +1,15 @@
-"""Checks, before anything is installed, what the machine must bring: Python, its headers, a C++20 compiler.
+"""What `make` asks of the interpreter before it installs anything.
 
-Runs on any Python 3, so that an old one gets a sentence and not a syntax error.
+    preflight.py check          ends with a sentence if Python, its headers or a C++20 compiler is missing
+    preflight.py torch ORIGIN   prints the option of venv that lets .venv see this interpreter's PyTorch
+
+The second prints nothing if that is none that is supported, or if the caller names one: ORIGIN, the origin of
+make's variable TORCH, is then not `file`. Runs on any Python 3, so that an old one gets a sentence and not a
+syntax error.
 """
 
 import os
+import runpy
 import shlex
 import subprocess
 import sys
@@ -11,6 +17,7 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
+ROOT = Path(__file__).parents[1]
 OLDEST = (3, 10)
 PROGRAM = """
 #include <Python.h>
@@ -53,6 +60,26 @@ def check_compiler():
         fail(f"{compiler[0]} cannot compile extensions. {advice}\n{result.stderr}")
 
 
+def supported_torch():
+    """The version of this interpreter's PyTorch; "" if it is none that is supported."""
+    from importlib import metadata
+
+    try:
+        version = metadata.version("torch")
+        runpy.run_path(str(ROOT / "occl" / "versions.py"))["check"](version)
+    except ImportError:  # of the package, or of a version
+        return ""
+    return version
+
+
+def main():
+    if sys.argv[1] == "check":
+        check_python()
+        check_compiler()
+    elif sys.argv[2] == "file" and supported_torch():
+        print(f"make: .venv uses torch {supported_torch()} of {sys.executable}", file=sys.stderr)
+        print("--system-site-packages")
+
+
 if __name__ == "__main__":
-    check_python()
-    check_compiler()
+    main()

@@ -7,14 +7,13 @@
 ``[tool.cibuildwheel]`` in pyproject.toml uses ``prepare`` and ``repair``. ``build`` is for a machine without
 containers: a wheel then runs on systems whose C library is at least as new as that of this machine.
 
-The wheels are built for the PyTorch that occl/versions.py calls the default; pip's own variables say where
-it comes from (PIP_INDEX_URL, PIP_FIND_LINKS, ...).
+A wheel has an extension for each PyTorch of TORCHES, and is tried with each. pip's own variables say where
+these come from (PIP_INDEX_URL, PIP_FIND_LINKS, ...). They take 15 GB while a wheel is built.
 """
 
 import argparse
 import os
 import re
-import runpy
 import shutil
 import subprocess
 import sys
@@ -26,6 +25,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PYTHONS = range(10, 15)
 """Minor versions of CPython 3."""
+TORCHES = ("2.13.0", "2.14.1", "2.15.0")
+"""The oldest patch of each minor version of PyTorch that pip offers: an extension needs no later symbol. The
+first one runs the build, so it should be small."""
 WORK = Path("build", "wheels")
 DIST = Path("dist")
 
@@ -33,11 +35,10 @@ FROM_TORCH = ("libc10.so", "libtorch.so", "libtorch_cpu.so", "libtorch_python.so
 """What the extension finds in the process, because PyTorch has loaded it: auditwheel must leave it out."""
 
 
-def requirements() -> list[str]:
-    """What builds a wheel: ``[build-system] requires``, with one PyTorch."""
+def tools() -> list[str]:
+    """What builds a wheel beside PyTorch: the others of ``[build-system] requires``."""
     (listed,) = re.findall(r"^requires = \[(.*)\]$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-    torch = "torch=={}".format(runpy.run_path(str(ROOT / "occl" / "versions.py"))["DEFAULT"])
-    return [torch if name.startswith("torch") else name for name in re.findall(r'"([^"]*)"', listed)]
+    return [name for name in re.findall(r'"([^"]*)"', listed) if not name.startswith("torch")]
 
 
 def run(*command: str | Path, **options) -> None:
@@ -92,43 +93,69 @@ def make_environment(python: Path, home: Path) -> Path:
     return home / "bin" / "python"
 
 
+def prepare(others: bool) -> None:
+    """Installs the tools and the first PyTorch.
+
+    Args:
+        others: Whether the others are put where pyproject.toml names them to setup.py.
+    """
+    pip(sys.executable, "install", *tools(), f"torch=={TORCHES[0]}")
+    for version in TORCHES[1:] if others else ():  # of these only headers and libraries are used
+        target = ROOT / WORK / f"torch-{version}"
+        shutil.rmtree(target, ignore_errors=True)  # another interpreter's
+        pip(sys.executable, "install", "--quiet", "--no-deps", "--target", target, f"torch=={version}")
+
+
+def site_packages(environment: Path, minor: int) -> Path:
+    return (environment / "lib" / f"python3.{minor}" / "site-packages").absolute()
+
+
+def try_wheel(wheel: Path, environment: Path) -> None:
+    """Installs it beside the PyTorch that is there, which stays as it is, and runs two ranks."""
+    python = (environment / "bin" / "python").absolute()
+    pip(python, "install", "--quiet", "--no-deps", "--no-index", wheel)
+    pip(python, "check")
+    bare = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "CC", "CXX"))}
+    run(
+        *(python, ROOT.absolute() / "tools" / "smoke_test.py"),
+        cwd=environment,  # not the repository, whose package would be found first
+        env=bare | {"PATH": str((environment / "bin").absolute())},
+    )
+
+
 def build_one(minor: int, python: Path, source: Path) -> str:
     """Builds, repairs, installs and tries the wheel for one interpreter; returns a line for the report."""
     begin = time.monotonic()
-    torch, *tools = sorted(requirements(), key=lambda name: not name.startswith("torch"))
-    clean, builder = WORK / "clean", WORK / "builder"
-    for home in (clean, builder):
+    users, builder = [WORK / f"with-{version}" for version in TORCHES], WORK / "builder"
+    for home in (*users, builder):
         shutil.rmtree(home, ignore_errors=True)
+    for home, version in zip(users, TORCHES, strict=True):
+        pip(make_environment(python, home), "install", "--quiet", f"torch=={version}")
 
-    # The environment that builds sees the PyTorch of the one in which the wheel is tried, by a path that is
-    # the same for every interpreter: ccache then knows what it has compiled for the previous one.
-    user = make_environment(python, clean)
-    pip(user, "install", "--quiet", torch)
+    # The environment that builds sees the first PyTorch of those in which the wheel is tried, by a path that
+    # is the same for every interpreter: ccache then knows what it has compiled for the previous one.
     site = WORK / "packages"
     site.unlink(missing_ok=True)
-    site.symlink_to(Path("clean", "lib", f"python3.{minor}", "site-packages"))
+    site.symlink_to(site_packages(users[0], minor))
     maker = make_environment(python, builder)
-    pip(maker, "install", "--quiet", *tools)
-    (builder / "lib" / f"python3.{minor}" / "site-packages" / "torch.pth").write_text(str(site.absolute()))
+    pip(maker, "install", "--quiet", *tools())
+    (site_packages(builder, minor) / "torch.pth").write_text(str(site.absolute()))
+    others = [str(site_packages(home, minor) / "torch") for home in users[1:]]
 
     raw = WORK / "raw"
     shutil.rmtree(raw, ignore_errors=True)
-    pip(maker, "wheel", "--quiet", "--no-build-isolation", "--no-deps", "--wheel-dir", raw, source)
+    pip(
+        *(maker, "wheel", "--quiet", "--no-build-isolation", "--no-deps", "--wheel-dir", raw, source),
+        env=os.environ | {"OCCL_BUILD_ALSO_FOR": ":".join(others)},
+    )
     (wheel,) = raw.glob("*.whl")
     for old in DIST.glob(f"*-cp3{minor}-*.whl"):
         old.unlink()
     repair(wheel, DIST)
     (wheel,) = DIST.glob(f"*-cp3{minor}-*.whl")
-
-    pip(user, "install", "--quiet", "--no-deps", "--no-index", wheel)
-    pip(user, "check")
-    bare = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "CC", "CXX"))}
-    run(
-        *(user.absolute(), ROOT.absolute() / "tools" / "smoke_test.py"),
-        cwd=clean,  # not the repository, whose package would be found first
-        env=bare | {"PATH": str((clean / "bin").absolute())},
-    )
-    shutil.rmtree(clean)
+    for home in users:
+        try_wheel(wheel, home)
+        shutil.rmtree(home)
     shutil.rmtree(builder)
     with zipfile.ZipFile(wheel) as file:
         unpacked = sum(entry.file_size for entry in file.infolist())
@@ -153,7 +180,8 @@ def build(chosen: list[Path]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("prepare")
+    preparing = commands.add_parser("prepare")
+    preparing.add_argument("--source", action="store_true", help="what makes the source distribution only")
     repairing = commands.add_parser("repair")
     repairing.add_argument("wheel", type=Path)
     repairing.add_argument("folder", type=Path)
@@ -161,7 +189,7 @@ def main() -> None:
     building.add_argument("python", nargs="*", type=Path)
     arguments = parser.parse_args()
     if arguments.command == "prepare":
-        pip(sys.executable, "install", *requirements())
+        prepare(not arguments.source)
     elif arguments.command == "repair":
         repair(arguments.wheel, arguments.folder)
     else:

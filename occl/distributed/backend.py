@@ -1,4 +1,4 @@
-"""Makes backends, and registers the name ``occl`` with torch.distributed for all devices."""
+"""Makes backends, and registers their names with torch.distributed for all devices."""
 
 from __future__ import annotations
 
@@ -56,9 +56,19 @@ def create(opts: Any, options: ProcessGroupOCCL.Options | None = None) -> Proces
 
     Raises:
         TypeError: ``pg_options`` is not ``ProcessGroupOCCL.Options``.
+        ValueError: the group is to have a backend of another package too.
         torch.distributed.DistBackendError: a rank did not make the group in time, exited, or shares no memory
             with this one.
     """
+    asked = program.backends_of_caller()
+    others = registration.of_packages(asked.values())
+    if others and "gloo" not in asked.values():
+        theirs = ",".join(f"{device}:{name}" for device, name in asked.items() if name in others)
+        raise ValueError(
+            f"group {opts.group_id} is to have backends of {' and '.join(['occl', *others])}, and PyTorch "
+            f'keeps one backend of packages in a group: make this group with "{theirs}", and one for the '
+            'other devices with new_group(backend="cpu:occl")'
+        )
     if options is not None and gloo.ignores_options():
         options = options if isinstance(options, ProcessGroupOCCL.Options) else None
     if options is None:
@@ -114,38 +124,31 @@ def create_experimental(
 
 
 def register(device: str | None, ours: bool) -> None:
-    """Registers ``occl`` for CPU tensors and for the PrivateUse1 device of this name, if there is one.
+    """Registers the backend for CPU tensors and for the PrivateUse1 device of this name, if there is one.
 
     It becomes the default backend of ``dev``, and not of another package's device.
-
-    Warns, and registers nothing, if another package has taken the name ``occl``.
     """
-    if "occl" in dist.Backend.backend_list and not registration.registered():
-        warnings.warn(
-            "another package has already registered a torch.distributed backend named 'occl' "
-            "(PyTorch's test package torch_openreg does); torch_occl leaves it in place and does not "
-            "register its own",
-            stacklevel=3,
-        )
-        return
     registration.register(create, [device, "cpu"] if device and ours else ["cpu"])
+    names = registration.names()
     if device is not None:
         if ours:
             _let_gloo_stand_beside(device)
         else:  # registered for it, occl would be its default backend for good
-            dist.Backend.backend_capability["occl"].insert(0, device)
+            for name in names:
+                dist.Backend.backend_capability[name].insert(0, device)
         _serve_in_existing_groups(device)
-    compat.register_in_dist2("occl", create_experimental)
+    for name in names:
+        compat.register_in_dist2(name, create_experimental)
 
 
 def _serve_in_existing_groups(device: str) -> None:
-    """Makes groups named occl serve the device, if they are older than it and serve CPU tensors only.
+    """Makes the backend's groups serve the device, if they are older than it and serve CPU tensors only.
 
     A group that was asked for as ``cpu:occl`` stays as it is, and so does one in the place of Gloo.
     """
     world = distributed_c10d._world
     for group, (name, _) in list(world.pg_map.items()):
-        if name == "occl" and torch.device(device) not in group._device_types:
+        if name in registration.names() and torch.device(device) not in group._device_types:
             backend = group._get_backend(torch.device("cpu"))
             group._register_backend(torch.device(device), dist.ProcessGroup.BackendType.CUSTOM, backend)
             world.pg_backend_config[group] = repr(dist.BackendConfig(dist.Backend(name)))

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from torch._C import _distributed_c10d
 
-from occl import _C, compat
+from occl import _C, compat, registration
 
 __all__ = ["dump", "write"]
 
@@ -38,10 +38,10 @@ def write() -> bool:
 def _both(collectives: bool, stacks: bool, only_active: bool, backend: str) -> dict[str, Any]:
     """What PyTorch's own recorder has (of Gloo's groups, say) and what ours has, in the order of time.
 
-    For "occl" it is ours alone: PyTorch's would have the same calls, if a program attached it to a group.
+    For occl it is ours alone: PyTorch's would have the same calls, if a program attached it to a group.
     """
     ours: dict[str, Any] = pickle.loads(dump(collectives=collectives, stacks=stacks, only_active=only_active))
-    if backend == "occl":
+    if backend in registration.NAMES:
         return ours
     of_backend = compat.recorder_of(backend)
     theirs: dict[str, Any] = pickle.loads(_theirs(collectives, stacks, only_active, **of_backend))
@@ -87,7 +87,7 @@ def _dump_fr_trace_file(
 
 
 def _reset_fr_trace(backend: str = "gloo") -> None:
-    if backend in ("gloo", "occl"):
+    if backend in ("gloo", *registration.NAMES):
         _C._forget_flight_recorder()
     if _reset_theirs:
         _reset_theirs(backend)

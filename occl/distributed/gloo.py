@@ -43,7 +43,7 @@ from occl.distributed import program
 from occl.tools.text import ranks
 
 if TYPE_CHECKING:
-    from types import FrameType, TracebackType
+    from types import TracebackType
 
 MAX_RANKS = 256
 KEYS = "occl in the place of gloo"
@@ -148,7 +148,7 @@ def _create(opts: Any, options: Any = None) -> Any:
     original = _originals["gloo"]
     if not _on:
         return original(opts, options)
-    asked = _backends_of_caller()
+    asked = program.backends_of_caller() or {"cpu": "gloo"}
     name, size = opts.group_id, opts.group_size
     choice = _choose(asked, opts.group_rank, size, name, opts.store, opts.store, opts.timeout)
     if not choice["occl"]:
@@ -169,17 +169,6 @@ def _create(opts: Any, options: Any = None) -> Any:
         else:
             group._register_backend(torch.device(device), kinds.GLOO, made)
     return group
-
-
-def _backends_of_caller() -> dict[str, str]:
-    """The backend by device type of the group that PyTorch makes now, of which it tells factories nothing."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame:
-        config = frame.f_locals.get("backend_config")
-        if isinstance(config, dist.BackendConfig):
-            return dict(config.get_device_backend_map())
-        frame = frame.f_back
-    return {"cpu": "gloo"}
 
 
 # ---- Up to PyTorch 2.13: the functions that are wrapped (docs/pytorch.md). Remove with 2.13 ---------------
@@ -217,19 +206,45 @@ def _make_group(*args: Any, **kwargs: Any) -> Any:
     taken = [
         device for device, backend in asked.items() if backend == "gloo" and device not in choice["kept"]
     ]
-    name, given["backend"] = given["backend"], _config(asked | dict.fromkeys(taken, "occl"))
-    with _without_options(asked):
+    name, made = given["backend"], None
+    beside = {device: backend for device, backend in asked.items() if device not in taken}
+    ours = registration.names()
+    if registration.of_packages(beside.values()):
+        given["backend"] = _config(beside)
         group, store = original(*call.args, **call.kwargs)
+        made = _backend_for(given, dist.PrefixStore(f"{taken[0]}/", votes))
+    else:
+        used = next((it for it in ours if it in asked.values()), ours[0])
+        given["backend"] = _config(asked | dict.fromkeys(taken, used))
+        with _without_options(asked):
+            group, store = original(*call.args, **call.kwargs)
     # PyTorch reports for the group what the program asked for.
     distributed_c10d._world.pg_map[group] = (name, store)
     distributed_c10d._world.pg_backend_config[group] = _config(asked)
     if not choice["kept"]:
         gloo = dist.ProcessGroup.BackendType.GLOO
         for device in map(torch.device, taken):
-            group._register_backend(device, gloo, group._get_backend(device))
+            group._register_backend(device, gloo, made or group._get_backend(device))
         if set(asked.values()) == {"gloo"}:
             group._set_default_backend(gloo)
+    if made:
+        group._set_group_name(group.group_name)  # of the new backend too
+        group._set_group_desc(group.group_desc)
     return group, store
+
+
+def _backend_for(given: Mapping[str, Any], store: dist.Store) -> Any:
+    """A backend of occl for the group that these arguments describe.
+
+    PyTorch would drop this one, or the other, if it made both as backends of packages.
+    """
+    from occl.distributed import backend
+
+    opts = distributed_c10d._DistributedBackendOptions()
+    opts.store, opts.timeout, opts.group_id = store, given["timeout"], given["group_name"]
+    opts.group_rank, opts.group_size = given["group_rank"], given["group_size"]
+    opts.global_ranks_in_group = given["global_ranks_in_group"]
+    return backend.create(opts)
 
 
 def _set_timeout(timeout: timedelta, group: dist.ProcessGroup | None = None) -> None:
@@ -256,8 +271,8 @@ def backend_of(group: dist.ProcessGroup, device: torch.device) -> Any:
 
 
 def _is_occl(group: dist.ProcessGroup, device: torch.device) -> bool:
-    name: str = backend_of(group, device).name()
-    return name == "occl"
+    extension = sys.modules.get("occl._C")  # not loaded: no group is of occl
+    return extension is not None and isinstance(backend_of(group, device), extension.ProcessGroupOCCL)
 
 
 def _config(backends: Mapping[str, str]) -> str:
@@ -283,7 +298,7 @@ def _backends_asked_for(given: Mapping[str, Any]) -> dict[str, str]:
 @contextmanager
 def _without_options(asked: Mapping[str, str]) -> Iterator[None]:
     """Gloo ignores ``pg_options``, which are for another backend of the group, so occl does too."""
-    _making.for_gloo = "occl" not in asked.values()
+    _making.for_gloo = not {*registration.names()} & {*asked.values()}
     try:
         yield
     finally:
@@ -464,8 +479,6 @@ def _why_not(size: int) -> str:
     """Why this process cannot make a group of occl; "" if it can."""
     if size > MAX_RANKS:
         return f"a group of occl has at most {MAX_RANKS} ranks, not {size}"
-    if not registration.registered():
-        return "another package has registered a backend named 'occl'"
     try:
         importlib.import_module("occl.distributed.backend")
     except (ImportError, OSError) as error:

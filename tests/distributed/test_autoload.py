@@ -9,7 +9,7 @@ import pytest
 import occl
 import torch_occl
 from tests.support.devices import DEVICES
-from tests.support.interpreter import PACKAGE, install, run_python
+from tests.support.interpreter import PACKAGE, entry_point_beside_ours, install, run_python
 from tests.support.thinning import first
 
 REPORT = """
@@ -197,34 +197,50 @@ def test_whatever_is_wrong_with_the_package_import_torch_works(installed, broken
 
 
 def test_an_extension_that_cannot_be_loaded_does_not_break_import_torch(installed):
-    for library in (installed / "occl").glob("_C*.so"):
+    for library in (installed / "occl").rglob("_C*.so"):
         library.write_bytes(b"this is not a shared library")
     *said, error = python("import torch; print(torch.ones(3).sum().item())" + USE, installed)
     assert said[-1] == "3.0" and "_C" in error and ("too short" in error or "invalid ELF" in error), error
 
 
-def test_a_backend_of_another_package_stays_in_place(installed):
-    code = """
-import warnings
-import torch
+OTHER = """
 import torch.distributed as dist
 
-def theirs(*args):
+def create(*args):
     raise NotImplementedError("theirs")
 
-dist.Backend.register_backend("occl", theirs, devices=["cpu"])
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always")
-    import torch_occl
-    print([str(w.message) for w in caught])
+def autoload():
+    dist.Backend.register_backend("occl", create, devices=["cpu"])
+"""
+
+BOTH_NAMES = """
 try:
     dist.init_process_group("occl", store=dist.HashStore(), rank=0, world_size=1)
 except NotImplementedError as error:
     print(error)
+dist.init_process_group("torch_occl", store=dist.HashStore(), rank=0, world_size=1)
+from occl import serves
+print(dist.get_backend(), serves())
+dist.destroy_process_group()
 """
-    warned, used = python(code, installed, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
-    assert "already registered a torch.distributed backend named 'occl'" in warned
-    assert used == "theirs"
+TAKEN = (
+    "the package other has registered a torch.distributed backend named 'occl', which stays; "
+    "the one of torch_occl is named 'torch_occl'"
+)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_another_package_keeps_the_name_and_ours_has_a_second_one(installed, first):
+    """``first``: whether PyTorch loads the other package before this one."""
+    (installed / "other.py").write_text(OTHER)
+    entry_point_beside_ours(installed, "other = other:autoload", first)
+    code = f"import torch, torch.distributed as dist{BOTH_NAMES}"
+    lines = [line for line in python(code, installed) if not line.startswith("  ")]
+    assert [line for line in lines if TAKEN not in line] == ["theirs", "torch_occl True"]
+    assert len(lines) == 2 + first, lines
+    code = f"import torch_occl, torch.distributed as dist{BOTH_NAMES}"
+    lines = python(code, installed)
+    assert sum(TAKEN in line for line in lines) == 1 + first and lines[-2:] == ["theirs", "torch_occl True"]
 
 
 def test_the_package_under_test_is_the_one_that_was_built_here():

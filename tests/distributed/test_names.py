@@ -91,6 +91,26 @@ def barrier_is_monitored(rank, world_size, device):
     dist.barrier()
 
 
+def vendor_in_one_group(rank, world_size, device, *, store):
+    dist.Backend.register_backend("vendor", dist.ProcessGroupGloo, devices=["dev"])
+    for config in ("cpu:occl,dev:vendor", "dev:vendor,cpu:torch_occl"):
+        with pytest.raises(
+            ValueError, match='make this group with "dev:vendor", and one for the other devices'
+        ):
+            initialize(rank, world_size, store, config)
+    initialize(rank, world_size, store, "dev:vendor")
+    assert_works("cpu", dist.new_group(backend="cpu:occl"))
+
+
+def second_name_is_the_same(rank, world_size, device, *, store):
+    initialize(rank, world_size, store, "torch_occl")
+    assert type(backend(device)) is ProcessGroupOCCL and dist.get_backend() == "torch_occl"
+    assert_works(device)
+    assert_works(device, dist.new_group())
+    assert_works(device, dist.new_group(backend="occl"))
+    dist.destroy_process_group()
+
+
 def calls_are_checked(rank, world_size, device, *, store):
     """TORCH_DISTRIBUTED_DEBUG=DETAIL puts PyTorch's wrapper around the backend, and Gloo beside it."""
     os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
@@ -398,6 +418,17 @@ def test_without_a_backend_the_group_serves_the_accelerator_alone(fresh):
 def test_device_meshes_make_their_groups(fresh, device, bound):
     with fresh(4) as team:
         team.run(meshes_are_made, device, store=team.source.new_file(), bound=bound)
+
+
+def test_two_backends_of_packages_in_one_group_are_refused(fresh):
+    with fresh(2) as team:
+        team.run(vendor_in_one_group, "dev", store=team.source.new_file())
+
+
+@each_device
+def test_the_backend_has_a_second_name(fresh, device):
+    with fresh(2) as team:
+        team.run(second_name_is_the_same, device, store=team.source.new_file())
 
 
 @each_device

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from occl import versions
 from tests.doctor.running import document
 from tests.support.interpreter import PACKAGE, run_python
 
@@ -30,20 +31,20 @@ def with_torch(
     version: str = "2.13.0",
     statement: str = "",
     library: str | None = None,
-    built_for: str | None = None,
+    built_for: str = "",
 ) -> Path:
     """A folder with Python's part of torch_occl and what stands in for PyTorch.
 
-    ``library`` is what the file of the extension contains, and ``built_for`` the one beside it; None for no
-    file.
+    ``library`` is what the file of the extension contains, which was built for the PyTorch ``built_for``, or
+    for this version; None for no file.
     """
-    ignored = shutil.ignore_patterns("__pycache__", "*.so", "_C.built_for")
+    ignored = shutil.ignore_patterns("__pycache__", "extensions")
     for name in ("occl", "torch_occl"):
         shutil.copytree(PACKAGE / name, folder / name, ignore=ignored)
     if library is not None:
-        (folder / "occl" / f"_C{sysconfig.get_config_var('EXT_SUFFIX')}").write_text(library)
-    if built_for is not None:
-        (folder / "occl" / "_C.built_for").write_text(built_for)
+        home = folder / versions.extension_of(built_for or version).relative_to(PACKAGE)
+        home.mkdir(parents=True)
+        (home / f"_C{sysconfig.get_config_var('EXT_SUFFIX')}").write_text(library)
     (folder / "sitecustomize.py").write_text(HIDE)
     (folder / "torch" / "distributed").mkdir(parents=True)
     text = FAKE_TORCH.format(version=version, statement=statement)
@@ -57,7 +58,7 @@ def with_torch(
     [
         ({"version": "2.10.1"}, "torch_occl", "and this is torch 2.10.1", "Install a supported PyTorch"),
         ({"version": "2.16.0"}, "torch_occl", "and this is torch 2.16.0", "Install a supported PyTorch"),
-        ({}, "torch_occl", "'occl._C'", "Build the extension"),
+        ({}, "torch_occl", "torch_2_13 has no extension for this Python", "Build the extension"),
         ({"library": "no library"}, "torch_occl", ".so: file too short", "Build torch_occl again"),
         (
             {"library": "no library", "built_for": "2.12"},
@@ -99,7 +100,7 @@ def test_the_help_needs_neither_pytorch_nor_the_extension(tmp_path):
         ({"statement": "raise ModuleNotFoundError('none')"}, "torch_occl needs PyTorch, which cannot be "),
         ({"statement": "raise OSError('libgomp.so.1')"}, "cannot be imported (libgomp.so.1). "),
         ({"version": "2.16.0"}, "torch_occl supports torch>=2.11,<2.16, and this is torch 2.16.0. "),
-        ({}, "The extension of torch_occl cannot be loaded (cannot import name '_C' from "),
+        ({}, "The extension of torch_occl cannot be loaded (/"),
         ({"library": "no library"}, "The extension of torch_occl cannot be loaded ("),
         (
             {"library": "no library", "built_for": "2.12"},

@@ -10,10 +10,15 @@ import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import torch
+
+from occl import versions
 from tests.support import cpp_build
 
 OBJECTS = cpp_build.ROOT / "build" / f"objects-{sys.implementation.cache_tag}"
-LIBRARY = Path("occl", f"_C{sysconfig.get_config_var('EXT_SUFFIX')}")
+LIBRARY = versions.extension_of(torch.__version__).relative_to(cpp_build.ROOT) / (
+    f"_C{sysconfig.get_config_var('EXT_SUFFIX')}"
+)
 
 
 def is_built() -> bool:
@@ -23,6 +28,7 @@ def is_built() -> bool:
 
 def put_back(root: Path) -> None:
     """The extension as it is, in a copy of the tree."""
+    (root / LIBRARY).parent.mkdir(parents=True, exist_ok=True)
     shutil.copy2(cpp_build.ROOT / LIBRARY, root / LIBRARY)
 
 

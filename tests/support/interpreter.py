@@ -58,3 +58,15 @@ def install(folder: Path) -> Path:
     ]
     info.joinpath("entry_points.txt").write_text("\n".join(lines))
     return folder
+
+
+def entry_point_beside_ours(folder: Path, point: str, first: bool) -> None:
+    """Adds an entry point of the group ``torch.backends`` to those that `install` has put into a folder.
+
+    Args:
+        first: whether PyTorch calls it before ours.
+    """
+    (points,) = folder.glob("torch_occl-*/entry_points.txt")
+    ours, text = "occl = occl.registration:autoload\n", points.read_text()
+    assert ours in text
+    points.write_text(text.replace(ours, f"{point}\n{ours}" if first else f"{ours}{point}\n", 1))

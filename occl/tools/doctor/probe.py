@@ -10,7 +10,7 @@ import importlib
 import json
 from typing import Any
 
-from occl import versions
+from occl import registration, versions
 
 
 def say(**facts: Any) -> None:
@@ -37,7 +37,8 @@ def main() -> None:
         threads=torch.get_num_threads(),
         distributed=dist.is_available(),
         gloo=dist.is_available() and dist.is_gloo_available(),
-        autoload=dist.is_available() and "occl" in dist.Backend.backend_list,
+        autoload=registration.names() if dist.is_available() else [],
+        owner_of_name=registration.owner("occl") if dist.is_available() else "",
         before=owner(),
     )
     versions.check_running()  # before torch_occl, whose error sends to the doctor

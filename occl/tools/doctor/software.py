@@ -69,7 +69,7 @@ def advice(said: dict[str, Any], reason: str) -> str:
         r"\.so\b|was built for torch", reason
     ):  # a library is missing, broken, or another one than it was built with
         return f"Build torch_occl again with the PyTorch that is installed now: {BUILD}."
-    if "'_C'" in reason or "occl._C" in reason:
+    if "has no extension for this Python" in reason:
         return f"Build the extension for this Python: {BUILD}."
     return 'Run python -X faulthandler -c "import torch_occl" to see where it fails.'
 
@@ -95,8 +95,13 @@ def torch_lines(said: dict[str, Any]) -> list[Line]:
         )
         line = Line(line.name, line.text, offered, WARNING, hint)
     lines.append(line)
-    automatic = "registers the name occl" if said["autoload"] else "does not register the name occl"
-    lines.append(Line("import torch", automatic, said["autoload"]))
+    names, owner = said["autoload"], said["owner_of_name"]
+    automatic = f"registers the names {' and '.join(names)}" if names else "registers no name"
+    line = Line("import torch", automatic, names)
+    if owner not in ("", "occl"):
+        remedy = f'{owner} has the name occl: make groups with init_process_group("torch_occl").'
+        line = Line(line.name, automatic, names, HINT, remedy)
+    lines.append(line)
     return lines
 
 

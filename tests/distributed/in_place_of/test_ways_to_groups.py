@@ -62,6 +62,23 @@ def test_a_gloo_group_beside_a_default_group_of_occl(fresh):
     run(fresh, beside_another_default)
 
 
+def beside_a_vendor(rank, n, device, *, store, config):
+    torch_occl.replace("gloo")
+    dist.Backend.register_backend("vendor", dist.ProcessGroupGloo, devices=["dev"])
+    begin(rank, n, store, config)
+    for group in (None, dist.new_group(), dist.new_group([1, 0], backend=config, group_desc="named")):
+        assert type(backend("cpu", group)) is ProcessGroupOCCL
+        assert type(backend("dev", group)) is dist.ProcessGroupGloo
+        assert_works("cpu", group)
+    assert "named" in dist.new_group(group_desc="named").group_desc
+    assert dist.get_backend_config() == config
+
+
+@pytest.mark.parametrize("config", ["cpu:gloo,dev:vendor", "dev:vendor,cpu:gloo"])
+def test_the_backend_of_another_device_stays_in_a_mixed_group(fresh, config):
+    run(fresh, beside_a_vendor, config=config)
+
+
 def bound_and_split(rank, n, device, *, store):
     torch_occl.replace("gloo")
     begin(rank, n, store, device_id=torch.device("dev", rank))
