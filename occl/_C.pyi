@@ -122,6 +122,10 @@ def _replicas_reduce(
 def _set_build(build: str) -> None:
     """Says which versions this process runs; ranks with different ones form no group."""
 
+def _set_long_wait_notice(after: float, notice: Callable[[], None]) -> None:
+    """Says what the main thread calls when a wait of it has lasted for ``after`` seconds, and then every few
+    seconds until the wait ends. 0: never."""
+
 def _set_prepare_inter_node(
     prepare: Callable[[bool], tuple[str, Callable[[c10d.Store, int, int, timedelta], c10d.Backend]]],
 ) -> None:

@@ -39,6 +39,8 @@ def autoload() -> None:
         with or_warn("torch_occl could not be registered, and is not available:"):
             if not names():
                 register(create, ["cpu"])
+        with or_warn("torch_occl will refuse to make a group:"):
+            variables.stuck_after()
         with or_warn("torch_occl does not share CPU tensors:"):
             if variables.least_shared():
                 versions.check_running()

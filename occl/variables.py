@@ -10,6 +10,7 @@ NAMES = (
     "OCCL_DEVICE",
     "OCCL_IN_PLACE_OF",
     "OCCL_SHARE_CPU",
+    "OCCL_STUCK_AFTER",
     "OCCL_DEVICE_COUNT",
     "OCCL_MEMORY_FRACTION",
     "OCCL_ISA",
@@ -53,6 +54,22 @@ def least_shared() -> int:
     if not value.isdecimal():
         raise _wrong("OCCL_SHARE_CPU", value, "0, 1, or the least number of bytes to share")
     return int(value)
+
+
+def stuck_after() -> float:
+    """``OCCL_STUCK_AFTER``: seconds of a wait after which the program says what it waits for; 0: never.
+
+    Raises:
+        ValueError: it is not such a number.
+    """
+    value = os.environ.get("OCCL_STUCK_AFTER") or "30"
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= 1e6:
+        raise _wrong("OCCL_STUCK_AFTER", value, "a number of seconds, or 0 for no notice")
+    return seconds
 
 
 def unknown(environment: Mapping[str, str]) -> dict[str, str]:

@@ -138,11 +138,18 @@ def test_make_uses_the_torch_that_its_interpreter_has(tmp_path, version, origin,
     if version:
         (tmp_path / "torch-0.dist-info").mkdir()
         (tmp_path / "torch-0.dist-info" / "METADATA").write_text(f"Name: torch\nVersion: {version}\n")
-    command = [sys.executable, "-S", "tools/preflight.py", "torch", origin]
+    base = str(Path(sys.base_prefix, "bin", f"python{sys.version_info[0]}.{sys.version_info[1]}"))
+    command = [base, "-S", "tools/preflight.py", "torch", origin]
     done = subprocess.run(
         command, cwd=ROOT, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=True
     )
     assert done.stdout == printed and (f"uses torch {version} of" in done.stderr) == bool(printed)
+
+
+def test_make_does_not_look_for_torch_in_a_virtual_environment():
+    """One that is active, such as .venv itself: what is made from it sees the packages of its base only."""
+    assert sys.prefix != sys.base_prefix
+    assert python("tools/preflight.py", "torch", "file") == ""
 
 
 def test_the_metadata_has_the_version_and_the_torch_that_it_was_built_with(tmp_path):

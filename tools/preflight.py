@@ -61,9 +61,12 @@ def check_compiler():
 
 
 def supported_torch():
-    """The version of this interpreter's PyTorch; "" if it is none that is supported."""
+    """The version of this interpreter's PyTorch; "" if it is none that is supported, or if the interpreter is
+    of a virtual environment, whose packages another one cannot see."""
     from importlib import metadata
 
+    if sys.prefix != sys.base_prefix:
+        return ""
     try:
         version = metadata.version("torch")
         runpy.run_path(str(ROOT / "occl" / "versions.py"))["check"](version)

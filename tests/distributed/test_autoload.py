@@ -57,7 +57,12 @@ def test_a_misspelt_variable_is_a_warning_with_the_right_name(installed):
 
 
 @pytest.mark.parametrize(
-    ("name", "legal"), [("OCCL_DEVICE", "0, 1 or empty"), ("OCCL_SHARE_CPU", "0, 1, or the least number of")]
+    ("name", "legal"),
+    [
+        ("OCCL_DEVICE", "0, 1 or empty"),
+        ("OCCL_SHARE_CPU", "0, 1, or the least number of"),
+        ("OCCL_STUCK_AFTER", "a number of seconds, or 0 for no notice"),
+    ],
 )
 def test_a_wrong_value_is_a_warning_with_the_legal_ones(installed, name, legal):
     lines = python(f"import torch{REPORT}", installed, **{name: "on"})

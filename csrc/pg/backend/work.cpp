@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <algorithm>
+#include <functional>
 #include <tuple>
 #include <utility>
 
@@ -387,10 +388,13 @@ void WorkOCCL::unregister() {
 void WorkOCCL::wait_on_host(std::chrono::milliseconds timeout, Waiting waiting) {
   if (!ended()) check_not_forked(*group_);
   const Deadline deadline = timeout == kNoTimeout ? Deadline::never() : Deadline::after(timeout);
+  WhileWaiting program;
+  const std::function<void()> check =
+      waiting == Waiting::program ? std::function<void()>(std::ref(program)) : interrupt_check();
   for (const Part& part : parts_) {
     const coll::Operation& op = part.operation;
     if (waiting == Waiting::program) std::as_const(*group_).activity().waited(op);
-    if (!engine().wait(*group_, op, deadline, interrupt_check()))
+    if (!engine().wait(*group_, op, deadline, check))
       raise(Error(Errc::timeout, concat("occl: Timed out waiting ", timeout.count(), "ms for ", op.describe(),
                                         " #", op.sequence(), " of group ", group_->name(), " on rank ", rank_,
                                         "; it is still in flight")));

@@ -1,5 +1,6 @@
 #include "pg/process/python_hooks.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace occl::pg {
@@ -7,12 +8,32 @@ namespace {
 
 std::function<void()> the_interrupt_check = [] {};
 std::function<void()> the_return_check;
+std::function<void()> the_long_wait_notice;
+std::chrono::nanoseconds a_long_wait{};
+
+constexpr std::chrono::seconds kBetweenNotices{5};
+
 PrepareInterNode the_prepare_inter_node;
 
 }  // namespace
 
 void set_interrupt_check(std::function<void()> check) { the_interrupt_check = std::move(check); }
 const std::function<void()>& interrupt_check() { return the_interrupt_check; }
+
+void set_long_wait_notice(std::chrono::nanoseconds after, std::function<void()> notice) {
+  a_long_wait = after;
+  the_long_wait_notice = std::move(notice);
+}
+
+void WhileWaiting::operator()() {
+  the_interrupt_check();
+  if (!the_long_wait_notice) return;
+  const auto now = std::chrono::steady_clock::now();
+  if (next_notice_ == std::chrono::steady_clock::time_point{}) next_notice_ = now + a_long_wait;
+  if (now < next_notice_) return;
+  next_notice_ = now + std::min<std::chrono::nanoseconds>(kBetweenNotices, a_long_wait);
+  the_long_wait_notice();
+}
 
 void set_return_check(std::function<void()> check) { the_return_check = std::move(check); }
 const std::function<void()>& return_check() { return the_return_check; }

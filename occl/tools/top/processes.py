@@ -154,7 +154,8 @@ def _user(uid: int) -> str:
 class Processes:
     """Those that have been found. One that exits stays until `forget`."""
 
-    def __init__(self, pids: Iterable[int] = ()) -> None:
+    def __init__(self, pids: Iterable[int] = (), with_own: bool = False) -> None:
+        self.without = () if with_own else (os.getpid(),)
         self.chosen = {pid: named(pid) for pid in pids}
         self.known: dict[int, Process] = dict(self.chosen)
         self.problems: dict[int, str] = {}
@@ -168,7 +169,7 @@ class Processes:
     def _find(self) -> None:
         self.problems = {}
         for name in os.listdir(PROC):
-            if not name.isdecimal() or (pid := int(name)) == os.getpid():
+            if not name.isdecimal() or (pid := int(name)) in self.without:
                 continue
             known = self.known.get(pid)
             if known and (known.exited or known.state() != "X"):

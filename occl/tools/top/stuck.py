@@ -140,6 +140,13 @@ class Stacks:
         self.known: dict[int, tuple[float, list[str]]] = {}
         self.asking: set[int] = set()
 
+    @staticmethod
+    def none() -> Stacks:
+        """No stacks: py-spy is not run."""
+        stacks = Stacks(background=True)
+        stacks.command = None
+        return stacks
+
     def of(self, pid: int) -> list[str]:
         """The innermost frames of the main thread; empty if they are not known (yet)."""
         if not self.command:

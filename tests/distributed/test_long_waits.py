@@ -1,0 +1,177 @@
+"""A program that makes no progress says, long before its timeout, which ranks wait for which, and why."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from occl.distributed import long_waits
+from tests.support.checks import backend
+from tests.support.devices import DEVICES
+
+ROOT = Path(__file__).parents[2]
+AFTER = 1.0
+
+
+class Flags:
+    """Files that ranks make for each other."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = Path(folder)
+
+    def set(self, name: str) -> None:
+        (self.folder / name).touch()
+
+    def await_(self, *names: str) -> None:
+        while not all((self.folder / name).exists() for name in names):
+            time.sleep(0.005)
+
+
+def notices(rank: int, flags: Flags, then=lambda: None) -> list[str]:
+    """What this rank writes. ``then`` is called, and the flag ``looked`` of the rank set, after each look."""
+    written: list[str] = []
+    watched = long_waits.Notices(AFTER, written.append)
+
+    def look() -> None:
+        watched.look()
+        flags.set(f"looked-{rank}")
+        then()
+
+    long_waits._set_long_wait_notice(AFTER, look)
+    return written
+
+
+def late(rank, n, device, *, folder):
+    """Rank 1 comes when both others have looked; then one of them has spoken, and only that one."""
+    flags = Flags(folder)
+    if rank == 1:
+        flags.await_("looked-0", "looked-2")
+        dist.all_reduce(torch.ones(3, device=device))
+        return []
+    written = notices(rank, flags)
+    dist.all_reduce(torch.ones(3, device=device))
+    return written
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_one_rank_says_which_rank_is_late(fresh, device, tmp_path):
+    with fresh(3) as team:
+        told = team.join().run(late, device, folder=str(tmp_path))
+    ((text,),) = [written for written in told if written]
+    assert re.fullmatch(
+        r"torch_occl: no progress for 1 s \(OCCL_STUCK_AFTER\)\. Ranks? [02]( and 2)? of group 0 ha(s|ve) "
+        r"waited [0-9.]+ s for rank 1 \(pid \d+, host \S+\) in all_reduce\(float32\[3\], SUM\) #1, which "
+        r"times out in [0-9.]+ s\. Rank 1 .*; it has called no operation\. `occl top` shows all ranks\.",
+        text,
+    ), text
+
+
+def stopped(rank, n, device, *, folder):
+    """Rank 1 is stopped, until rank 0 has said so."""
+    flags = Flags(folder)
+    dist.barrier()
+    if rank == 1:
+        flags.set(f"pid-{os.getpid()}")
+        os.kill(os.getpid(), signal.SIGSTOP)
+        dist.all_reduce(torch.ones(3, device=device))
+        return []
+    while not (found := list(Path(folder).glob("pid-*"))):
+        time.sleep(0.005)
+    pid = int(found[0].name.partition("-")[2])
+    written = notices(rank, flags, lambda: os.kill(pid, signal.SIGCONT))
+    dist.all_reduce(torch.ones(3, device=device))
+    return written
+
+
+def test_a_rank_that_is_stopped_is_said_to_be(fresh, tmp_path):
+    with fresh(2) as team:
+        (text,), _ = team.join().run(stopped, folder=str(tmp_path))
+    assert "Rank 1 is stopped (SIGSTOP, or Ctrl-Z); its last operation was barrier" in text, text
+
+
+def circle(rank, n, device, *, folder):
+    """Each rank waits in another group, until both have looked."""
+    flags = Flags(folder)
+    first, second = dist.new_group(), dist.new_group()
+    groups = [first, second] if rank == 0 else [second, first]
+    ended = threading.Event()
+
+    def end() -> None:
+        flags.await_("looked-0", "looked-1")
+        if not ended.is_set():
+            ended.set()
+            backend(device, groups[0]).abort()
+
+    written = notices(rank, flags, lambda: threading.Thread(target=end).start())
+    with pytest.raises(dist.DistBackendError, match="abort"):
+        dist.all_reduce(torch.ones(3, device=device), group=groups[0])
+    return written
+
+
+def test_ranks_that_wait_for_each_other_in_two_groups_are_a_circle(fresh, tmp_path):
+    with fresh(2) as team:
+        told = team.join().run(circle, folder=str(tmp_path))
+    ((text,),) = [written for written in told if written]
+    call = r"all_reduce\(float32\[3\], SUM\) #1"
+    assert re.search(
+        rf"Rank (\d) of group (\d) has waited [0-9.]+ s for rank (\d) .* in {call}, .* "
+        rf"Rank \3 waits for rank \1 in {call} of group (?!\2)\d\.",
+        text,
+    ), text
+
+
+def goes_on(rank, n, device, *, folder):
+    """Many waits, none of them long, say nothing, however long they take together."""
+    written: list[str] = []
+    calls: list[int] = []
+    watched = long_waits.Notices(0.2, written.append)
+    long_waits._set_long_wait_notice(0.2, lambda: (calls.append(1), watched.look()))
+    begin = time.monotonic()
+    more = torch.ones(1)
+    while more:
+        if rank == 1:
+            time.sleep(0.06)
+        dist.all_reduce(torch.ones(3, device=device))
+        more.fill_(time.monotonic() - begin < 1.5)
+        dist.broadcast(more, 0)
+    return written
+
+
+def test_progress_is_never_called_a_hang(fresh, tmp_path):
+    with fresh(2) as team:
+        assert team.join().run(goes_on, folder=str(tmp_path)) == [[], []]
+
+
+OF_THE_ENVIRONMENT = """
+import sys, torch, torch.distributed as dist
+rank = int(sys.argv[1])
+dist.init_process_group("occl", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
+if rank == 1:
+    while "no progress" not in open(sys.argv[3]).read():
+        pass
+dist.all_reduce(torch.ones(3))
+dist.destroy_process_group()
+"""
+
+
+def test_the_notice_comes_unasked_on_standard_error(tmp_path):
+    command = [sys.executable, "-c", OF_THE_ENVIRONMENT]
+    arguments = [str(tmp_path / "store"), str(tmp_path / "errors")]
+    environment = os.environ | {"OCCL_STUCK_AFTER": "1", "OMP_NUM_THREADS": "1"}
+    with open(tmp_path / "errors", "w") as errors:
+        started = [
+            subprocess.Popen([*command, str(rank), *arguments], env=environment, stderr=errors, cwd=ROOT)
+            for rank in range(2)
+        ]
+    assert [process.wait(timeout=120) for process in started] == [0, 0]
+    assert (tmp_path / "errors").read_text().count("no progress for 1 s (OCCL_STUCK_AFTER). Rank 0 of ") == 1
