@@ -35,6 +35,9 @@ LATE = {
     "occl.distributed.gloo -> occl._C": "the first group is made",
     "occl.distributed.alone -> occl.distributed.stats": "a group has been made",
     # What needs another package, or takes long.
+    "occl.distributed.long_waits -> occl.tools.top.groups": "a program has waited for long",
+    "occl.distributed.long_waits -> occl.tools.top.processes": "as above",
+    "occl.distributed.long_waits -> occl.tools.top.stuck": "as above",
     "occl.tools.top.command -> occl.tools.top.screen": "needs rich",
     "occl.bench.command -> occl.bench.plot": "needs matplotlib",
     "occl.conformance.plugin -> occl.conformance.rules": "needs PyTorch, as pytest's options do not",
