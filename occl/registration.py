@@ -22,6 +22,9 @@ from occl import variables, versions
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Backend as C10dBackend
 
+NAMES = ("occl", "torch_occl")
+"""Of the backend."""
+
 
 def autoload() -> None:
     """Registers the backend's name and does what variables ask for, or with ``OCCL_DEVICE=1`` imports
@@ -94,9 +97,6 @@ def create(opts: Any, options: Any = None) -> C10dBackend:
     from occl.distributed import backend
 
     return backend.create(opts, options)
-
-
-NAMES = ("occl", "torch_occl")
 
 
 def register(factory: Callable[..., C10dBackend], devices: list[str]) -> None:

@@ -45,6 +45,7 @@ void set_long_wait_notice(double after, py::function notice) {
     try {
       notice();
     } catch (py::error_already_set& error) {
+      if (!error.matches(PyExc_Exception)) throw;  // Ctrl-C
       error.discard_as_unraisable("the notice of a long wait");
     }
   };

@@ -20,7 +20,6 @@ from occl._C import _set_long_wait_notice
 
 if TYPE_CHECKING:
     from occl.tools.top.groups import Group, Snapshot
-    from occl.tools.top.processes import Processes
 
 BETWEEN = 300.0
 """Seconds between two notices about a job on one host."""
@@ -52,15 +51,21 @@ class Notices:
 
     def __init__(self, after: float, write: Callable[[str], object]) -> None:
         self.after, self.write = after, write
-        self.processes: Processes | None = None  # before the first look
         self.seen = ""  # the latest picture that was described, here or by another rank
 
     def look(self) -> None:
         """Writes a notice if this process has waited for long, and there is something new to say."""
-        from occl.tools.top import groups, processes  # 10 ms, which only a program that waits long takes
+        # Importing these takes 10 ms, which only a program that waits long shall take.
+        from occl.tools.top import groups, processes
 
-        self.processes = self.processes or processes.Processes(with_own=True)
-        snapshot = groups.look(self.processes.look())
+        found = processes.Processes(with_own=True).look()
+        try:
+            self._describe(groups.look(found))
+        finally:  # an open region would outlive its process
+            for process in found:
+                process.close()
+
+    def _describe(self, snapshot: Snapshot) -> None:
         ours = [group for group in snapshot.groups.values() if self._numbers(group)]
         lines = [text for group in ours for text in self._lines(snapshot, group)][:MOST]
         # Without times, and without what a rank does at the moment, which changes all the time.

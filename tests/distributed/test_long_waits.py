@@ -152,6 +152,36 @@ def test_progress_is_never_called_a_hang(fresh, tmp_path):
         assert team.join().run(goes_on, folder=str(tmp_path)) == [[], []]
 
 
+def fails_in_the_notice(rank, n, device, *, folder):
+    """What the notice raises ends the wait only if it ends the program, as Ctrl-C does."""
+    flags = Flags(folder)
+    raised: list[type[BaseException]] = [ZeroDivisionError, KeyboardInterrupt]
+
+    def look() -> None:
+        raise raised.pop(0)
+
+    t = torch.ones(3, device=device)
+    if rank == 1:
+        flags.await_("interrupted")
+        for _ in range(2):
+            dist.all_reduce(t)
+        return
+    long_waits._set_long_wait_notice(0.3, look)
+    with pytest.raises(KeyboardInterrupt):
+        dist.all_reduce(t)
+    assert not raised
+    flags.set("interrupted")
+    long_waits.watch(0)
+    dist.all_reduce(t)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("device", DEVICES)
+def test_an_error_of_the_notice_does_not_end_the_wait_and_ctrl_c_does(fresh, device, tmp_path):
+    with fresh(2) as team:
+        team.join().run(fails_in_the_notice, device, folder=str(tmp_path))
+
+
 OF_THE_ENVIRONMENT = """
 import sys, torch, torch.distributed as dist
 rank = int(sys.argv[1])

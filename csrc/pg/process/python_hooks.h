@@ -15,8 +15,8 @@ namespace occl::pg {
 void set_interrupt_check(std::function<void()> check);
 const std::function<void()>& interrupt_check();
 
-/// Called by a thread whose wait has lasted for `after`, and every few seconds from then on; it must not
-/// throw. Null: nothing is called. The Python module sets it to say what the program waits for.
+/// Called by a thread whose wait has lasted for `after`, and every few seconds from then on; null: nothing is
+/// called. The Python module sets it to say what the program waits for.
 void set_long_wait_notice(std::chrono::nanoseconds after, std::function<void()> notice);
 
 /// One wait of the program, whose thread calls this now and then: it checks for interrupts, as
