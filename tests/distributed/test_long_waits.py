@@ -18,6 +18,7 @@ import torch.distributed as dist
 from occl.distributed import long_waits
 from tests.support.checks import backend
 from tests.support.devices import DEVICES
+from tests.support.thinning import first
 
 ROOT = Path(__file__).parents[2]
 AFTER = 1.0
@@ -63,7 +64,7 @@ def late(rank, n, device, *, folder):
     return written
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", first(DEVICES))
 def test_one_rank_says_which_rank_is_late(fresh, device, tmp_path):
     with fresh(3) as team:
         told = team.join().run(late, device, folder=str(tmp_path))
@@ -93,6 +94,7 @@ def stopped(rank, n, device, *, folder):
     return written
 
 
+@pytest.mark.full
 def test_a_rank_that_is_stopped_is_said_to_be(fresh, tmp_path):
     with fresh(2) as team:
         (text,), _ = team.join().run(stopped, folder=str(tmp_path))
@@ -118,6 +120,7 @@ def circle(rank, n, device, *, folder):
     return written
 
 
+@pytest.mark.full
 def test_ranks_that_wait_for_each_other_in_two_groups_are_a_circle(fresh, tmp_path):
     with fresh(2) as team:
         told = team.join().run(circle, folder=str(tmp_path))
@@ -147,6 +150,7 @@ def goes_on(rank, n, device, *, folder):
     return written
 
 
+@pytest.mark.full
 def test_progress_is_never_called_a_hang(fresh, tmp_path):
     with fresh(2) as team:
         assert team.join().run(goes_on, folder=str(tmp_path)) == [[], []]
@@ -176,7 +180,7 @@ def fails_in_the_notice(rank, n, device, *, folder):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", first(DEVICES))
 def test_an_error_of_the_notice_does_not_end_the_wait_and_ctrl_c_does(fresh, device, tmp_path):
     with fresh(2) as team:
         team.join().run(fails_in_the_notice, device, folder=str(tmp_path))
