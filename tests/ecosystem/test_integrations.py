@@ -102,6 +102,37 @@ def test_accelerate_prepares_gathers_reduces_and_restores(setting, tell):
     tell("Accelerate", GLOO)
 
 
+BY_NAME = """
+import runpy, sys
+sys.path.insert(0, ".")  # the examples
+import torch.distributed as dist
+dist.init_process_group("occl")
+runpy.run_path(sys.argv.pop(1), run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("example", ["accelerate_digits.py", "trainer_gpt2.py"])
+def test_a_group_that_was_made_by_name_is_used(example, tmp_path):
+    (tmp_path / "by_name.py").write_text(BY_NAME)
+    shown = run(*TORCHRUN, str(tmp_path / "by_name.py"), example)
+    assert_same_losses(shown, with_gloo(*TORCHRUN, example))
+
+
+FSDP_ON_CPU = """
+from accelerate import Accelerator, FullyShardedDataParallelPlugin
+import torch
+accelerator = Accelerator(cpu=True, fsdp_plugin=FullyShardedDataParallelPlugin())
+print("the model is a", type(accelerator.prepare(torch.nn.Linear(8, 8))).__name__)
+accelerator.end_training()
+"""
+
+
+def test_accelerate_trains_ddp_on_cpus_whatever_is_configured(tmp_path):
+    (tmp_path / "fsdp.py").write_text(FSDP_ON_CPU)
+    shown = run(*TORCHRUN, str(tmp_path / "fsdp.py"), **IN_PLACE[CPU])
+    assert shown.count("the model is a DistributedDataParallel") == 2, shown
+
+
 def test_accelerate_launch_starts_the_ranks(tell):
     tell("Accelerate", CPU)
     shown = run(
