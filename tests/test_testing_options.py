@@ -259,9 +259,12 @@ def test_ranks_end_with_pytest_however_it_ends(run, pytester, number):
             time.sleep(99)
         """
     )
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pytest", "-p", "pytest_torch_occl"], stdout=subprocess.PIPE
+    # A shell's background jobs, which this test may run in, inherit an ignored SIGINT.
+    code = (
+        "import pytest, signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "sys.exit(pytest.main(['-p', 'pytest_torch_occl']))"
     )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     files = [pytester.path / f"pid{rank}" for rank in range(2)]
     while not all(file.exists() for file in files):
         assert process.poll() is None

@@ -97,7 +97,7 @@ def vendor_in_one_group(rank, world_size, device, *, store):
         with pytest.raises(
             ValueError, match='make this group with "dev:vendor", and one for the other devices'
         ):
-            initialize(rank, world_size, store, config)
+            initialize(rank, world_size, f"{store}-{config[:3]}", config)
     initialize(rank, world_size, store, "dev:vendor")
     assert_works("cpu", dist.new_group(backend="cpu:occl"))
 
