@@ -14,6 +14,7 @@ import pytest
 
 from occl.testing.gpu import rewriting as gpu_rewriting
 from tests.support.devices import DEVICES
+from tests.support.running import PYTORCH
 
 from . import exceptions, rewriting, stand_ins, survey
 
@@ -59,7 +60,7 @@ def test_only_the_lines_that_are_listed_are_reworded():
             assert lines, f"{method.name} has no {piece}"
             listed |= lines
     assert changed == listed
-    assert len(changed) == 8
+    assert len(changed) == 7 + (PYTORCH < (2, 15))
 
 
 @pytest.mark.parametrize("device", ["cpu", "dev"])
