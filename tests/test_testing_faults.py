@@ -135,7 +135,7 @@ def test_every_operation_of_pytorch_is_seen():
     names = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("c10d::")}
     known = {f"c10d::{operator}" for operators in intercept.NAMES.values() for operator in operators}
     assert names - known == {"c10d::check_for_nan"}
-    assert known <= names
+    assert known - names <= {"c10d::gather_into_tensor_"}  # from PyTorch 2.14 on
 
 
 @pytest.mark.full

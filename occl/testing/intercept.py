@@ -18,6 +18,7 @@ NAMES = {
     "all_gather": ("allgather_", "allgather_coalesced_"),
     "all_gather_into_tensor": ("_allgather_base_", "allgather_into_tensor_coalesced_"),
     "gather": ("gather_",),
+    "gather_single": ("gather_into_tensor_",),  # from PyTorch 2.14 on
     "scatter": ("scatter_",),
     "reduce_scatter": ("reduce_scatter_",),
     "reduce_scatter_tensor": ("_reduce_scatter_base_", "reduce_scatter_tensor_coalesced_"),
@@ -48,7 +49,7 @@ def watch(see: Callable[[str, Any], None]) -> None:
     key = torch._C.DispatchKey.BackendSelect
     below = torch._C._dispatch_keyset_full_after(key)
     for name, operators in NAMES.items():
-        for operator in operators:
+        for operator in filter(lambda it: hasattr(torch.ops.c10d, it), operators):
             overload = getattr(torch.ops.c10d, operator).default
             kernel = _kernel(see, name, overload, below)
             _library.impl(operator, kernel, "BackendSelect", with_keyset=True)

@@ -198,4 +198,4 @@ def one_for_all(rank, n, device, *, name):
 @pytest.mark.skipif("dev" not in DEVICES, reason="needs a second device")
 def test_one_backend_serves_all_devices_beside_another_one(fresh):
     with fresh(1) as team:
-        team.run(one_for_all, "cpu", name="cpu:occl,cuda:fake,dev:occl")
+        team.run(one_for_all, "cpu", name="cpu:occl,cuda:gloo,dev:occl")

@@ -25,7 +25,7 @@ ctypes.{access}
 @pytest.mark.parametrize("access", first(["string_at(x.data_ptr(), 1)", "memset(x.data_ptr(), 0, 1)"]))
 def test_the_host_cannot_touch_its_memory(library, access):
     said = run_python("-c", FAULTS.format(access=access), path=ROOT, status=-signal.SIGSEGV)
-    assert said.splitlines()[0] == "[1.0, 1.0, 1.0]"
+    assert "[1.0, 1.0, 1.0]" in said.splitlines()
 
 
 def streams_run_later(rank: int, n: int, device: str) -> None:
