@@ -1,5 +1,6 @@
 // The memory limits of control groups, on made-up trees of files: those of tests/doctor/test_cgroups.py,
-// which says what the doctor reads from them, and how much is used. modes: plain asan
+// which says what the doctor reads from them, and how much is used.
+// modes: plain asan
 #include <sys/wait.h>
 #include <unistd.h>
 

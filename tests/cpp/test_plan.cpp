@@ -1,6 +1,7 @@
 // Runs the plans of all ranks in one thread, against the rule in coll/task/collective.h, and watches every
 // byte that a step reads and writes: two ranks never write the same element of a step, and no rank reads what
 // another rank writes in the same step. So the plans are right, and free of races, without any shared memory.
+// modes: plain asan
 #include <map>
 #include <random>
 #include <set>
