@@ -194,5 +194,7 @@ def test_a_source_that_does_not_compile_shows_the_compiler_s_message(tmp_path):
 def test_modes_are_the_usual_ones_unless_the_source_names_some():
     assert cpp_build.modes_of("int main() {}") == ["plain", "asan", "tsan"]
     assert cpp_build.modes_of("// A test\n// modes: plain asan\n") == ["plain", "asan"]
+    with pytest.raises(ValueError, match="must begin a line of its own"):
+        cpp_build.modes_of("// A test. modes: plain asan\n")
     with pytest.raises(ValueError, match="plain, asan, tsan, explore"):
         cpp_build.modes_of("// modes: msan")

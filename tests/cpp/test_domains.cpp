@@ -1,5 +1,6 @@
 // Groups over several sockets: how ranks find out where they are, and collectives in two levels, carried out
-// by real ranks (threads). test_plan.cpp checks the plans of up to 128 ranks. modes: plain tsan
+// by real ranks (threads). test_plan.cpp checks the plans of up to 128 ranks.
+// modes: plain tsan
 #include <cstring>
 #include <random>
 

@@ -100,6 +100,8 @@ def fuzz_sources(root: Path = ROOT) -> list[Path]:
 def modes_of(text: str) -> list[str]:
     """The modes a test runs in: the usual ones, unless a line ``// modes: plain asan`` in it names some."""
     if not (line := re.search(r"^// modes:(.*)$", text, re.MULTILINE)):
+        if "modes:" in text:
+            raise ValueError("'modes:' must begin a line of its own: // modes: plain asan")
         return list(USUAL_MODES)
     modes = line[1].split()
     if not modes or not set(modes) <= set(MODES):
