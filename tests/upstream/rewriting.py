@@ -48,14 +48,19 @@ REWORDED = {
     "test_ddp_sync_bn_training_vs_eval": [('"_all_gather_base"', '"all_gather_into_tensor"')],
     # DDP's data call every backend from outside "custom".
     "test_ddp_logging_data_cpu": [("dist.get_backend(group_id)", "_occl_logged(dist.get_backend(group_id))")],
-    # The file holds more than weights, which torch.load refuses by default since PyTorch 2.6.
-    "_test_hook_pickling": [("map_location=map_location)", "map_location=map_location, weights_only=False)")],
 }
 """By the method that they are in: pieces of PyTorch's file, and what is run in their place."""
-if PYTORCH < (2, 15):  # 1000 x 1000 are convolved for hours on a few cores; later versions take 64 x 64
-    REWORDED["test_ddp_uneven_inputs"] = [
-        ("torch.ones(batch, batch, dim, dim,", "torch.ones(batch, batch, 50, 50,")
-    ]
+if PYTORCH < (2, 15):
+    REWORDED |= {
+        # 1000 x 1000 are convolved for hours on a few cores. Later versions take 64 x 64.
+        "test_ddp_uneven_inputs": [
+            ("torch.ones(batch, batch, dim, dim,", "torch.ones(batch, batch, 50, 50,")
+        ],
+        # The file holds more than weights, which torch.load refuses by default since PyTorch 2.6.
+        "_test_hook_pickling": [
+            ("map_location=map_location)", "map_location=map_location, weights_only=False)")
+        ],
+    }
 
 
 def source() -> tuple[str, Path]:
