@@ -130,7 +130,7 @@ build/docs-venv/installed: pyproject.toml
 
 # An editable installation points at the directory it was made in, so a checkout that moved installs again.
 setup:
-	@rm -f occl/_C.*.so occl/_C.built_for  # of older versions; Python would take it for the extension
+	@rm -f occl/_C.*.so build/lib*/occl/_C.*.so occl/_C.built_for  # of older versions; Python would take it for the extension
 	@[ "$$(cat .venv/home 2>/dev/null)" = "$$(pwd -P)" ] || rm -f .venv/installed
 	@$(LOCK) sh -c '$(MAKE) --silent --no-print-directory .venv/installed && $(MAKE) --silent --no-print-directory .venv/built'
 
