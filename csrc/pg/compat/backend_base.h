@@ -31,6 +31,7 @@ class BackendBase : public c10d::Backend {
   bool supportsTimeEstimation() const override { return true; }
   bool supportsShrinking() const override { return true; }
 
+  // NOLINTBEGIN(modernize-use-override): nothing to override in the other versions
   /// Overrides PyTorch's method from 2.12 on. Remove with 2.11.
   virtual std::unordered_map<std::string, std::uint64_t> getMemoryStats() = 0;
   /// Override PyTorch's methods from 2.14 on. Remove with 2.13.
@@ -43,6 +44,7 @@ class BackendBase : public c10d::Backend {
   virtual bool supportsCompletionHooks() const = 0;
   virtual void registerCompletionHook(std::int64_t id, SuccessHook hook) = 0;
   virtual void unregisterCompletionHook(std::int64_t id) = 0;
+  // NOLINTEND(modernize-use-override)
 
  protected:
   struct GlooOptions final : c10d::Backend::Options {

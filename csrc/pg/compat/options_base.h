@@ -11,6 +11,7 @@ class OptionsBase : public c10d::Backend::Options {
   using c10d::Backend::Options::Options;
 
   /// Overrides PyTorch's method from 2.14 on. Remove with 2.13.
+  // NOLINTNEXTLINE(modernize-use-override): nothing to override in the other versions
   virtual c10::intrusive_ptr<c10d::Backend::Options> clone() const = 0;
 };
 
