@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.peers import programs
+from occl.bench import machine
 from occl.bench.command import parse_size
 from occl.bench.contenders import CONTENDERS, check_available, make_groups
 from occl.bench.gate import Gate
@@ -197,7 +198,7 @@ def write(content: dict[str, Any]) -> None:
     table = stem.with_suffix(".json")
     if table.exists():
         content = json.loads(table.read_text()) | {k: v for k, v in content.items() if k != "machine"}
-    text = [f"{name + ':':<13}{value}" for name, value in content["machine"].items()]
+    text = machine.lines(content["machine"])
     for shape, measured in content.items():
         if shape != "machine":
             text += [*measured["lines"], "", measured["verdict"]]

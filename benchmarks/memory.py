@@ -87,8 +87,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write machine and results to FILE")
     options = parser.parse_args()
     about = machine.describe()
-    for name, value in about.items():
-        print(f"{name + ':':<13}{value}")
+    print(*machine.lines(about), sep="\n")
     print(f"\n{'':<12}{'MiB':<16}" + "".join(f"{column:>10}{'ratio':>7}" for column in COLUMNS), flush=True)
     results: dict[str, dict[str, dict[str, float]]] = {}
     for model in options.models:

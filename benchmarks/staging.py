@@ -82,7 +82,7 @@ def main() -> None:
     from occl.bench import machine  # makes `dev`, which ranks of another device must not have
 
     about = machine.describe()
-    print("\n".join(f"{name + ':':<13}{value}" for name, value in about.items()) + "\n")
+    print(*machine.lines(about), "", sep="\n", flush=True)
     rows, kept = [], {}
     for ranks in options.ranks:
         medians: dict[tuple[str, int], list[float]] = {}

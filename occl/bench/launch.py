@@ -25,9 +25,8 @@ def run_ranks(
         of the cores that other programs and the machine's host took.
     """
     about = machine.describe()
-    for name, value in about.items():
-        print(f"{name + ':':<13}{value}")
-    print(f"{'ranks:':<13}{options.ranks}, {note}\n", flush=True)
+    ranks = {"ranks": f"{options.ranks}, {note}"}
+    print(*machine.lines(about | ranks), "", sep="\n", flush=True)
     watch = Watch()
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(work, (options, folder, make_counters(options.ranks)), nprocs=options.ranks)

@@ -11,6 +11,11 @@ from occl.bench.contenders import occl_variables
 from occl.tools.doctor.machine import caches_of, processor
 
 
+def lines(about: dict[str, str]) -> list[str]:
+    """What `describe` has returned, as results begin with it."""
+    return [f"{name + ':':<13}{value}" for name, value in about.items()]
+
+
 def describe() -> dict[str, str]:
     """Everything about this machine that a reader of results needs, by name, in order."""
     try:
