@@ -388,9 +388,8 @@ void WorkOCCL::unregister() {
 void WorkOCCL::wait_on_host(std::chrono::milliseconds timeout, Waiting waiting) {
   if (!ended()) check_not_forked(*group_);
   const Deadline deadline = timeout == kNoTimeout ? Deadline::never() : Deadline::after(timeout);
-  WhileWaiting program;
-  const std::function<void()> check =
-      waiting == Waiting::program ? std::function<void()>(std::ref(program)) : interrupt_check();
+  WhileWaiting while_waiting;
+  const std::function<void()> check = std::ref(while_waiting);
   for (const Part& part : parts_) {
     const coll::Operation& op = part.operation;
     if (waiting == Waiting::program) std::as_const(*group_).activity().waited(op);

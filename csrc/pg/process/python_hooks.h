@@ -19,7 +19,7 @@ const std::function<void()>& interrupt_check();
 /// called. The Python module sets it to say what the program waits for.
 void set_long_wait_notice(std::chrono::nanoseconds after, std::function<void()> notice);
 
-/// One wait of the program, whose thread calls this now and then: it checks for interrupts, as
+/// One wait, whose thread calls this now and then: it checks for interrupts, as
 /// interrupt_check does, and whether the wait is long.
 class WhileWaiting {
  public:
