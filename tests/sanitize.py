@@ -5,15 +5,13 @@ loaded before them. A process that it finds something in writes a report and end
 whatever the tests say.
 """
 
-import importlib.metadata
 import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-from occl import versions
-from tests.support import cpp_build
+from tests.support import cpp_build, extension
 
 OPTIONS = {
     # Python and PyTorch leave memory behind on purpose. Allocations that cannot be, and ranks that end
@@ -55,8 +53,8 @@ NOT_HERE = {"asan": [], "tsan": ["-k", "not data_loader"]}
 
 PACKAGE = "occl"
 """The import package that the extension lies in."""
-FOLDER = versions.extension_of(importlib.metadata.version("torch"))
-"""The folder of the extension in this checkout."""
+FOLDER = extension.LIBRARY.parent
+"""The folder that the extension lies in, relative to the root of a checkout."""
 
 RUNTIMES = {"asan": ("libasan.so", "libstdc++.so.6"), "tsan": ("libtsan.so",)}
 
@@ -72,11 +70,10 @@ def tree(mode: str) -> Path:
         if entry.name not in ("build", PACKAGE) and not entry.name.startswith("."):
             (root / entry.name).symlink_to(entry)
     for entry in (cpp_build.ROOT / PACKAGE).iterdir():
-        if entry != FOLDER.parent:
+        if entry.name != FOLDER.parent.name:
             (package / entry.name).symlink_to(entry)
-    folder = root / FOLDER.relative_to(cpp_build.ROOT)
-    folder.mkdir(parents=True)
-    (folder / "_C.so").symlink_to(built)
+    (root / FOLDER).mkdir(parents=True)
+    (root / FOLDER / "_C.so").symlink_to(built)
     return root
 
 
@@ -106,7 +103,7 @@ def main() -> None:
     command = [*prefix, sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
     loaded = [*prefix, sys.executable, "-c", "import torch, occl._C; print(occl._C.__file__)"]
     found_at = subprocess.run(loaded, cwd=root, check=True, capture_output=True, text=True).stdout.strip()
-    if Path(found_at).parent != root / FOLDER.relative_to(cpp_build.ROOT):
+    if Path(found_at).parent != root / FOLDER:
         sys.exit(f"The extension with the sanitizer is not loaded, but {found_at}")
     failed = subprocess.run(command, cwd=root).returncode
     found = sorted(reports.iterdir())
