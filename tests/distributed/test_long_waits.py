@@ -19,55 +19,49 @@ from occl.distributed import long_waits
 from tests.support.checks import backend
 from tests.support.devices import DEVICES
 from tests.support.thinning import first
+from tests.support.worker import listen, tell
 
 ROOT = Path(__file__).parents[2]
 AFTER = 1.0
 
 
-class Flags:
-    """Files that ranks make for each other."""
-
-    def __init__(self, folder: str) -> None:
-        self.folder = Path(folder)
-
-    def set(self, name: str) -> None:
-        (self.folder / name).touch()
-
-    def await_(self, *names: str) -> None:
-        while not all((self.folder / name).exists() for name in names):
-            time.sleep(0.005)
-
-
-def notices(rank: int, flags: Flags, then=lambda: None) -> list[str]:
-    """What this rank writes. ``then`` is called, and the flag ``looked`` of the rank set, after each look."""
+def notices() -> list[str]:
+    """What this rank writes. It tells of each look."""
     written: list[str] = []
     watched = long_waits.Notices(AFTER, written.append)
 
     def look() -> None:
         watched.look()
-        flags.set(f"looked-{rank}")
-        then()
+        tell("looked")
 
     long_waits._set_long_wait_notice(AFTER, look)
     return written
 
 
-def late(rank, n, device, *, folder):
+def results(team) -> list[list[str]]:
+    """What each rank has returned."""
+    outcomes = team.finish()
+    assert not any(outcome.failed for outcome in outcomes), outcomes
+    return [outcome.result for outcome in outcomes]
+
+
+def late(rank, n, device):
     """Rank 1 comes when both others have looked; then one of them has spoken, and only that one."""
-    flags = Flags(folder)
+    written = [] if rank == 1 else notices()
     if rank == 1:
-        flags.await_("looked-0", "looked-2")
-        dist.all_reduce(torch.ones(3, device=device))
-        return []
-    written = notices(rank, flags)
+        listen()
     dist.all_reduce(torch.ones(3, device=device))
     return written
 
 
 @pytest.mark.parametrize("device", first(DEVICES))
-def test_one_rank_says_which_rank_is_late(fresh, device, tmp_path):
+def test_one_rank_says_which_rank_is_late(fresh, device):
     with fresh(3) as team:
-        told = team.join().run(late, device, folder=str(tmp_path))
+        team.join().start(late, device)
+        for rank in (0, 2):
+            team.hear(rank)
+        team.say(1, "both have looked")
+        told = results(team)
     ((text,),) = [written for written in told if written]
     assert re.fullmatch(
         r"torch_occl: no progress for 1 s \(OCCL_STUCK_AFTER\)\. Ranks? [02]( and 2)? of group 0 ha(s|ve) "
@@ -77,53 +71,56 @@ def test_one_rank_says_which_rank_is_late(fresh, device, tmp_path):
     ), text
 
 
-def stopped(rank, n, device, *, folder):
-    """Rank 1 is stopped, until rank 0 has said so."""
-    flags = Flags(folder)
+def stopped(rank, n, device):
+    """Rank 1 is stopped before rank 0 calls, until rank 0 has said so."""
     dist.barrier()
-    if rank == 1:
-        flags.set(f"pid-{os.getpid()}")
-        os.kill(os.getpid(), signal.SIGSTOP)
-        dist.all_reduce(torch.ones(3, device=device))
-        return []
-    while not (found := list(Path(folder).glob("pid-*"))):
-        time.sleep(0.005)
-    pid = int(found[0].name.partition("-")[2])
-    written = notices(rank, flags, lambda: os.kill(pid, signal.SIGCONT))
+    tell("past the barrier")
+    listen()
+    written = notices() if rank == 0 else []
     dist.all_reduce(torch.ones(3, device=device))
     return written
 
 
 @pytest.mark.full
-def test_a_rank_that_is_stopped_is_said_to_be(fresh, tmp_path):
+def test_a_rank_that_is_stopped_is_said_to_be(fresh):
     with fresh(2) as team:
-        (text,), _ = team.join().run(stopped, folder=str(tmp_path))
+        team.join().start(stopped)
+        for rank in range(2):
+            team.hear(rank)
+        team.kill(1, signal.SIGSTOP)
+        team.say(0, "rank 1 is stopped")
+        team.hear(0)
+        team.say(1, "go on")
+        team.kill(1, signal.SIGCONT)
+        (text,), _ = results(team)
     assert "Rank 1 is stopped (SIGSTOP, or Ctrl-Z); its last operation was barrier" in text, text
 
 
-def circle(rank, n, device, *, folder):
+def circle(rank, n, device):
     """Each rank waits in another group, until both have looked."""
-    flags = Flags(folder)
     first, second = dist.new_group(), dist.new_group()
-    groups = [first, second] if rank == 0 else [second, first]
-    ended = threading.Event()
+    group = first if rank == 0 else second
 
     def end() -> None:
-        flags.await_("looked-0", "looked-1")
-        if not ended.is_set():
-            ended.set()
-            backend(device, groups[0]).abort()
+        listen()
+        backend(device, group).abort()
 
-    written = notices(rank, flags, lambda: threading.Thread(target=end).start())
+    threading.Thread(target=end).start()
+    written = notices()
     with pytest.raises(dist.DistBackendError, match="abort"):
-        dist.all_reduce(torch.ones(3, device=device), group=groups[0])
+        dist.all_reduce(torch.ones(3, device=device), group=group)
     return written
 
 
 @pytest.mark.full
-def test_ranks_that_wait_for_each_other_in_two_groups_are_a_circle(fresh, tmp_path):
+def test_ranks_that_wait_for_each_other_in_two_groups_are_a_circle(fresh):
     with fresh(2) as team:
-        told = team.join().run(circle, folder=str(tmp_path))
+        team.join().start(circle)
+        for rank in range(2):
+            team.hear(rank)
+        for rank in range(2):
+            team.say(rank, "both have looked")
+        told = results(team)
     ((text,),) = [written for written in told if written]
     call = r"all_reduce\(float32\[3\], SUM\) #1"
     assert re.search(
@@ -133,12 +130,10 @@ def test_ranks_that_wait_for_each_other_in_two_groups_are_a_circle(fresh, tmp_pa
     ), text
 
 
-def goes_on(rank, n, device, *, folder):
+def goes_on(rank, n, device):
     """Many waits, none of them long, say nothing, however long they take together."""
     written: list[str] = []
-    calls: list[int] = []
-    watched = long_waits.Notices(0.2, written.append)
-    long_waits._set_long_wait_notice(0.2, lambda: (calls.append(1), watched.look()))
+    long_waits.watch(0.2, written.append)
     begin = time.monotonic()
     more = torch.ones(1)
     while more:
@@ -151,14 +146,13 @@ def goes_on(rank, n, device, *, folder):
 
 
 @pytest.mark.full
-def test_progress_is_never_called_a_hang(fresh, tmp_path):
+def test_progress_is_never_called_a_hang(fresh):
     with fresh(2) as team:
-        assert team.join().run(goes_on, folder=str(tmp_path)) == [[], []]
+        assert team.join().run(goes_on) == [[], []]
 
 
-def fails_in_the_notice(rank, n, device, *, folder):
+def fails_in_the_notice(rank, n, device):
     """What the notice raises ends the wait only if it ends the program, as Ctrl-C does."""
-    flags = Flags(folder)
     raised: list[type[BaseException]] = [ZeroDivisionError, KeyboardInterrupt]
 
     def look() -> None:
@@ -166,7 +160,7 @@ def fails_in_the_notice(rank, n, device, *, folder):
 
     t = torch.ones(3, device=device)
     if rank == 1:
-        flags.await_("interrupted")
+        listen()
         for _ in range(2):
             dist.all_reduce(t)
         return
@@ -174,16 +168,19 @@ def fails_in_the_notice(rank, n, device, *, folder):
     with pytest.raises(KeyboardInterrupt):
         dist.all_reduce(t)
     assert not raised
-    flags.set("interrupted")
+    tell("interrupted")
     long_waits.watch(0)
     dist.all_reduce(t)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("device", first(DEVICES))
-def test_an_error_of_the_notice_does_not_end_the_wait_and_ctrl_c_does(fresh, device, tmp_path):
+def test_an_error_of_the_notice_does_not_end_the_wait_and_ctrl_c_does(fresh, device):
     with fresh(2) as team:
-        team.join().run(fails_in_the_notice, device, folder=str(tmp_path))
+        team.join().start(fails_in_the_notice, device)
+        team.hear(0)
+        team.say(1, "rank 0 was interrupted")
+        results(team)
 
 
 OF_THE_ENVIRONMENT = """
