@@ -93,7 +93,7 @@ class BuildInOnePlace(BuildExtension):
 
     def build_extension(self, ext: Extension) -> None:
         own = ext.name == name_of(torch.__version__)
-        self.build_temp = str(OBJECTS if own else Path("build", f"{OBJECTS.name}-{ext.name.split('.')[2]}"))
+        self.build_temp = str(OBJECTS) if own else f"{OBJECTS}-{ext.name.split('.')[2]}"
         super().build_extension(ext)
 
     def copy_extensions_to_source(self) -> None:

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.support import cpp_build
+
 ROOT = Path(__file__).parents[1]
 PYPROJECT = (ROOT / "pyproject.toml").read_text()
 
@@ -114,6 +116,12 @@ def test_the_extension_is_the_one_for_this_torch():
 
     assert Path(_C.__file__).parent == versions.extension_of(torch.__version__)
     assert versions.minor(torch.__version__) in versions.built()
+
+
+def test_what_includes_no_pytorch_is_compiled_once_for_all_versions():
+    (listed,) = re.findall(r"^WITH_TORCH = \((.*)\)$", (ROOT / "setup.py").read_text(), re.MULTILINE)
+    folders = {path.name for path in (ROOT / "csrc").iterdir() if path.is_dir()}
+    assert set(re.findall(r'"(\w+)"', listed)) == folders - set(cpp_build.CORE)
 
 
 def test_make_installs_the_default_torch_which_is_supported():
