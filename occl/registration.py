@@ -27,7 +27,7 @@ NAMES = ("occl", "torch_occl")
 
 
 def autoload() -> None:
-    """Registers the backend's name and does what variables ask for, or with ``OCCL_DEVICE=1`` imports
+    """Registers the backend's names and does what variables ask for, or with ``OCCL_DEVICE=1`` imports
     torch_occl."""
     import torch.distributed as dist
 
@@ -63,22 +63,22 @@ def comes_last() -> bool:
     would end ``import torch`` if PrivateUse1 were taken. Warns where ``OCCL_DEVICE=1`` makes no device."""
     import torch
 
-    points = [point.value for point in entry_points(group="torch.backends")]
-    later = points[points.index(f"{__name__}:autoload") + 1 :] if f"{__name__}:autoload" in points else []
-    owner = torch._C._get_privateuse1_backend_name()
+    modules = [point.module for point in entry_points(group="torch.backends")]
+    later = modules[modules.index(__name__) + 1 :] if __name__ in modules else []
+    device = torch._C._get_privateuse1_backend_name()
     why = ""
     if later:
-        names = " and ".join(sorted({point.partition(":")[0].partition(".")[0] for point in later}))
-        why = f"PyTorch loads {names} after this package, and that may make one; import torch_occl then"
-    elif owner != "privateuseone":
-        why = f"PrivateUse1 is the device {owner} of another package"
+        packages = " and ".join(sorted({module.partition(".")[0] for module in later}))
+        why = f"PyTorch loads {packages} after this package, and that may make one; import torch_occl then"
+    elif device != "privateuseone":
+        why = f"PrivateUse1 is the device {device} of another package"
     if why:
         warnings.warn(f"OCCL_DEVICE=1 makes no device: {why}", RuntimeWarning, stacklevel=3)
     return not later
 
 
 def register_name() -> None:
-    """Registers the backend's name when a program asks for it, where autoload is off (group
+    """Registers the backend's names when a program asks for one, where autoload is off (group
     ``torch.distributed.backends``, which PyTorch reads from 2.14 on)."""
     register(create, ["cpu"])
 
@@ -143,3 +143,8 @@ def of_packages(backends: Iterable[str]) -> list[str]:
 def names() -> list[str]:
     """Those under which this package's backend is registered."""
     return [name for name in NAMES if owner(name) == __package__]
+
+
+def of_ours(backends: Iterable[str]) -> list[str]:
+    """Those of these backends that are names of this package's."""
+    return [name for name in names() if name in backends]

@@ -208,14 +208,13 @@ def _make_group(*args: Any, **kwargs: Any) -> Any:
     ]
     name, made = given["backend"], None
     beside = {device: backend for device, backend in asked.items() if device not in taken}
-    ours = registration.names()
     if registration.of_packages(beside.values()):
         given["backend"] = _config(beside)
         group, store = original(*call.args, **call.kwargs)
         made = _backend_for(given, dist.PrefixStore(f"{taken[0]}/", votes))
     else:
-        used = next((it for it in ours if it in asked.values()), ours[0])
-        given["backend"] = _config(asked | dict.fromkeys(taken, used))
+        ours = registration.of_ours(asked.values()) or registration.names()
+        given["backend"] = _config(asked | dict.fromkeys(taken, ours[0]))
         with _without_options(asked):
             group, store = original(*call.args, **call.kwargs)
     # PyTorch reports for the group what the program asked for.
@@ -298,7 +297,7 @@ def _backends_asked_for(given: Mapping[str, Any]) -> dict[str, str]:
 @contextmanager
 def _without_options(asked: Mapping[str, str]) -> Iterator[None]:
     """Gloo ignores ``pg_options``, which are for another backend of the group, so occl does too."""
-    _making.for_gloo = not {*registration.names()} & {*asked.values()}
+    _making.for_gloo = not registration.of_ours(asked.values())
     try:
         yield
     finally:
