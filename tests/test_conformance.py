@@ -12,34 +12,32 @@ from pathlib import Path
 import pytest
 import torch
 
+from occl import versions
 from occl.conformance import capabilities, catalog, inputs, rules
 from occl.conformance.capabilities import DECLARED, VERDICTS, parse
 from occl.conformance.rank_api import why_unclear
 from occl.conformance.tensors import MOVABLE, REDUCIBLE, guards_broken, place
 from occl.testing.outcomes import WrongUse
+from tests.support.cpp_build import ROOT
 from tests.support.interpreter import PACKAGE
 from tests.support.thinning import first
 
-BACKEND = Path(torch.__file__).parent / "include/torch/csrc/distributed/c10d/Backend.hpp"
+BACKEND_PAGE = ROOT / "docs/backend.md"
 
-NOT_FROM_PYTHON = {
+NO_RULE = {
+    "clone": "only C++ calls it, for the options of a part that is split off",
+    "getBoundDeviceId": "PyTorch's own serves every backend",
     "getError": "only the bindings of Gloo and NCCL have it",
     "getMemAllocator": "its result is a type of C++ that Python has no counterpart of",
+    "get_reconfigure_handle": "no backend at hand can be made anew with other ranks",
+    "isInitialized": "only C++ calls it",
+    "new_window": "no backend at hand has one-sided operations",
+    "reconfigure": "as get_reconfigure_handle",
+    "setBoundDeviceId": "as getBoundDeviceId",
+    "supportsReconfigure": "as get_reconfigure_handle",
+    "supportsWindow": "as new_window",
 }
-"""Methods that the suite cannot call, which it does through Python."""
-
-NEWER = {
-    # From 2.14 on.
-    *("addEphemeralTimeout", "clone", "getBoundDeviceId", "get_reconfigure_handle", "new_window"),
-    *("all_gather_single", "all_gather_single_coalesced", "all_to_all_single", "gather_into_tensor"),
-    *("gather_single", "reconfigure", "reduce_scatter_single", "reduce_scatter_single_coalesced"),
-    *("registerAbortHook", "setBoundDeviceId", "supportsReconfigure", "supportsWindow"),
-    "unregisterAbortHook",
-    # From 2.15 on.
-    *("endTimeEstimate", "isInitialized", "registerCompletionHook", "startTimeEstimate"),
-    *("supportsAbortHooks", "supportsCompletionHooks", "unregisterCompletionHook"),
-}
-"""Methods that the default PyTorch does not have, for which there are no rules."""
+"""Methods of any supported version of PyTorch that the suite does not call, and why."""
 
 
 def suite(*options: str, folder: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -79,8 +77,8 @@ def verdicts(folder: Path, *options: str, status: int) -> dict[str, dict]:
 def test_each_rule_names_a_place_in_the_installed_pytorch():
     assert rules and len(catalog.RULES) > 150
     for rule in catalog.RULES.values():
-        assert rule.source.line > 0
         assert rule.statement.endswith(".") and len(rule.statement) > 20, rule
+        assert not rule.applies or rule.source.line > 0
 
 
 def test_a_place_that_pytorch_does_not_have_is_an_error():
@@ -89,10 +87,27 @@ def test_a_place_that_pytorch_does_not_have_is_an_error():
 
 
 def test_every_method_of_a_backend_has_a_rule():
-    virtuals = set(re.findall(r"\bvirtual\s+[^;{]*?(\w+)\s*\(", BACKEND.read_text())) - {"Backend"}
+    """Of this version of PyTorch and, as docs/backend.md lists them, of every other."""
+    table = re.findall(r"^\| `(\w+)` \| (?:([\d.]+) \| )?(?:yes|no) \|", BACKEND_PAGE.read_text(), re.M)
     covered = {method for rule in catalog.RULES.values() for method in rule.methods}
-    assert covered <= virtuals
-    assert virtuals - covered - NEWER == set(NOT_FROM_PYTHON) and not covered & NEWER
+    assert {method for method, _ in table} - covered == set(NO_RULE) and not covered & set(NO_RULE)
+    running = versions.minor(torch.__version__)
+    here = {method for method, since in table if not since or versions.minor(since) <= running}
+    assert catalog.virtual_methods() == here
+
+
+def test_a_rule_of_methods_that_pytorch_does_not_have_has_no_cases(monkeypatch):
+    def named() -> set[str]:
+        return {case.rule.name for case in catalog.cases("cpu", 4) if case.rule.operation == "memory"}
+
+    everything = catalog.virtual_methods()
+    assert "allocate" in named()
+    monkeypatch.setattr(catalog, "virtual_methods", lambda: everything - {"supportsTensorAlloc"})
+    assert "allocate" in named()
+    monkeypatch.setattr(
+        catalog, "virtual_methods", lambda: everything - {"supportsTensorAlloc", "allocateTensor"}
+    )
+    assert named() and "allocate" not in named()
 
 
 def test_quick_runs_leave_out_no_rule_and_no_value():
@@ -104,7 +119,7 @@ def test_quick_runs_leave_out_no_rule_and_no_value():
     ]
     assert pairs[0] == pairs[1]
     of = [{(case.rule.operation, case.rule.name) for case in cases} for cases in (whole, quick)]
-    assert of[0] == of[1] == set(catalog.RULES)
+    assert of[0] == of[1] == {name for name, rule in catalog.RULES.items() if rule.applies}
 
 
 def test_cases_of_streams_and_of_many_ranks_are_for_those_that_have_them():
@@ -193,7 +208,10 @@ def test_a_refusal_is_clear_if_it_says_something_to_the_user(error, words):
 
 
 @pytest.mark.parametrize("path", sorted(DECLARED.glob("*.toml")), ids=lambda path: path.stem)
-def test_what_this_package_declares_is_of_cases_that_there_are(path):
+def test_what_this_package_declares_is_of_cases_that_there_are(path, monkeypatch):
+    """With some version of PyTorch."""
+    some = frozenset(method for rule in catalog.RULES.values() for method in rule.methods)
+    monkeypatch.setattr(catalog, "virtual_methods", lambda: some)
     found = capabilities.load(None, path.stem)
     cases = catalog.cases("dev", 4)
     for pattern in (*found.not_supported, *(known.cases for known in found.known)):

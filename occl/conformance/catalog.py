@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -53,6 +54,13 @@ def _lines(file: str) -> list[str]:
     return (Path(torch.__file__).parent / file).read_text().splitlines()
 
 
+@cache
+def virtual_methods() -> frozenset[str]:
+    """The names of the virtual methods of ``c10d::Backend`` in the installed PyTorch."""
+    found = re.findall(r"\bvirtual\s+[^;{]*?(\w+)\s*\(", "\n".join(_lines(BACKEND)))
+    return frozenset(found) - {"Backend"}
+
+
 def python(name: str) -> Source:
     """The function of ``torch.distributed`` with this name, whose docstring says it."""
     return Source(API, f"def {name}(")
@@ -85,13 +93,18 @@ class Rule:
     timeout: float | None = None
     """Seconds that an operation of the group may take; None: longer than a case may."""
     methods: tuple[str, ...] = ()
-    """The methods of ``c10d::Backend`` that it is about."""
+    """The methods of ``c10d::Backend`` that it is about. If PyTorch has none of them, there are no cases."""
     accelerator: bool = False
     """Whether it is only for devices that have streams."""
     ranks: int = 2
     """The fewest ranks that it needs."""
     synchronous: bool = False
     """Whether nothing is in flight when one of its calls raises on every rank."""
+
+    @property
+    def applies(self) -> bool:
+        """Whether the installed PyTorch has what it is about: not every version has every method."""
+        return not self.methods or not virtual_methods().isdisjoint(self.methods)
 
 
 @dataclass(frozen=True)
@@ -146,14 +159,14 @@ def over(**values: Iterable[str]) -> tuple[Mapping[str, str], ...]:
 
 
 def cases(device: str, size: int, quick: bool = False) -> list[Case]:
-    """All cases for a device type and a number of ranks.
+    """All cases for a device type and a number of ranks, of the rules that apply to the installed PyTorch.
 
     Args:
         quick: whether to take, of each rule, only as many as it takes for every value to appear.
     """
     found = []
     for each in RULES.values():
-        if (each.accelerator and device == "cpu") or each.ranks > size:
+        if (each.accelerator and device == "cpu") or each.ranks > size or not each.applies:
             continue
         chosen = [tuple(values.items()) for values in each.cases]
         found += [Case(each, values, device) for values in (_few(chosen) if quick else chosen)]

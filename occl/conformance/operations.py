@@ -149,6 +149,13 @@ def gather(s: Setting) -> Call:
     return lambda a: dist.gather(t, outs, group_dst=s.root, group=s.group, async_op=a)
 
 
+def gather_single(s: Setting) -> Call:
+    t = s.read(s.value(s.rank))
+    out = s.write(torch.cat([s.value(rank) for rank in s.ranks])) if s.rank == s.root else None
+    gather: Any = dist.gather_single  # type: ignore[attr-defined]  # from PyTorch 2.14 on
+    return lambda a: gather(t, out, group_dst=s.root, group=s.group, async_op=a)
+
+
 def scatter(s: Setting) -> Call:
     ts = [s.read(s.value(s.root, block)) for block in s.ranks] if s.rank == s.root else None
     out = s.write(s.value(s.root, s.rank))
@@ -210,7 +217,7 @@ class Operation:
     name: str
     make: Callable[[Setting], Call]
     methods: tuple[str, ...]
-    """The methods of ``c10d::Backend`` that it reaches."""
+    """The methods of ``c10d::Backend`` that it reaches, of which some versions of PyTorch have some only."""
     reduces: bool = False
     rooted: bool = False
     copied: bool = True
@@ -225,27 +232,33 @@ OPERATIONS: Sequence[Operation] = (
     Operation("broadcast", broadcast, ("broadcast",), rooted=True, copied=False),
     Operation("reduce", reduce, ("reduce",), reduces=True, rooted=True, copied=False),
     Operation("all_gather", all_gather, ("allgather",)),
-    Operation("all_gather_into_tensor", all_gather_into_tensor, ("_allgather_base",)),
+    Operation("all_gather_into_tensor", all_gather_into_tensor, ("_allgather_base", "all_gather_single")),
     Operation("all_gather_coalesced", all_gather_coalesced, ("allgather_coalesced",)),
     Operation(
         "all_gather_into_tensor_coalesced",
         all_gather_into_tensor_coalesced,
-        ("allgather_into_tensor_coalesced",),
+        ("allgather_into_tensor_coalesced", "all_gather_single_coalesced"),
         python="_coalescing_manager",
     ),
     Operation("gather", gather, ("gather",), rooted=True),
+    Operation("gather_single", gather_single, ("gather_single", "gather_into_tensor"), rooted=True),
     Operation("scatter", scatter, ("scatter",), rooted=True),
     Operation("reduce_scatter", reduce_scatter, ("reduce_scatter",), reduces=True),
-    Operation("reduce_scatter_tensor", reduce_scatter_tensor, ("_reduce_scatter_base",), reduces=True),
+    Operation(
+        "reduce_scatter_tensor",
+        reduce_scatter_tensor,
+        ("_reduce_scatter_base", "reduce_scatter_single"),
+        reduces=True,
+    ),
     Operation(
         "reduce_scatter_tensor_coalesced",
         reduce_scatter_tensor_coalesced,
-        ("reduce_scatter_tensor_coalesced",),
+        ("reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced"),
         reduces=True,
         python="_coalescing_manager",
     ),
     Operation("all_to_all", all_to_all, ("alltoall",)),
-    Operation("all_to_all_single", all_to_all_single, ("alltoall_base",)),
+    Operation("all_to_all_single", all_to_all_single, ("alltoall_base", "all_to_all_single")),
     Operation("send_recv", send_and_recv, ("send", "recv"), python="isend"),
 )
 BY_NAME = {operation.name: operation for operation in OPERATIONS}

@@ -161,6 +161,11 @@ def finish(work: object) -> None:
             each.wait()
 
 
+def exception_is_bound() -> bool:
+    """Whether Python can have what ``Work.exception`` returns, as from PyTorch 2.13 on."""
+    return "exception_ptr" not in (dist.Work.exception.__doc__ or "")
+
+
 # ---- the functions that processes run --------------------------------------------------------------------
 
 _here: Rank | None = None

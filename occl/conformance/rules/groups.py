@@ -96,9 +96,7 @@ def split(rank: Rank, *, part: str) -> None:
     mine = parts[rank.rank >= half]
     if part == "some" and rank.rank >= half:
         mine = parts[0]  # as split_group does for ranks that are in none of the lists
-    made = rank.group.split_group(
-        mine, timedelta(seconds=rank.timeout), None, f"part {min(mine)}", "a part", None
-    )
+    made = rank.group.split_group(mine, timedelta(seconds=rank.timeout), None, f"part {min(mine)}", "a part")
     rank.check((made is not None) == (rank.rank in mine), f"split_group of {mine} returned {made!r}")
     if made is not None:
         t = rank.tensor(float(rank.rank))

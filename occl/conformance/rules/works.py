@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from occl.conformance.catalog import BACKEND, GROUP, WORK, Source, backend, over, python, rule
-from occl.conformance.rank_api import Rank, finish
+from occl.conformance.rank_api import Rank, exception_is_bound, finish
 
 MANAGED = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor")
 
@@ -137,7 +139,8 @@ def success(rank: Rank) -> None:
     work = dist.all_reduce(rank.tensor(1.0), async_op=True)
     work.wait()
     rank.check(work.is_success(), "is_success() is false")
-    rank.check(work.exception() is None, f"exception() is {work.exception()!r}")
+    if exception_is_bound():
+        rank.check(work.exception() is None, f"exception() is {work.exception()!r}")
 
 
 @rule(
@@ -194,8 +197,27 @@ def hook(rank: Rank) -> None:
 
 
 @rule(
+    "hooks", "recorder", "PyTorch's flight recorder hears from a completion hook that a work has ended.",
+    backend("registerCompletionHook"), own=True,
+    methods=("supportsCompletionHooks", "registerCompletionHook", "unregisterCompletionHook"),
+)  # fmt: skip
+def recorder(rank: Rank) -> None:
+    if not rank.group.supports_completion_hooks:
+        raise NotImplementedError("supports_completion_hooks is false")
+    recorders: Any = torch._C._distributed_c10d
+    hook = recorders.FlightRecorderHook.attach(rank.group, list(range(rank.size)))
+    rank.still_works()
+    entries = pickle.loads(recorders._dump_fr_trace(backend=rank.backend.name()))["entries"]
+    rank.equal([entry["state"] for entry in entries], ["completed"], "the states of the recorder's entries")
+    hook.remove()
+    rank.still_works()
+    again = pickle.loads(recorders._dump_fr_trace(backend=rank.backend.name()))["entries"]
+    rank.equal(len(again), len(entries), "the number of entries after the hook has been removed")
+
+
+@rule(
     "time_estimates", "estimate", "An estimated collective does not run, and has a time above 0.",
-    python("_time_estimator"), methods=("supportsTimeEstimation",),
+    python("_time_estimator"), methods=("supportsTimeEstimation", "startTimeEstimate", "endTimeEstimate"),
 )  # fmt: skip
 def estimate(rank: Rank) -> None:
     t = rank.tensor(1.0)
