@@ -6,6 +6,7 @@ otherwise) and has made no process group, so no lock is held and no engine runs 
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import pickle
@@ -143,18 +144,21 @@ class Server:
 
 def _serve(fd: int) -> NoReturn:
     """A clone's life. It must never return into the code of the process that it was forked from."""
-    status = 1
+    clone = os.getpid()
     try:
         Server(socket.socket(fileno=fd)).serve()
-        status = 0
-    except Exception:  # noqa: BLE001 no other process is left to show it
-        traceback.print_exc()
-    finally:
-        os._exit(status)
+    except BaseException:
+        if os.getpid() != clone:
+            raise  # in a rank, whose interpreter ends so
+        traceback.print_exc()  # no other process is left to show it
+        os._exit(1)
+    os._exit(0)
 
 
 def main(fd: int, preload: list[str]) -> None:
     """A warm process that has imported these modules, and answers to this socket."""
     for name in preload:
         importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # a collection in a rank would write to every object of these modules, and so copy its page
     Server(socket.socket(fileno=fd)).serve()

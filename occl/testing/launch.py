@@ -146,6 +146,10 @@ class Clone(Warm):
         super().__init__(ours)
         self.parent, self.pid = parent, pid
 
+    def new_file(self) -> str:
+        """As that of the first one, with which the files go."""
+        return self.parent.new_file()
+
     def close(self) -> None:
         super().close()
         self.parent.reap(self.pid)
