@@ -7,16 +7,14 @@ import pytest
 import torch
 
 import torch_occl  # noqa: F401
-from tests.support.interpreter import run_python
 
 
-@pytest.fixture(name="run_python")
-def run_python_with_device():
-    """Runs a script in a fresh interpreter and returns what it printed; the test fails if the script does."""
+@pytest.fixture
+def run_python(scripts):
+    """Runs a script in a process of its own and returns what it printed; if it fails, so does the test."""
 
     def run(script: str, *, arguments: Sequence[str] = (), **environment: str) -> str:
-        settings = {"OCCL_DEVICE": "1"} | environment
-        return run_python("-c", textwrap.dedent(script), *arguments, stderr=False, **settings)
+        return scripts.run(textwrap.dedent(script), *arguments, **{"OCCL_DEVICE": "1"} | environment)
 
     return run
 

@@ -1,12 +1,14 @@
 """Hooks, torch.accelerator, torch.dev, devices and threads, processes."""
 
 import os
+import textwrap
 import threading
 
 import pytest
 import torch
 
 from occl import _C, versions
+from tests.support import interpreter
 from tests.support.thinning import first
 from tests.support.threads import thread_names
 from torch_occl.dev import _registration
@@ -216,9 +218,9 @@ FORK = """
 """  # noqa: E501
 
 
-def test_a_forked_child_makes_its_thread_pool_before_autograd_starts_threads(run_python):
+def test_a_forked_child_makes_its_thread_pool_before_autograd_starts_threads():
     """PyTorch drops the parent's pool at the first use, without a lock. That must not be by many threads."""
-    out = run_python(
+    script = (
         FORK
         + """
     torch.set_num_threads(3)  # a pool with two threads beside the caller's
@@ -227,7 +229,7 @@ def test_a_forked_child_makes_its_thread_pool_before_autograd_starts_threads(run
     print(len(os.listdir('/proc/self/task')))
     """
     )
-    assert out.strip() == "3"
+    assert interpreter.run_python("-c", textwrap.dedent(script), OCCL_DEVICE="1").strip() == "3"
 
 
 def test_fork_after_use(run_python):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from tests.support.cpp_build import build_library
-from tests.support.interpreter import run_python
 
 OTHERS = r"""
 #include <c10/core/CPUAllocator.h>
@@ -67,9 +66,14 @@ def others(tmp_path_factory) -> str:
     return str(build_library(OTHERS, tmp_path_factory.mktemp("others") / "others.so"))
 
 
-def run(others: str, script: str, device: str) -> None:
+@pytest.fixture
+def run(scripts, others):
     """``device``: "" if ``import torch_occl`` makes it, "0" if there is none."""
-    run_python("-c", BEGIN.format(library=others) + script, OCCL_DEVICE=device, OCCL_SHARE_CPU="")
+
+    def run(script: str, device: str) -> None:
+        scripts.run(BEGIN.format(library=others) + script, OCCL_DEVICE=device, OCCL_SHARE_CPU="")
+
+    return run
 
 
 BETWEEN_TWO = """
@@ -84,8 +88,8 @@ assert small() == [1, 1]
 
 
 @pytest.mark.parametrize("device", ["", "0"])
-def test_wrappers_before_and_after_it_get_what_it_does_not_serve(others, device):
-    run(others, BETWEEN_TWO, device)
+def test_wrappers_before_and_after_it_get_what_it_does_not_serve(run, device):
+    run(BETWEEN_TWO, device)
 
 
 WRAPPED_AGAIN = """
@@ -108,8 +112,8 @@ assert small() == [1, 1]
 
 
 @pytest.mark.parametrize("device", ["", "0"])
-def test_a_wrapper_on_both_sides_makes_no_loop(others, device):
-    run(others, WRAPPED_AGAIN, device)
+def test_a_wrapper_on_both_sides_makes_no_loop(run, device):
+    run(WRAPPED_AGAIN, device)
 
 
 RESTORED = """
@@ -135,8 +139,8 @@ assert others.in_front() == W1
     ("device", "priority"),
     [pytest.param("0", 0, id="without dev"), pytest.param("", 3, id="of a higher priority")],
 )
-def test_the_end_of_sharing_puts_back_what_was_in_front(others, device, priority):
-    run(others, RESTORED.format(priority=priority), device)
+def test_the_end_of_sharing_puts_back_what_was_in_front(run, device, priority):
+    run(RESTORED.format(priority=priority), device)
 
 
 KEPT = """
@@ -154,5 +158,5 @@ assert others.in_front() == OURS
 
 
 @pytest.mark.parametrize("shared_first", [False, True])
-def test_it_stays_where_the_device_needs_it(others, shared_first):
-    run(others, KEPT.format(shared_first=shared_first), "")
+def test_it_stays_where_the_device_needs_it(run, shared_first):
+    run(KEPT.format(shared_first=shared_first), "")

@@ -10,8 +10,8 @@ from tests.support.tables import tell
 
 
 @pytest.fixture(scope="session")
-def _pool():
-    with Ranks() as pool:
+def _pool(warm):
+    with Ranks(warm.clone()) as pool:
         yield pool
 
 

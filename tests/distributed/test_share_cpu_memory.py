@@ -442,6 +442,6 @@ def test_a_variable_that_makes_no_sense_is_named_and_stops_nothing_else(tmp_path
     assert "'OCCL'" in said.splitlines()[-1]
 
 
-def test_it_needs_no_device():
+def test_it_needs_no_device(scripts):
     script = "import torch, torch_occl; t = torch_occl.empty_shared(3); t.fill_(1); print(t.sum().item())"
-    assert run_python("-c", script, OCCL_DEVICE="0").strip() == "3.0"
+    assert scripts.run(script, OCCL_DEVICE="0").strip() == "3.0"

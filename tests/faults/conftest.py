@@ -8,6 +8,6 @@ from tests.support.ranks import Ranks
 
 
 @pytest.fixture(scope="module")
-def pool():
-    with Ranks() as pool:
+def pool(warm):
+    with Ranks(warm.clone()) as pool:
         yield pool

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.foreign import device
-from tests.support.ranks import PRELOAD, Ranks
+from tests.support.ranks import PRELOAD, Ranks, warm
 
 
 @pytest.fixture(scope="session")
@@ -18,5 +18,5 @@ def library() -> None:
 
 @pytest.fixture(scope="session")
 def pool(library: None) -> Iterator[Ranks]:
-    with Ranks(("tests.foreign.loaded", *PRELOAD)) as ranks:
+    with Ranks(warm(("tests.foreign.loaded", *PRELOAD))) as ranks:
         yield ranks

@@ -8,8 +8,10 @@ from unittest import mock
 
 import pytest
 
+from occl.testing.launch import ForkServer
 from tests.hosts.launch import Hosts
 from tests.hosts.namespaces import Network, why_not
+from tests.support.ranks import Ranks
 from tests.support.tables import tell
 
 
@@ -20,9 +22,16 @@ def permitted() -> None:
         pytest.skip(reason)
 
 
+@pytest.fixture(scope="module")
+def ranks(warm: ForkServer) -> Iterator[Ranks]:
+    """Ranks on one host; tests say with OCCL_NODE that they are on several nodes."""
+    with Ranks(warm.clone()) as pool:
+        yield pool
+
+
 @pytest.fixture(scope="session")
-def _hosts(permitted: None) -> Iterator[Hosts]:
-    with Network(3) as network, Hosts(network) as hosts:
+def _hosts(permitted: None, warm: ForkServer) -> Iterator[Hosts]:
+    with Network(3) as network, Hosts(network, warm.clone()) as hosts:
         yield hosts
 
 

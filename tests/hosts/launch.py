@@ -15,7 +15,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from occl.testing.launch import ForkServer
+from occl.testing.launch import Clone, ForkServer
 from tests.hosts.namespaces import INTERFACE, Host, Network
 from tests.support.devices import DEVICES
 from tests.support.ranks import Ranks, Team
@@ -65,7 +65,7 @@ def meet(
 class HostTeam(Team):
     """Processes that are the ranks of a shape, each in its host."""
 
-    def __init__(self, source: ForkServer, network: Network, shape: str) -> None:
+    def __init__(self, source: ForkServer | Clone, network: Network, shape: str) -> None:
         places = placement(shape)
         super().__init__(source, len(places))
         self.network = network
@@ -89,9 +89,9 @@ class HostTeam(Team):
 class Hosts(Ranks):
     """The ranks on a network: a team with a default group for each shape and backend that tests asked for."""
 
-    def __init__(self, network: Network | None) -> None:
-        """``network``: None if every test brings its own."""
-        super().__init__()
+    def __init__(self, network: Network | None, source: Clone | None = None) -> None:
+        """``network``: None if every test brings its own. ``source``: as of `Ranks`."""
+        super().__init__(source)
         self.network = network
 
     def run_on(self, shape: str, backend: str, body, device: str = "cpu", **params) -> list:

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -22,7 +22,6 @@ import torch.distributed as dist
 from benchmarks.nodes import sent, times
 from benchmarks.nodes.__main__ import Point, errors, fit
 from tests.support import cpp_build
-from tests.support.ranks import Ranks
 
 CASES = [
     (nodes, ranks, size)
@@ -178,12 +177,6 @@ def count_calls(rank: int, n: int, device: str, *, nodes: int, path: str) -> lis
     second = store.calls - first
     dist.destroy_process_group()
     return [first, second]
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks() as pool:
-        yield pool
 
 
 @pytest.mark.parametrize(

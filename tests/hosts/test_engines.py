@@ -15,7 +15,7 @@ import subprocess
 import sysconfig
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -51,12 +51,6 @@ FRAMES = 7
 
 Entry = tuple[str, int, int, int]
 """``"send"`` or ``"receive"``, the other rank, the tag, and the number of bytes."""
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks() as pool:
-        yield pool
 
 
 @pytest.fixture(scope="module")

@@ -7,24 +7,16 @@ import multiprocessing
 import os
 import signal
 import traceback
-from collections.abc import Iterator
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from tests.support.ranks import Ranks
 from tests.support.thinning import first
 from tests.support.worker import EndInterpreter, join, listen, tell
 
 SENT = 16
 """Elements of a message that ends at once: a longer one waits for its receive anyway."""
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[Ranks]:
-    with Ranks() as pool:
-        yield pool
 
 
 def tell_when_waiting(*functions: str) -> None:
@@ -114,10 +106,10 @@ def ends_after(rank, n, device, *, name, count, earlier, store, victim, how):
 
 @pytest.mark.parametrize("how", first(["os._exit", "sys.exit", "destroys its group"]))
 @pytest.mark.parametrize("name", COLLECTIVES)
-def test_a_rank_may_end_in_any_way_right_after_a_collective(pool, name, how):
+def test_a_rank_may_end_in_any_way_right_after_a_collective(ranks, name, how):
     """Each rank is a node. Many messages of one victim are on their way while it ends, so each may."""
     for victim, (count, earlier) in itertools.product(range(3), [(4, 1), (40_000, 0)]):
-        with pool.fresh(3) as team:
+        with ranks.fresh(3) as team:
             how_ = {"name": name, "count": count, "earlier": earlier, "victim": victim, "how": how}
             team.start(ends_after, store=team.source.new_file(), **how_)
             for outcome in team.finish():
@@ -152,7 +144,7 @@ def forks(rank, n, device, *, store, places):
 
 
 @pytest.mark.parametrize("places", [[0, 1], [0, 0, 1], [0, 1, 2]], ids=str)
-def test_processes_of_multiprocessing_return_when_others_have_what_they_sent(pool, places):
-    with pool.fresh(1) as team:
+def test_processes_of_multiprocessing_return_when_others_have_what_they_sent(ranks, places):
+    with ranks.fresh(1) as team:
         (codes,) = team.run(forks, store=team.source.new_file(), places=places)
         assert codes == [0] * len(places), team.members[0].output()

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 
-import pytest
 import torch
 import torch.distributed as dist
 
 from occl.distributed import inter_node
 from tests.hosts.launch import placement
 from tests.support.checks import assert_works
-from tests.support.ranks import Ranks
 from torch_occl import ProcessGroupOCCL
 
 SHAPE = "2+1+1"
@@ -30,12 +28,6 @@ PEERS = {0: [2, 2, 2], 1: [0, 2, 2], 2: [2, 3, 2], 3: [2, 3, 2]}
 has asked two to make groups, and they can have more to say to that."""
 OWN = 2
 """The thread that answers the processes of this node, and the one that drives where no thread waits."""
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks() as pool:
-        yield pool
 
 
 def threads() -> int:

@@ -7,8 +7,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import torch_occl
+from occl.testing.launch import ForkServer
+from occl.testing.team import Team
+from tests.support import script
 
 PACKAGE = Path(torch_occl.__file__).parents[1]
 """The folder in which the torch_occl under test lies."""
@@ -40,6 +44,37 @@ def run_python(
     )
     assert done.returncode == status, done.stdout + (done.stderr or "")
     return done.stdout
+
+
+class Scripts:
+    """Runs scripts in processes that are forked from one that has imported torch, which takes a second.
+
+    They are as fresh interpreters for whatever comes after ``import torch``. What that itself does, and
+    options of the interpreter, are for `run_python`.
+    """
+
+    def __init__(self) -> None:
+        with mock.patch.dict(os.environ, TORCH_DEVICE_BACKEND_AUTOLOAD="0"):
+            self.source = ForkServer(["torch", "tests.support.script"])
+
+    def run(self, text: str, *arguments: str, **environment: str) -> str:
+        """What a script, which must end well, has printed to stdout. Takes variables as `run_python` does."""
+        output = self.source.new_file()
+        with Team(self.source, 1) as team:
+            environment = os.environ | environment
+            team.start(
+                script.run,
+                text=text,
+                arguments=arguments,
+                environment=environment,
+                output=output,
+                limit=180.0,
+            )
+            (outcome,) = team.finish()
+            said = team.members[0].output()
+        printed = Path(output).read_text()
+        assert outcome.died == "exited with status 0", f"{printed}{said}{outcome.traceback or outcome.died}"
+        return printed
 
 
 def install(folder: Path) -> Path:

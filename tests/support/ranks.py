@@ -17,7 +17,7 @@ from collections.abc import Callable
 from unittest import mock
 
 from occl.testing import team
-from occl.testing.launch import ForkServer
+from occl.testing.launch import Clone, ForkServer
 from occl.testing.pool import Pool
 from tests.support import worker
 
@@ -38,9 +38,9 @@ SETTINGS = {"PYTHONWARNINGS": "ignore::FutureWarning"}  # PyTorch renames its fu
 class Team(team.Team):
     """Processes that are ranks 0 to size - 1, with the limit of these tests."""
 
-    source: ForkServer
+    source: ForkServer | Clone
 
-    def __init__(self, source: ForkServer, size: int) -> None:
+    def __init__(self, source: ForkServer | Clone, size: int) -> None:
         super().__init__(source, size, limit=LIMIT)
 
     def join(self, timeout: float = 300.0) -> Team:
@@ -49,12 +49,18 @@ class Team(team.Team):
         return self
 
 
-class Ranks(Pool[ForkServer]):
+def warm(preload: tuple[str, ...] = PRELOAD) -> ForkServer:
+    """Starts a warm process, which takes seconds."""
+    with mock.patch.dict(os.environ, SETTINGS):
+        return ForkServer(preload)
+
+
+class Ranks(Pool[ForkServer | Clone]):
     """A team with its default group for each world size that tests have asked for."""
 
-    def __init__(self, preload: tuple[str, ...] = PRELOAD) -> None:
-        with mock.patch.dict(os.environ, SETTINGS):
-            super().__init__(ForkServer(preload))
+    def __init__(self, source: ForkServer | Clone | None = None) -> None:
+        """``source``: None for a warm process of its own."""
+        super().__init__(source or warm())
 
     def __exit__(self, *_: object) -> None:
         strays = self.strays()

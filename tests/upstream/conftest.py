@@ -10,8 +10,8 @@ from . import survey
 
 
 @pytest.fixture(scope="session")
-def _upstream_pool():
-    with survey.start() as pool:
+def _upstream_pool(warm):
+    with survey.start(warm.clone()) as pool:
         yield pool
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from occl.testing import RanksFailed
+from occl.testing.launch import Clone
 from tests.support.ranks import Ranks
 
 from . import ranks, rewriting
@@ -39,9 +40,9 @@ def with_gloo() -> dict[str, str]:
     return dict(line.split()[1::-1] for line in GLOO.read_text().splitlines() if not line.startswith("#"))
 
 
-def start() -> Ranks:
-    """Ranks whose warm process has everything imported."""
-    pool = Ranks()
+def start(source: Clone | None = None) -> Ranks:
+    """Ranks whose warm process has everything imported. ``source``: as of `Ranks`."""
+    pool = Ranks(source)
     pool.source.ask("warm_up", ranks.__name__, "warm_up")
     return pool
 
