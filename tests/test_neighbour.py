@@ -141,15 +141,17 @@ print(torch_occl.ProcessGroupOCCL.__name__, x.device)
         ("torch", "", ["privateuseone", "dev"]),
         ("torch", "0", ["privateuseone", "privateuseone"]),
         ("torch", "1", ["dev", "dev"]),
-        ("torch_occl", "1", ["dev", "dev"]),
+        ("torch_occl", "", ["dev", "dev"]),
     ],
 )
 def test_what_makes_the_device(installed, first, wish, answers):
-    """``answers``: after the first import, and after that of both packages."""
-    name = "print(sys.modules['torch']._C._get_privateuse1_backend_name())"
-    code = f"import sys, {first}\n{name}\nimport torch, torch_occl\n{name}"
-    said = python(code, installed, OCCL_DEVICE=wish)
-    assert said.splitlines()[-2:] == answers
+    """``answers``: after the first import, and after that of both packages. Each registers the backend."""
+    name = """
+import torch
+print("occl" in torch.distributed.Backend.backend_list, torch._C._get_privateuse1_backend_name())
+"""
+    said = python(f"import {first}{name}import torch_occl{name}", installed, OCCL_DEVICE=wish)
+    assert said.splitlines() == [f"True {answer}" for answer in answers]
 
 
 def test_a_wish_that_is_neither_is_an_error_of_the_import(installed):

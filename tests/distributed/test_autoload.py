@@ -30,18 +30,6 @@ def python(code: str, path: Path, **env: str) -> list[str]:
     return run_python("-W", "always", "-c", code, path=path, **environment).splitlines()
 
 
-def test_import_torch_alone_registers_the_name_of_the_backend(installed):
-    assert python(f"import torch{REPORT}", installed) == [NAME_ONLY]
-
-
-def test_import_torch_makes_the_device_where_the_environment_says_so(installed):
-    assert python(f"import torch{REPORT}", installed, OCCL_DEVICE="1") == [REGISTERED]
-
-
-def test_importing_the_package_first_does_the_same_once(installed):
-    assert python(f"import torch_occl, torch{REPORT}", installed) == [REGISTERED]
-
-
 def test_without_autoload_the_package_has_to_be_imported(installed):
     code = f"import torch{REPORT}import torch_occl{REPORT}"
     lines = python(code, installed, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
