@@ -343,7 +343,6 @@ MUTATIONS = [
     Mutation("an answer to any call counts", "hosts/subgroup_handshake.cpp", "if (message.call == own_call_) other.answered = own_call_;", "other.answered = own_call_;", ("plain/test_hosts_subgroup:earlier call",)),
     Mutation("a call of a rank that gave up stays open", "hosts/subgroup_handshake.cpp", "if (own_call_) messages_.post(other.rank, message(Kind::over, own_call_));", "", ("plain/test_hosts_subgroup:too late for",)),
     Mutation("a rank that gave up is heard by those that came later", "hosts/subgroup_handshake.cpp", "(message.call == other.answered || !message.late)", "true", ("plain/test_hosts_subgroup:gave up is not",)),
-    Mutation("ranks that know less do not wait for those that know more", "hosts/subgroup_handshake.h", "constexpr std::chrono::milliseconds kGrace{500};", "constexpr std::chrono::milliseconds kGrace{0};", ("plain/test_hosts_subgroup:does not come",)),
     Mutation("a first rank does not look after its node while others decide", "hosts/subgroup.cpp", "    if (const auto error = part.trouble()) throw *error;\n", "", ("plain/test_hosts_subgroup:gives up after",)),
     Mutation("other nodes are not told why a group is not made", "hosts/subgroup.cpp", "    if (handshake) handshake->fail_with(error);\n", "", ("plain/test_hosts_subgroup:cannot take part",)),
     Mutation("contradictions between nodes are told at the timeout", "hosts/subgroup_handshake.cpp", "if (other.dispute.passed()) fail(", "if (false) fail(", ("plain/test_hosts_subgroup:different nodes that",)),
@@ -459,8 +458,10 @@ NOT_CAUGHT = {
     "explorer finds the missed wake-up only in long runs (EXPLORE_FACTOR=50)",
     "coll/progress/communicator.h: pending and answers_due with relaxed": "hints: the locks order what they stand for",
     "coll/progress/spin.h: all that is relaxed": "hints about how long to look",
+    "hosts/subgroup_handshake.h: kGrace is 0": "which rank gives up first is then left to the scheduler, and the tests "
+    "must not depend on that: they give the ranks that know less a longer timeout",
 }
-"""Weaker orderings that no test is known to see, and why that is so."""
+"""Changes, most of them of orderings, that no test is known to see, and why that is so."""
 
 
 def apply(mutation: Mutation, root: Path) -> str:
