@@ -62,13 +62,14 @@ def create(opts: Any, options: ProcessGroupOCCL.Options | None = None) -> Proces
             with this one.
     """
     asked = program.backends_of_caller()
-    others = registration.of_packages(asked.values())
-    if others and "gloo" not in asked.values():
-        theirs = ",".join(f"{device}:{name}" for device, name in asked.items() if name in others)
+    others, ours = registration.of_packages(asked.values()), registration.of_ours(asked.values())
+    if others and ours:  # not ours: made in the place of Gloo, which is no backend of a package
+        mine = {device: name for device, name in asked.items() if name in ours}
+        theirs = {device: name for device, name in asked.items() if name not in ours}
         raise ValueError(
-            f"group {opts.group_id} is to have backends of {' and '.join(['occl', *others])}, and PyTorch "
-            f'keeps one backend of packages in a group: make this group with "{theirs}", and one for the '
-            'other devices with new_group(backend="cpu:occl")'
+            f"group {opts.group_id} is to have backends of {' and '.join([*ours, *others])}, and PyTorch "
+            f'keeps one backend of packages in a group: make this group with "{gloo.config(theirs)}", and '
+            f'one for the other devices with new_group(backend="{gloo.config(mine)}")'
         )
     if options is not None and gloo.ignores_options():
         options = options if isinstance(options, ProcessGroupOCCL.Options) else None

@@ -209,17 +209,17 @@ def _make_group(*args: Any, **kwargs: Any) -> Any:
     name, made = given["backend"], None
     beside = {device: backend for device, backend in asked.items() if device not in taken}
     if registration.of_packages(beside.values()):
-        given["backend"] = _config(beside)
+        given["backend"] = config(beside)
         group, store = original(*call.args, **call.kwargs)
         made = _backend_for(given, dist.PrefixStore(f"{taken[0]}/", votes))
     else:
         ours = registration.of_ours(asked.values()) or registration.names()
-        given["backend"] = _config(asked | dict.fromkeys(taken, ours[0]))
+        given["backend"] = config(asked | dict.fromkeys(taken, ours[0]))
         with _without_options(asked):
             group, store = original(*call.args, **call.kwargs)
     # PyTorch reports for the group what the program asked for.
     distributed_c10d._world.pg_map[group] = (name, store)
-    distributed_c10d._world.pg_backend_config[group] = _config(asked)
+    distributed_c10d._world.pg_backend_config[group] = config(asked)
     if not choice["kept"]:
         gloo = dist.ProcessGroup.BackendType.GLOO
         for device in map(torch.device, taken):
@@ -274,7 +274,8 @@ def _is_occl(group: dist.ProcessGroup, device: torch.device) -> bool:
     return extension is not None and isinstance(backend_of(group, device), extension.ProcessGroupOCCL)
 
 
-def _config(backends: Mapping[str, str]) -> str:
+def config(backends: Mapping[str, str]) -> str:
+    """As ``init_process_group`` takes it."""
     return ",".join(f"{device}:{backend}" for device, backend in backends.items())
 
 
@@ -325,7 +326,7 @@ def _choose(
     kept = ["cuda"] if asked.get("cuda") == "gloo" and torch.cuda.is_available() else []
     mixed = kept and "gloo" in _originals and set(asked.values()) != {"gloo"}
     vote = {
-        "cannot": f"Gloo serves CUDA tensors too in {_config(asked)}" if mixed else _why_not(size),
+        "cannot": f"Gloo serves CUDA tensors too in {config(asked)}" if mixed else _why_not(size),
         "place": _place(),
         "version": versions.VERSION,
         "kept": kept,

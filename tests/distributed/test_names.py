@@ -93,11 +93,14 @@ def barrier_is_monitored(rank, world_size, device):
 
 def vendor_in_one_group(rank, world_size, device, *, store):
     dist.Backend.register_backend("vendor", dist.ProcessGroupGloo, devices=["dev"])
-    for config in ("cpu:occl,dev:vendor", "dev:vendor,cpu:torch_occl"):
-        with pytest.raises(
-            ValueError, match='make this group with "dev:vendor", and one for the other devices'
-        ):
-            initialize(rank, world_size, f"{store}-{config[:3]}", config)
+    for config, theirs, ours in (
+        ("cpu:occl,dev:vendor", "dev:vendor", "cpu:occl"),
+        ("dev:vendor,cpu:torch_occl", "dev:vendor", "cpu:torch_occl"),
+        ("cpu:gloo,dev:vendor,cuda:occl", "cpu:gloo,dev:vendor", "cuda:occl"),
+    ):
+        way_out = rf'make this group with "{theirs}", .* with new_group\(backend="{ours}"\)'
+        with pytest.raises(ValueError, match=way_out):
+            initialize(rank, world_size, f"{store}-{config}", config)
     initialize(rank, world_size, store, "dev:vendor")
     assert_works("cpu", dist.new_group(backend="cpu:occl"))
 
