@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from occl import versions
 from occl.conformance import capabilities, catalog, inputs, rules
 from occl.conformance.capabilities import DECLARED, VERDICTS, parse
 from occl.conformance.rank_api import why_unclear
@@ -87,13 +86,10 @@ def test_a_place_that_pytorch_does_not_have_is_an_error():
 
 
 def test_every_method_of_a_backend_has_a_rule():
-    """Of this version of PyTorch and, as docs/backend.md lists them, of every other."""
-    table = re.findall(r"^\| `(\w+)` \| (?:([\d.]+) \| )?(?:yes|no) \|", BACKEND_PAGE.read_text(), re.M)
+    """Of every version of PyTorch: tests/test_documented.py compares the table with the one that runs."""
+    table = set(re.findall(r"^\| `(\w+)` \| (?:[\d.]+ \| )?(?:yes|no) \|", BACKEND_PAGE.read_text(), re.M))
     covered = {method for rule in catalog.RULES.values() for method in rule.methods}
-    assert {method for method, _ in table} - covered == set(NO_RULE) and not covered & set(NO_RULE)
-    running = versions.minor(torch.__version__)
-    here = {method for method, since in table if not since or versions.minor(since) <= running}
-    assert catalog.virtual_methods() == here
+    assert covered <= table and table - covered == set(NO_RULE)
 
 
 def test_a_rule_of_methods_that_pytorch_does_not_have_has_no_cases(monkeypatch):

@@ -142,6 +142,7 @@ print(torch_occl.ProcessGroupOCCL.__name__, x.device)
         ("torch", "0", ["privateuseone", "privateuseone"]),
         ("torch", "1", ["dev", "dev"]),
         ("torch_occl", "", ["dev", "dev"]),
+        ("torch_occl", "1", ["dev", "dev"]),
     ],
 )
 def test_what_makes_the_device(installed, first, wish, answers):
