@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import re
 import shutil
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from occl.testing.launch import ForkServer
+from occl.testing.outcomes import WrongUse
+from occl.testing.team import Team
 from tests.support import own_pytest
 from tests.support.interpreter import run_python
 from tests.support.own_pytest import Results
@@ -54,6 +58,16 @@ def test_bad_import(rank):
 """
 
 
+AT_FORK = """
+import os, threading, time
+
+def start():
+    threading.Thread(target=time.sleep, args=(999,), daemon=True, name="of-this-module").start()
+
+os.register_at_fork(after_in_child=start)
+"""
+
+
 @pytest.fixture(scope="module")
 def results(tmp_path_factory) -> Results:
     """The whole sample has run once."""
@@ -84,6 +98,22 @@ kind, threads = ours.recv()
 print(kind, len(threads))
 """
     assert run_python("-c", script, stderr=False).split() == ["returned", "3"]
+
+
+def rank_of(rank: int, world_size: int, device: str) -> int:
+    return rank
+
+
+def test_a_warm_process_may_have_threads_that_each_fork_starts_and_no_others(tmp_path, monkeypatch):
+    """The runtime of ThreadSanitizer is one that starts a thread in each child."""
+    (tmp_path / "at_fork.py").write_text(AT_FORK)
+    monkeypatch.syspath_prepend(tmp_path)
+    with closing(ForkServer(["at_fork"])) as server, closing(server.clone()) as clone:
+        with Team(clone, 2, limit=60) as team:
+            assert team.run(rank_of) == [0, 1]
+        clone.ask("warm_up", "at_fork", "start")
+        with pytest.raises(WrongUse, match=r"has other threads \(of-this-module\)"):
+            Team(clone, 2, limit=60)
 
 
 def test_every_test_of_the_sample_ends_as_its_name_says(results):
@@ -130,7 +160,7 @@ def test_skips_and_expected_failures_are_those_of_pytest(results, name, words):
         ),
         ("hang_with_the_interpreter_locked", r"line \d+ in test_bad_hang_with_the_interpreter_locked"),
         ("stopped", r"rank 0 did not finish in 1 s(?s:.*)may have been stopped by a signal\."),
-        ("wait", r"Timed out waiting 2400ms for (all_reduce|recv)\(.*rank [01] .*its last operation was"),
+        ("wait", r"Timed out waiting 8000ms for (all_reduce|recv)\(.*rank [01] .*its last operation was"),
         (
             "difference",
             r"^ranks 0-2 raised AssertionError: rank 2 differs from rank 0 at \['weight'\], "

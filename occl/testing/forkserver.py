@@ -2,6 +2,8 @@
 
 Forking is sound because the process has exactly one thread (it looks, before each fork, and refuses
 otherwise) and has made no process group, so no lock is held and no engine runs that a child would miss.
+A thread that a handler of fork has started does not count, because the handler starts it in the next child
+as well: the runtime of ThreadSanitizer has one.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import socket
 import sys
 import threading
 import traceback
+from collections.abc import Container
 from pathlib import Path
 from typing import NoReturn
 
@@ -29,26 +32,26 @@ class ForkRefused(WrongUse):
     """A process could not be forked; the text says why, and what to do."""
 
 
-def _threads() -> list[str]:
-    """The names of all threads but the main one."""
-    python = {str(thread.native_id): thread.name for thread in threading.enumerate()}
-    tasks = (task for task in Path("/proc/self/task").iterdir() if task.name != str(os.getpid()))
-    return [python.get(task.name) or (task / "comm").read_text().strip() for task in tasks]
+def _threads() -> dict[int, str]:
+    """The ids and names of all threads but the main one."""
+    python = {thread.native_id: thread.name for thread in threading.enumerate()}
+    tasks = {int(task.name): task / "comm" for task in Path("/proc/self/task").iterdir()}
+    return {t: python.get(t) or comm.read_text().strip() for t, comm in tasks.items() if t != os.getpid()}
 
 
 def _children() -> list[int]:
     return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
 
 
-def _fork() -> int:
+def _fork(started_by_fork: Container[int] = ()) -> int:
     """What `os.fork` returns.
 
     Raises:
-        ForkRefused: this process has other threads, or the system allows no other process.
+        ForkRefused: this process has threads other than these, or the system allows no other process.
     """
-    if threads := _threads():
+    if threads := sorted(name for thread, name in _threads().items() if thread not in started_by_fork):
         raise ForkRefused(
-            f"The warm process has other threads ({', '.join(sorted(threads))}), so forking it is not sound. "
+            f"The warm process has other threads ({', '.join(threads)}), so forking it is not sound. "
             "Something that is imported has started them: start them in the test, or use start='spawn'."
         )
     sys.stdout.flush()
@@ -62,8 +65,9 @@ def _fork() -> int:
 class Server:
     """Answers requests until its socket closes, then ends its children and itself."""
 
-    def __init__(self, control: socket.socket) -> None:
+    def __init__(self, control: socket.socket, started_by_fork: Container[int] = ()) -> None:
         self.control = control
+        self.started_by_fork = started_by_fork
         self.children: set[int] = set()
         # What a killed rank leaves behind becomes a child of ours.
         child.prctl(child.PR_SET_CHILD_SUBREAPER, 1)
@@ -94,7 +98,7 @@ class Server:
         pids: list[int] = []
         try:
             for given in (child.Descriptors(*fds[i : i + size]) for i in range(0, len(fds), size)):
-                if (pid := _fork()) == 0:
+                if (pid := _fork(self.started_by_fork)) == 0:
                     for fd in {*fds, self.control.detach()} - set(given):
                         os.close(fd)
                     child.work(given)
@@ -114,7 +118,7 @@ class Server:
 
     def clone(self, fds: list[int]) -> int:
         """Another warm process, which answers to this socket; returns its process id."""
-        if (pid := _fork()) == 0:
+        if (pid := _fork(self.started_by_fork)) == 0:
             self.control.close()
             child.prctl(child.PR_SET_PDEATHSIG, signal.SIGKILL)
             _serve(fds[0])
@@ -146,7 +150,7 @@ def _serve(fd: int) -> NoReturn:
     """A clone's life. It must never return into the code of the process that it was forked from."""
     clone = os.getpid()
     try:
-        Server(socket.socket(fileno=fd)).serve()
+        Server(socket.socket(fileno=fd), started_by_fork=_threads()).serve()
     except BaseException:
         if os.getpid() != clone:
             raise  # in a rank, whose interpreter ends so
