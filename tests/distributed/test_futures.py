@@ -279,6 +279,7 @@ def errors_pass_through_callbacks(rank, n, device):
                 side.synchronize()
             else:
                 future.wait()
+        torch.dev.synchronize()  # the error was the future's, and has been raised
     computes = dist.all_reduce(torch.ones(4 + rank, device="dev"), async_op=True).get_future()
     with pytest.raises(RuntimeError, match=mismatch):
         computes.then(lambda f: f.value()[0].sum()).wait()

@@ -67,10 +67,12 @@ Queue& queue_of(const c10::Stream& stream) {
   return slot.compare_exchange_strong(queue, fresh, std::memory_order_acq_rel) ? *fresh : *queue;
 }
 
+/// Calls f for the queues of the streams 1 to `last` that have been used.
 template <class F>
-void each_queue(c10::DeviceIndex index, F f) {
-  for (auto& slot : streams_of(index).queues)
-    if (Queue* queue = slot.load(std::memory_order_acquire)) f(*queue);  // acquire: pairs with queue_of
+void each_queue(c10::DeviceIndex index, F f, int last = kStreams) {
+  auto& queues = streams_of(index).queues;
+  for (int i = 0; i < last; ++i)
+    if (Queue* queue = queues[i].load(std::memory_order_acquire)) f(*queue);  // acquire: pairs with queue_of
 }
 
 }  // namespace
@@ -161,7 +163,8 @@ void synchronize_device(c10::DeviceIndex index) {
   mark_used();
   index = resolve(index);
   each_queue(index, [](Queue& queue) { wait_on_host(queue); });
-  each_queue(index, [](Queue& queue) { queue.rethrow(); });
+  each_queue(
+      index, [](Queue& queue) { queue.rethrow(); }, kFirstCallbackStream - 1);
 }
 
 void wait_for_queued(c10::DeviceIndex index) {

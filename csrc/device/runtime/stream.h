@@ -30,7 +30,7 @@ void check_stream(const c10::Stream& stream);
 c10::Stream next_stream(c10::DeviceIndex index, int priority);
 
 /// A stream for a callback of a future: an idle one of 32 others, or any of these if none is idle. An idle
-/// one has no error of its last user any more.
+/// one has no error of its last user any more. Errors on these streams belong to the callbacks' futures.
 c10::Stream callback_stream(c10::DeviceIndex index);
 
 /// The current stream of this thread on that device (-1: the current device). At first the default stream.
@@ -45,6 +45,7 @@ void enqueue(const c10::Stream& stream, std::function<void()> task);
 bool query(const c10::Stream& stream);
 /// Waits for that; throws the exception of a failed task.
 void synchronize(const c10::Stream& stream);
+/// Waits for all streams; throws the exception of a failed task. (Callbacks: their futures throw it.)
 void synchronize_device(c10::DeviceIndex index);
 
 /// Every computation calls this first: waits for the current stream of that device. Reads one thread-local
