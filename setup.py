@@ -13,6 +13,12 @@ import sys
 import sysconfig
 from pathlib import Path
 
+if sys.platform != "linux":
+    sys.exit(
+        f"torch_occl runs on Linux only, and this is {sys.platform}: on Windows use WSL 2, and on macOS "
+        "a Linux container (docs/installing.md)"
+    )
+
 from setuptools import Extension, setup
 
 # Importing torch would load the installed package, which may be an older one that this build replaces.

@@ -216,6 +216,16 @@ def test_ci_runs_what_make_offers_and_nothing_else():
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
 
 
+@pytest.mark.parametrize("script", ["setup.py", "tools/preflight.py"])
+@pytest.mark.parametrize("system", ["darwin", "win32"])
+def test_a_build_on_another_system_ends_with_what_to_do_there(script, system):
+    code = f"import runpy, sys; sys.platform = {system!r}; runpy.run_path({script!r}, run_name='__main__')"
+    command = [sys.executable, "-c", code, "check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
+    assert f"runs on Linux only, and this is {system}: on Windows use WSL 2, and on macOS a" in done.stderr
+
+
 def test_importing_torch_alone_makes_the_backend_available():
     code = "import torch, torch.distributed as dist; print('occl' in dist.Backend.backend_list)"
     assert python("-c", code).strip() == "True"

@@ -27,7 +27,6 @@ import secrets
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -39,7 +38,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from occl import compat, registration, variables, versions
-from occl.distributed import program
+from occl.distributed import place_notices, program
 from occl.tools.text import ranks
 
 if TYPE_CHECKING:
@@ -53,8 +52,6 @@ FIRST_NAP, LONGEST_NAP = 1e-4, 0.05
 """Seconds between two looks into the store. `Store.wait` cannot wait for one of two keys."""
 
 _on = False
-_said: set[str] = set()
-"""Why groups of this process became Gloo's."""
 _making = threading.local()
 _originals: dict[str, Callable[..., Any]] = {}
 _signatures: dict[str, inspect.Signature] = {}
@@ -68,10 +65,10 @@ class replace:
     several, as in ``"cpu:gloo,cuda:nccl"``. ``get_backend`` still returns what the program asked for. Groups
     that exist do not change. `serves` says which backend a group got.
 
-    A group is Gloo's, with one warning that says why, if a rank has not called this, cannot use occl, or
-    shares no memory with the others. All ranks of a group come to the same choice. Code that makes Gloo
-    itself (``torch.distributed.rpc``, ``TORCH_DISTRIBUTED_DEBUG=DETAIL``, ``ProcessGroupGloo(...)``) gets
-    Gloo.
+    A group is Gloo's, with a warning of one rank that says why, if a rank has not called this, cannot use
+    occl, or shares no memory with the others. All ranks of a group come to the same choice. Code that
+    makes Gloo itself (``torch.distributed.rpc``, ``TORCH_DISTRIBUTED_DEBUG=DETAIL``,
+    ``ProcessGroupGloo(...)``) gets Gloo.
 
     In a ``with`` statement, the previous setting holds again at the end; such statements can be nested.
     ``replace(None)`` switches it off. The environment variable ``OCCL_IN_PLACE_OF=gloo`` switches it on when
@@ -317,7 +314,8 @@ def _choose(
     gloo: dist.Store,
     timeout: timedelta,
 ) -> dict[str, Any]:
-    """What all ranks of the new group make: occl or not, why not, and the devices that stay Gloo's.
+    """What all ranks of the new group make: occl or not, why not, the devices that stay Gloo's, and the first
+    rank that asked for occl.
 
     Args:
         asked: the backend by device type.
@@ -332,12 +330,7 @@ def _choose(
         "kept": kept,
     }
     choice = _outcome([vote]) if size == 1 else _agree(store, gloo, vote, rank, size, name, timeout)
-    if not choice["occl"] and choice["why"] not in _said:
-        _said.add(choice["why"])
-        warnings.warn(
-            f"group {name} uses Gloo, and not occl in its place: {choice['why']} (said once for each reason)",
-            stacklevel=program.stacklevel(),
-        )
+    place_notices.tell(name, rank, size, choice)
     return choice
 
 
@@ -468,7 +461,7 @@ def _outcome(votes: list[dict[str, Any] | None]) -> dict[str, Any]:
     if other_version:
         reasons.append(f"{_named(other_version)} has another version of torch_occl than rank {given[0][0]}")
     kept = sorted({device for _, vote in given for device in vote["kept"]})
-    return {"occl": not reasons, "why": "; ".join(reasons), "kept": kept}
+    return {"occl": not reasons, "why": "; ".join(reasons), "kept": kept, "first": given[0][0]}
 
 
 def _named(numbers: list[int]) -> str:

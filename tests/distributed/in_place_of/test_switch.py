@@ -73,7 +73,10 @@ dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 print(dist.get_backend(), type(dist.group.WORLD._get_backend(torch.device("cpu"))).__name__)
 print(torch._C._get_privateuse1_backend_name(), "torch_occl" in sys.modules)
 """
+TAKES = "uses occl in the place of Gloo (OCCL_IN_PLACE_OF)"
+SAID = f"torch_occl: group 0 (1 rank) {TAKES}"
 OCCL, REAL = "gloo ProcessGroupOCCL", "gloo ProcessGroupGloo"
+QUIET = {"OCCL_IN_PLACE_OF": "gloo", "OCCL_QUIET": "1"}
 
 
 @pytest.fixture
@@ -87,20 +90,20 @@ def python(code: str, path: Path, **env: str) -> list[str]:
 
 
 def test_the_environment_switches_it_on_for_a_program_that_imports_torch_only(installed):
-    assert python(ASK, installed, OCCL_IN_PLACE_OF="gloo") == [OCCL, "privateuseone False"]
+    assert python(ASK, installed, OCCL_IN_PLACE_OF="gloo") == [SAID, OCCL, "privateuseone False"]
+    assert python(ASK, installed, **QUIET) == [OCCL, "privateuseone False"]
     assert python(ASK, installed) == [REAL, "privateuseone False"]
 
 
 @pytest.mark.full
 def test_the_environment_holds_for_the_package_too(installed):
     """With the device, by whichever way it is made, and after the package has been imported."""
-    with_it = {"OCCL_IN_PLACE_OF": "gloo"}
     name = "dev" if "dev" in DEVICES else "privateuseone"
-    assert python(ASK, installed, OCCL_DEVICE="1", **with_it) == [OCCL, f"{name} True"]
+    assert python(ASK, installed, OCCL_DEVICE="1", **QUIET) == [OCCL, f"{name} True"]
     code = "import torch_occl\n" + ASK
-    assert python(code, installed, TORCH_DEVICE_BACKEND_AUTOLOAD="0", **with_it) == [OCCL, f"{name} True"]
+    assert python(code, installed, TORCH_DEVICE_BACKEND_AUTOLOAD="0", **QUIET) == [OCCL, f"{name} True"]
     then = ASK.replace("dist.init", "import torch_occl\ntorch_occl.replace(None)\ndist.init")
-    assert python(then, installed, **with_it) == [REAL, f"{name} True"]
+    assert python(then, installed, **QUIET) == [REAL, f"{name} True"]
 
 
 def test_importing_torch_patches_nothing_and_loads_nothing_unasked(installed):
@@ -147,16 +150,54 @@ dist.destroy_process_group()
 def test_torchrun_starts_a_program_that_knows_nothing_of_it(installed, tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
     python_arguments = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    run_python(
+    said = run_python(
         *python_arguments,
         tmp_path / "program.py",
         path=installed,
         OCCL_IN_PLACE_OF="gloo",
         OCCL_DEVICE="",
         OMP_NUM_THREADS="1",
+        OCCL_ISSA="avx2",
         SAID=str(tmp_path),
     )
+    assert said.count(f"torch_occl: group 0 (2 ranks) {TAKES}") == said.count("uses occl") == 1, said
+    assert said.count("does not know the variable OCCL_ISSA, and ignores it: did you mean OCCL_ISA?") == 1, (
+        said
+    )
     assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == [f"{OCCL} [2.0, 2.0, 2.0]"] * 2
+
+
+MORE_GROUPS = """
+import os, sys, torch
+torch.set_num_threads(1)
+import torch.distributed as dist
+if os.fork():
+    dist.init_process_group("gloo", store=dist.FileStore(sys.argv[1], 2), rank=1, world_size=2)
+    dist.new_group([1])
+    dist.new_group()
+    dist.barrier()
+    os.wait()
+else:
+    dist.init_process_group("gloo", store=dist.FileStore(sys.argv[1], 2), rank=0, world_size=2)
+    dist.new_group([1])
+    dist.new_group()
+    dist.barrier()
+    dist.destroy_process_group()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+"""
+
+
+def test_one_line_is_said_however_many_groups_there_are(installed, tmp_path):
+    said = run_python("-c", MORE_GROUPS, tmp_path / "store", path=installed, OCCL_IN_PLACE_OF="gloo")
+    assert said.splitlines() == [f"torch_occl: group 0 (2 ranks) {TAKES}"]
+
+
+def test_nothing_is_said_of_gloo_either_where_it_is_not_wanted(installed):
+    """It cannot load the extension, and so stays Gloo."""
+    for library in (installed / "occl").rglob("_C*.so"):
+        library.write_bytes(b"")
+    assert any("uses Gloo, and not occl" in line for line in python(ASK, installed, OCCL_IN_PLACE_OF="gloo"))
+    assert python(ASK, installed, **QUIET) == [REAL, "privateuseone False"]
 
 
 def test_one_process_of_two_has_the_variable(installed):
