@@ -1,9 +1,9 @@
 """Groups of occl for programs that ask for Gloo.
 
-From 2.14 on PyTorch has a registered factory for Gloo, and `replace` registers one in its place. Before, it
-builds Gloo in one function, in an ``if`` that compares the backend's name, and `replace` wraps that function.
-Before a group with Gloo is made, its ranks agree through the group's store, and then all of them get occl or
-all get Gloo:
+From 2.14 on PyTorch has a registered factory for Gloo, and `replace_gloo` registers one in its place. Before,
+it builds Gloo in one function, in an ``if`` that compares the backend's name, and `replace_gloo` wraps that
+function. Before a group with Gloo is made, its ranks agree through the group's store, and then all of them
+get occl or all get Gloo:
 
     each rank that asks    stores its vote, with a random number for this attempt to make the group
     a rank that does not   stores no vote but the address that Gloo's ranks exchange, which tells the others
@@ -57,13 +57,13 @@ _originals: dict[str, Callable[..., Any]] = {}
 _signatures: dict[str, inspect.Signature] = {}
 
 
-class replace:
+class replace_gloo:
     """Makes groups with the backend "gloo" groups of occl, without a change to the program.
 
     It holds from the call on, for all threads and for every group that is made from then on with
     ``init_process_group`` or ``new_group``, directly or through a library, also for one device type of
     several, as in ``"cpu:gloo,cuda:nccl"``. ``get_backend`` still returns what the program asked for. Groups
-    that exist do not change. `serves` says which backend a group got.
+    that exist do not change. `uses_occl` says which backend a group got.
 
     A group is Gloo's, with a warning of one rank that says why, if a rank has not called this, cannot use
     occl, or shares no memory with the others. All ranks of a group come to the same choice. Code that
@@ -71,24 +71,22 @@ class replace:
     ``ProcessGroupGloo(...)``) gets Gloo.
 
     In a ``with`` statement, the previous setting holds again at the end; such statements can be nested.
-    ``replace(None)`` switches it off. The environment variable ``OCCL_IN_PLACE_OF=gloo`` switches it on when
-    PyTorch is imported.
+    ``replace_gloo(False)`` switches it off. The environment variable ``OCCL_IN_PLACE_OF=gloo`` switches it on
+    when PyTorch is imported.
 
     Args:
-        name: "gloo", the only backend that can be replaced; None for none.
+        on: whether groups of Gloo become occl's from now on.
 
     Raises:
-        TypeError, ValueError: ``name`` is neither.
+        TypeError: ``on`` is no bool.
     """
 
-    def __init__(self, name: str | None) -> None:
+    def __init__(self, on: bool = True) -> None:
         global _on
-        if not isinstance(name, str | None):
-            raise TypeError(f"replace: the name of a backend must be a string or None, not {name!r}")
-        if name is not None and name.lower() != "gloo":
-            raise ValueError(f"replace: occl takes the place of 'gloo' only, not of {name!r}")
+        if not isinstance(on, bool):
+            raise TypeError(f"replace_gloo: on must be True or False, not {on!r}")
         _install()
-        self._before, _on = _on, name is not None
+        self._before, _on = _on, on
 
     def __enter__(self) -> None:
         pass
@@ -103,10 +101,10 @@ class replace:
 def replace_as_environment_says() -> None:
     """Switches it on if ``OCCL_IN_PLACE_OF`` is gloo."""
     if variables.in_place_of():
-        replace("gloo")
+        replace_gloo()
 
 
-def serves(group: dist.ProcessGroup | None = None, device: torch.device | str = "cpu") -> bool:
+def uses_occl(group: dist.ProcessGroup | None = None, device: torch.device | str = "cpu") -> bool:
     """Whether occl moves this group's tensors on this device, whatever name ``get_backend`` says.
 
     Args:
@@ -118,7 +116,7 @@ def serves(group: dist.ProcessGroup | None = None, device: torch.device | str = 
     """
     group = group or dist.group.WORLD
     if group is None:
-        raise ValueError("serves: there is no default group; call init_process_group first")
+        raise ValueError("uses_occl: there is no default group; call init_process_group first")
     return _is_occl(group, torch.device(device))
 
 
@@ -451,7 +449,7 @@ def _outcome(votes: list[dict[str, Any] | None]) -> dict[str, Any]:
     reasons = [f"rank {rank} cannot use occl: {vote['cannot']}" for rank, vote in given if vote["cannot"]]
     if absent:
         reasons.append(
-            f'{_named(absent)} did not ask for it, by OCCL_IN_PLACE_OF=gloo or torch_occl.replace("gloo")'
+            f"{_named(absent)} did not ask for it, by OCCL_IN_PLACE_OF=gloo or occl.replace_gloo()"
         )
     if elsewhere:
         reasons.append(

@@ -18,7 +18,7 @@ from tests.support.worker import listen, tell
 def some_ask(rank, n, device, *, store, asking, says):
     """The first rank that asks says why it was in vain."""
     if rank in asking:
-        torch_occl.replace("gloo")
+        torch_occl.replace_gloo()
     said = f"group 0 uses Gloo, and not occl in its place: {says} (said once for each reason)"
     speaks = rank == min(asking)
     for _ in range(2):  # and in the groups that follow, which say nothing
@@ -42,7 +42,7 @@ def test_gloo_serves_all_ranks_if_some_did_not_ask(fresh, asking, says):
 def of_some(rank, n, device, *, store):
     """Ranks 0 and 1 ask, rank 2 does not: a group of the first two is occl's."""
     if rank < 2:
-        torch_occl.replace("gloo")
+        torch_occl.replace_gloo()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         begin(rank, n, store)
@@ -77,7 +77,7 @@ def lacks(rank, n, device, *, store, what):
         says += "no library"
         if rank == 1:
             gloo.importlib.import_module = cannot_load
-    torch_occl.replace("gloo")
+    torch_occl.replace_gloo()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         begin(rank, n, store)
@@ -92,7 +92,7 @@ def test_gloo_serves_all_ranks_if_one_cannot_use_occl(fresh, what):
 
 def takes_the_place_without_its_first_name(rank, n, device, *, store):
     dist.Backend.register_backend("occl", cannot_load, devices=["cpu"])
-    torch_occl.replace("gloo")
+    torch_occl.replace_gloo()
     begin(rank, n, store)
     assert_occl()
 
@@ -103,7 +103,7 @@ def test_another_package_that_has_the_name_does_not_matter(fresh):
 
 def stays_away(rank, n, device, *, store):
     if rank == 0:
-        torch_occl.replace("gloo")
+        torch_occl.replace_gloo()
         with pytest.raises(
             dist.DistBackendError,
             match=r"Timed out after 200 ms on rank 0 of group 0 waiting for rank 1 of 2 to make the group",
@@ -121,7 +121,7 @@ def late(rank, n, device, *, store):
     if rank == 2:
         listen()
     if rank != 1:
-        torch_occl.replace("gloo")
+        torch_occl.replace_gloo()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         begin(rank, n, store)

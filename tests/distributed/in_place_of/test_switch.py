@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+import occl
 import torch_occl
 from occl.distributed import gloo
 from tests.distributed.in_place_of.running import ABSENT, assert_occl, begin, run
@@ -22,47 +24,76 @@ from tests.support.running import PYTORCH
 def on_and_off(rank, n, device, *, store):
     begin(rank, n, store, "occl")
 
-    def occl() -> bool:
-        return torch_occl.serves(dist.new_group(backend="gloo"))
+    def ours() -> bool:
+        return torch_occl.uses_occl(dist.new_group(backend="gloo"))
 
-    assert not occl()
-    with torch_occl.replace("gloo"):
-        assert occl()
-        with torch_occl.replace("gloo"):
-            assert occl()
-        assert occl()
-        with torch_occl.replace(None):
-            assert not occl()
+    assert not ours()
+    with torch_occl.replace_gloo():
+        assert ours()
+        with torch_occl.replace_gloo():
+            assert ours()
+        assert ours()
+        with torch_occl.replace_gloo(False):
+            assert not ours()
         stays = dist.new_group(backend="gloo")
-        assert occl()
-    assert not occl()
+        assert ours()
+    assert not ours()
     assert_occl(stays)
-    with pytest.raises(KeyError), torch_occl.replace("Gloo"):
+    with pytest.raises(KeyError), torch_occl.replace_gloo():
         raise KeyError
-    assert not occl()
-    torch_occl.replace("gloo")
-    assert occl()
-    torch_occl.replace(None)
-    assert not occl()
+    assert not ours()
+    torch_occl.replace_gloo()
+    assert ours()
+    torch_occl.replace_gloo(False)
+    assert not ours()
 
 
 def test_it_is_switched_on_and_off_and_nests(fresh):
     run(fresh, on_and_off)
 
 
+@pytest.mark.parametrize("on", ["gloo", None, 1])
+def test_it_is_on_or_off(on):
+    before = distributed_c10d._new_process_group_helper
+    with pytest.raises(TypeError, match=f"replace_gloo: on must be True or False, not {on!r}"):
+        torch_occl.replace_gloo(on)
+    assert distributed_c10d._new_process_group_helper is before and not gloo._on
+
+
 @pytest.mark.parametrize(("name", "error"), [("nccl", ValueError), ("", ValueError), (1, TypeError)])
 def test_a_name_that_cannot_be_replaced_is_refused(name, error):
-    before = distributed_c10d._new_process_group_helper
     with pytest.raises(
         error, match=re.escape("'gloo' only, not of 'nccl'") if name == "nccl" else "replace: "
     ):
         torch_occl.replace(name)
-    assert distributed_c10d._new_process_group_helper is before and not gloo._on
+    assert not gloo._on
+
+
+def former_names(rank, n, device, *, store):
+    with pytest.warns(DeprecationWarning, match=r"replace\('Gloo'\) is now occl\.replace_gloo\(\)") as caught:
+        replaced = torch_occl.replace("Gloo")
+    assert caught[0].filename == __file__
+    with replaced:
+        begin(rank, n, store)
+        with pytest.warns(DeprecationWarning, match=r"now occl\.replace_gloo\(False\)"), occl.replace(None):
+            assert not gloo._on
+        assert gloo._on
+    with pytest.warns(DeprecationWarning, match=r"occl\.serves is now occl\.uses_occl"):
+        assert occl.serves() and occl.serves(dist.group.WORLD, device)
+    with pytest.warns(DeprecationWarning, match=r"is now occl\.shared_cpu_memory_stats\(\)"):
+        assert occl.memory_stats("cpu") == occl.shared_cpu_memory_stats()
+    if "dev" in DEVICES:
+        with pytest.warns(DeprecationWarning, match=r"memory_stats is now torch\.dev\.memory_stats"):
+            assert occl.memory_stats("dev:1") == torch.dev.memory_stats(1)
+
+
+def test_the_former_names_work_and_warn_with_the_present_ones(fresh):
+    run(fresh, former_names)
 
 
 def test_without_a_group_there_is_nothing_to_say_about():
     with pytest.raises(ValueError, match="there is no default group"):
-        torch_occl.serves()
+        torch_occl.uses_occl()
 
 
 ASK = """
@@ -102,7 +133,7 @@ def test_the_environment_holds_for_the_package_too(installed):
     assert python(ASK, installed, OCCL_DEVICE="1", **QUIET) == [OCCL, f"{name} True"]
     code = "import torch_occl\n" + ASK
     assert python(code, installed, TORCH_DEVICE_BACKEND_AUTOLOAD="0", **QUIET) == [OCCL, f"{name} True"]
-    then = ASK.replace("dist.init", "import torch_occl\ntorch_occl.replace(None)\ndist.init")
+    then = ASK.replace("dist.init", "import torch_occl\ntorch_occl.replace_gloo(False)\ndist.init")
     assert python(then, installed, **QUIET) == [REAL, f"{name} True"]
 
 
