@@ -242,10 +242,20 @@ def test_the_version_has_one_place_and_the_changelog_leads_up_to_it():
     assert named == [ROOT / "occl" / "versions.py"]
     changelog = (ROOT / "CHANGELOG.md").read_text()
     headings = re.findall(r"^## \[(.*)\]", changelog, re.MULTILINE)
-    assert headings[0] == "Unreleased" and versions.VERSION in changelog
+    assert headings[0] == "Unreleased" and versions.VERSION.removesuffix(".dev0") in changelog
     assert headings[1:] == sorted(headings[1:], key=lambda v: tuple(map(int, v.split("."))), reverse=True)
     kinds = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
     assert set(re.findall(r"^### (.*)$", changelog, re.MULTILINE)) <= kinds
+
+
+def test_the_build_knows_its_commit():
+    """Files have been changed since, or the build is that of a commit before."""
+    import torch
+
+    commit = versions.commit_of(torch.__version__)
+    assert re.fullmatch(r"[0-9a-f]{12}\+?", commit)
+    assert versions.name_of_build(torch.__version__) == f"torch_occl {versions.VERSION} ({commit})"
+    assert versions.commit_of("2.99") == "" and versions.name_of_build("2.99").endswith(versions.VERSION)
 
 
 def test_wheels_have_an_extension_for_each_of_several_torches():
@@ -291,11 +301,11 @@ def test_the_source_distribution_has_what_builds_the_package_and_no_tests(tmp_pa
     sources = {
         str(path.relative_to(ROOT))
         for path in folders
-        if path.is_file() and path.suffix != ".so" and "__pycache__" not in path.parts
+        if path.is_file() and not {"__pycache__", "extensions"} & {*path.parts}
     }
     documents = {"CHANGELOG.md", "CITATION.cff", "LICENSE", "MANIFEST.in", "README.md", "pyproject.toml"}
     modules = {path.name for path in ROOT.glob("*.py")}
-    made = {"PKG-INFO", "setup.cfg"}
+    made = {"COMMIT", "PKG-INFO", "setup.cfg"}
     assert {name for name in names if ".egg-info/" not in name} == {*sources, *documents, *modules, *made}
 
 

@@ -324,7 +324,7 @@ def _choose(
     vote = {
         "cannot": f"Gloo serves CUDA tensors too in {config(asked)}" if mixed else _why_not(size),
         "place": _place(),
-        "version": versions.VERSION,
+        "version": versions.name_of_build(torch.__version__),
         "kept": kept,
     }
     choice = _outcome([vote]) if size == 1 else _agree(store, gloo, vote, rank, size, name, timeout)
@@ -457,7 +457,9 @@ def _outcome(votes: list[dict[str, Any] | None]) -> dict[str, Any]:
             "OCCL_NODE, or the network or PID namespace differs"
         )
     if other_version:
-        reasons.append(f"{_named(other_version)} has another version of torch_occl than rank {given[0][0]}")
+        reasons.append(
+            f"{_named(other_version)} has another version or build of torch_occl than rank {given[0][0]}"
+        )
     kept = sorted({device for _, vote in given for device in vote["kept"]})
     return {"occl": not reasons, "why": "; ".join(reasons), "kept": kept, "first": given[0][0]}
 

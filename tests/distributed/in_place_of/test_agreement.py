@@ -69,7 +69,7 @@ def lacks(rank, n, device, *, store, what):
         says = "rank 1 shares no memory with rank 0, because the host,"
     elif what == "version":
         gloo.versions.VERSION = f"0.{rank}"
-        says = "rank 1 has another version of torch_occl than rank 0"
+        says = "rank 1 has another version or build of torch_occl than rank 0"
     elif what == "size":
         gloo.MAX_RANKS = 1
         says = "rank 0 cannot use occl: a group of occl has at most 1 ranks, not 2"
