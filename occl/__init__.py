@@ -28,10 +28,12 @@ if TYPE_CHECKING:
     from occl.distributed.stats import OperationStats, stats
     from occl.distributed.tracing import trace
     from occl.memory import empty_shared, share_cpu_memory, shared_cpu_memory_stats
+    from occl.notebook import launch
 
 _FROM = {
     "OperationStats": "distributed.stats",
     "empty_shared": "memory",
+    "launch": "notebook",
     "memory_stats": "deprecated",
     "replace": "deprecated",
     "replace_gloo": "distributed.gloo",
@@ -49,6 +51,7 @@ __all__ = [
     "OperationStats",
     "__version__",
     "empty_shared",
+    "launch",
     "replace_gloo",
     "share_cpu_memory",
     "shared_cpu_memory_stats",

@@ -29,7 +29,7 @@ pytestmark = [
     pytest.mark.full,
     pytest.mark.skipif(
         not HERE and not OF_MAKE_DOCS.exists(),
-        reason="the site needs MkDocs: run make docs once, or pip install 'torch_occl[docs]'",
+        reason="the site needs MkDocs: run make docs once, or pip install '.[docs]'",
     ),
 ]
 

@@ -44,6 +44,7 @@ if torch.distributed.is_available():  # some PyTorch is built without it, and ha
     from occl import (
         OperationStats,
         empty_shared,
+        launch,
         replace_gloo,
         share_cpu_memory,
         shared_cpu_memory_stats,
@@ -69,6 +70,7 @@ __all__ = [
     "ProcessGroupOCCL",
     "WorkOCCL",
     "empty_shared",
+    "launch",
     "replace_gloo",
     "share_cpu_memory",
     "shared_cpu_memory_stats",
