@@ -22,7 +22,8 @@ JOBS = {
     for path in WORKFLOWS
     for name, job in yaml.safe_load(path.read_text())["jobs"].items()
 }
-SCRIPTS = r"python3? (-m pip install [\w.=-]+|-m build .*|-m cibuildwheel .*|tools/\w+\.py .*)"
+PIP = r"-m pip install [\w.=-]+|-m pip wheel .* \./kits"
+SCRIPTS = rf"python3? ({PIP}|-m build .*|-m cibuildwheel .*|tools/\w+\.py .*)"
 OTHERS = r"gh release create .*|sudo sysctl .*"
 
 
