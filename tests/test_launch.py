@@ -97,6 +97,7 @@ def test_a_rank_that_fails_is_shown_as_in_tests(tmp_path):
     assert "occl/notebook.py" not in raised and "occl/testing" not in raised
     assert died.startswith("rank 1 (pid ") and "was killed by SIGKILL; rank 0 raised DistBackendError" in died
     assert hung.startswith("rank 1 did not finish in 20 s (of 2 ranks)") and "in one_hangs" in hung
+    assert "notebook.py" not in hung
     assert "pickle" in cannot and "both ranks raised" in cannot.replace("ranks 0 and 1", "both ranks"), cannot
 
 
