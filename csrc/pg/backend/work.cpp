@@ -120,7 +120,13 @@ void WorkOCCL::Part::copy_to_rows() const {
   copy_all(request, copies);
 }
 
-void WorkOCCL::Part::ending(coll::Operation&) noexcept { last = work.one_less(); }
+void WorkOCCL::Part::ending(coll::Operation&) noexcept {
+  if (const Error* failed = operation.error(); failed && !work.observers_.empty()) {
+    const coll::Engine::Callback callback(engine());  // a hook may launch collectives, and wait for them
+    for (const auto& observer : work.observers_) observer->failing(*failed);
+  }
+  last = work.one_less();
+}
 
 void WorkOCCL::Part::completed(coll::Operation&) noexcept {
   if (last) work.tell();
