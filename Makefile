@@ -21,15 +21,19 @@ export PATH := $(CURDIR)/.venv/bin:$(if $(CCACHE),$(CCACHE):)$(PATH)
 # Two terminals may both find something to do: the second waits, and then looks again.
 LOCK := $(if $(shell command -v flock),flock Makefile)
 
-.PHONY: help demo test test-all test-aarch64 test-ecosystem sanitize soak mutations bench wheels lint docs headers setup clean distclean
+.PHONY: help demo test test-all test-full test-aarch64 test-ecosystem conformance sanitize soak mutations bench wheels lint \
+    api docs headers setup clean distclean
 
 help:
 	@echo 'make demo        train on handwritten digits with occl and with Gloo, and compare'
 	@echo 'make test        what a change can break, in minutes; ARGS="-k packaging" is handed to pytest'
 	@echo 'make test-all    every test, and the sanitizers'
+	@echo 'make test-full   what CI runs beside make test: PART=1/3, 2/3, 3/3, upstream, operators, or all of these'
+	@echo 'make conformance the conformance suite on occl, with CPU tensors and on dev'
 	@echo 'make test-ecosystem  Trainer, Lightning, DeepSpeed, Ray and others over occl, in .venv-ecosystem;'
 	@echo '                 ARGS=--write-table writes what passed into docs/integrations.md'
-	@echo 'make sanitize    the distributed tests with ASan and UBSan, then TSan, in the whole extension'
+	@echo 'make sanitize    the distributed tests with ASan and UBSan, then TSan, in the whole extension;'
+	@echo '                 SANITIZERS=tsan runs one'
 	@echo 'make soak        fuzzing, random schedules, faults;  ARGS="--minutes 30 --seed 7" (needs clang)'
 	@echo 'make mutations   put known defects in, one by one, and see a test fail for each'
 	@echo 'make bench       time collectives beside Gloo;      ARGS="--quick" is handed to the benchmark,'
@@ -39,6 +43,7 @@ help:
 	@echo 'make lint        ruff, mypy, and clang-format and clang-tidy where they are installed: clang-tidy on'
 	@echo '                 sources that differ from the main branch, or with TIDY=all on all (minutes)'
 	@echo 'make headers     compile against the headers of another PyTorch, and name what is new there: TORCH=2.15.0'
+	@echo 'make api         what the public interface of Python lost since the last version'
 	@echo 'make docs        the documentation as a site: build/site/index.html'
 	@echo 'make setup       only .venv and the extension, which the targets above make when they need them'
 	@echo 'make clean       remove what was built;             make distclean removes .venv too'
@@ -57,6 +62,18 @@ test: setup
 test-all: setup
 	@$(VENV_PYTHON) -m tests.everything $(ARGS)
 
+# PyTorch's own suites and databases of operators take as long as all the rest.
+OPERATORS := tests/device/test_opinfo.py tests/shared_cpu
+PART ?=
+REST = $(if $(PART),$(addprefix --ignore=,tests/upstream $(OPERATORS)) --shard=$(PART))
+FULL = $(if $(filter upstream,$(PART)),tests/upstream,$(if $(filter operators,$(PART)),$(OPERATORS),$(REST)))
+test-full: setup
+	@$(VENV_PYTHON) -m pytest -n $(WORKERS) -m 'full and not matrix' $(FULL) $(ARGS)
+
+conformance: setup
+	@for device in cpu dev; do $(VENV_PYTHON) -m pytest --pyargs occl.conformance --backend occl --device $$device \
+	    --world-size 4 $(ARGS) || exit 1; done
+
 # torch_occl is installed there from a wheel that .venv builds, whose objects exist already.
 ECOSYSTEM := .venv-ecosystem/bin/python
 test-ecosystem: setup .venv-ecosystem/installed
@@ -73,9 +90,9 @@ test-ecosystem: setup .venv-ecosystem/installed
 	@DS_BUILD_OPS=0 $(ECOSYSTEM) -m pip install --quiet --no-build-isolation -r tests/ecosystem/requirements.txt
 	@touch .venv-ecosystem/installed
 
+SANITIZERS ?= asan tsan
 sanitize: setup
-	@$(VENV_PYTHON) -m tests.sanitize asan $(ARGS)
-	@$(VENV_PYTHON) -m tests.sanitize tsan $(ARGS)
+	@for sanitizer in $(SANITIZERS); do $(VENV_PYTHON) -m tests.sanitize $$sanitizer $(ARGS) || exit 1; done
 
 soak: setup
 	@$(VENV_PYTHON) -m tests.soak $(ARGS)
@@ -103,9 +120,13 @@ lint: setup
 	@$(VENV_PYTHON) -m ruff format --check .
 	@$(VENV_PYTHON) -m mypy
 	@$(CHECK_SCHEMA) vendor.github-workflows .github/workflows/*.yml
+	@$(CHECK_SCHEMA) vendor.github-actions .github/actions/*/action.yml
+	@$(CHECK_SCHEMA) vendor.dependabot .github/dependabot.yml
 	@$(CHECK_SCHEMA) vendor.github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml
 	@$(CHECK_SCHEMA) vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
 	@$(CHECK_SCHEMA) vendor.citation-file-format CITATION.cff
+	@if command -v actionlint >/dev/null; then actionlint; \
+	    else echo 'actionlint is not installed: the expressions of workflows are not checked'; fi
 	@if command -v clang-format >/dev/null; then \
 	    find csrc tests benchmarks -name '*.cpp' -o -name '*.h' | xargs clang-format --dry-run --Werror; \
 	    else echo 'clang-format is not installed: the layout of C++ is not checked'; fi
@@ -122,6 +143,9 @@ headers:
 docs: build/docs-venv/installed
 	@NO_MKDOCS_2_WARNING=1 build/docs-venv/bin/python -m mkdocs --quiet build
 	@echo 'The site is in build/site. With search: python3 -m http.server --bind 127.0.0.1 --directory build/site'
+
+api: build/docs-venv/installed
+	@python3 tools/release.py api build/docs-venv/bin/griffe
 
 build/docs-venv/installed: pyproject.toml
 	@mkdir -p build && $(PYTHON) -m venv build/docs-venv

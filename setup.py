@@ -13,7 +13,14 @@ import sys
 import sysconfig
 from pathlib import Path
 
+if sys.platform != "linux":
+    sys.exit(
+        f"torch_occl runs on Linux only, and this is {sys.platform}: on Windows use WSL 2, and on macOS "
+        "a Linux container (docs/installing.md)"
+    )
+
 from setuptools import Extension, setup
+from setuptools.command.sdist import sdist
 
 # Importing torch would load the installed package, which may be an older one that this build replaces.
 os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
@@ -66,6 +73,15 @@ FLAGS = [
 ]
 
 
+def commit() -> str:
+    """Of this checkout, with ``+`` if files differ from it; or what the source distribution says; or ""."""
+    if Path(".git").exists():
+        described = ["git", "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+"]
+        done = subprocess.run(described, capture_output=True, text=True)  # git may refuse another user's
+        return done.stdout.strip()
+    return Path("COMMIT").read_text().strip() if Path("COMMIT").exists() else ""
+
+
 def name_of(version: str) -> str:
     """The module that the extension for this PyTorch is, as setuptools names it."""
     return f"occl.extensions.{VERSIONS['extension_of'](version).name}._C"
@@ -103,8 +119,20 @@ class BuildInOnePlace(BuildExtension):
 
     def run(self) -> None:
         super().run()
+        for version in (torch.__version__, *OTHERS):
+            folder = VERSIONS["extension_of"](version)  # relative, as this script was told where it is
+            for root in (Path(self.build_lib), Path())[: 1 + bool(self.inplace)]:
+                (root / folder / "commit").write_text(commit())
         if (tool := Path("tools", "compile_commands.py")).exists():  # for clangd and clang-tidy
             subprocess.run([sys.executable, str(tool)], check=True)
+
+
+class SourceWithCommit(sdist):
+    """Says which commit it is made from, where there is no git any more."""
+
+    def make_release_tree(self, base_dir: str, files: list[str]) -> None:
+        super().make_release_tree(base_dir, files)
+        Path(base_dir, "COMMIT").write_text(commit())
 
 
 setup(
@@ -120,5 +148,5 @@ setup(
         ),
         *(extension_for_other(version, package) for version, package in OTHERS.items()),
     ],
-    cmdclass={"build_ext": BuildInOnePlace},
+    cmdclass={"build_ext": BuildInOnePlace, "sdist": SourceWithCommit},
 )

@@ -26,7 +26,7 @@ import torch
 from training import ALONE, MODELS, Trainer  # of this folder
 
 from occl.bench import machine
-from torch_occl import memory_stats
+from torch_occl import shared_cpu_memory_stats
 
 CONTENDERS = ("none-cpu", "none-cpu-shared")
 COLUMNS = ("resident", "own", "training")
@@ -50,7 +50,7 @@ def train(model: str, contender: str, steps: int, parent: Connection) -> None:
     parent.recv()
     trainer = Trainer(MODELS[model], contender, None, 0)
     trainer(steps)
-    shared = memory_stats("cpu")["allocated_bytes.all.peak"] > 0
+    shared = shared_cpu_memory_stats()["allocated_bytes.all.peak"] > 0
     if shared != ALONE[contender].shared:
         raise RuntimeError(f"{contender}: tensors {'lie' if shared else 'do not lie'} in shared memory")
     parent.send(mebibytes("self", "status", "VmHWM"))

@@ -20,22 +20,30 @@ from typing import TYPE_CHECKING, Any
 from occl.versions import VERSION as __version__
 
 if TYPE_CHECKING:
-    from occl.distributed.gloo import replace, serves
+    from occl.deprecated import memory_stats as memory_stats
+    from occl.deprecated import replace as replace
+    from occl.deprecated import serves as serves
+    from occl.distributed.gloo import replace_gloo, uses_occl
     from occl.distributed.groups import shrink_group
     from occl.distributed.stats import OperationStats, stats
     from occl.distributed.tracing import trace
-    from occl.memory import empty_shared, memory_stats, share_cpu_memory
+    from occl.memory import empty_shared, share_cpu_memory, shared_cpu_memory_stats
+    from occl.notebook import launch
 
 _FROM = {
     "OperationStats": "distributed.stats",
     "empty_shared": "memory",
-    "memory_stats": "memory",
-    "replace": "distributed.gloo",
-    "serves": "distributed.gloo",
+    "launch": "notebook",
+    "memory_stats": "deprecated",
+    "replace": "deprecated",
+    "replace_gloo": "distributed.gloo",
+    "serves": "deprecated",
     "share_cpu_memory": "memory",
+    "shared_cpu_memory_stats": "memory",
     "shrink_group": "distributed.groups",
     "stats": "distributed.stats",
     "trace": "distributed.tracing",
+    "uses_occl": "distributed.gloo",
 }
 """The module of each function, below this package."""
 
@@ -43,13 +51,14 @@ __all__ = [
     "OperationStats",
     "__version__",
     "empty_shared",
-    "memory_stats",
-    "replace",
-    "serves",
+    "launch",
+    "replace_gloo",
     "share_cpu_memory",
+    "shared_cpu_memory_stats",
     "shrink_group",
     "stats",
     "trace",
+    "uses_occl",
 ]
 
 

@@ -20,7 +20,7 @@ def empty_shared(*size: int, dtype: torch.dtype | None = None) -> torch.Tensor:
     """An uninitialised CPU tensor whose memory the other ranks of this host can map.
 
     Collectives move its bytes directly from tensor to tensor; those of other CPU tensors go through shared
-    slots. The memory is freed with the tensor's storage, and ``memory_stats("cpu")`` includes it.
+    slots. The memory is freed with the tensor's storage, and `shared_cpu_memory_stats` includes it.
     `share_cpu_memory` makes all large CPU tensors such tensors.
 
     Args:
@@ -83,22 +83,12 @@ def share_as_environment_says() -> None:
         share_cpu_memory(MIN_BYTES if least == 1 else least)
 
 
-def memory_stats(device: torch.device | str | int | None = None) -> Mapping[str, int]:
-    """Counters of memory that peers can map, with the names of `torch.accelerator.memory_stats`.
-
-    Args:
-        device: ``"cpu"`` for the CPU tensors of `share_cpu_memory` and `empty_shared`, or a
-            device ``dev``, by default the current one, for what `torch.dev.memory_stats` returns.
+def shared_cpu_memory_stats() -> Mapping[str, int]:
+    """Counters of the CPU tensors of `share_cpu_memory` and `empty_shared` in this process, with the names of
+    `torch.accelerator.memory_stats`. Those of a device ``dev`` are `torch.dev.memory_stats`.
 
     Returns:
         Numbers by name, sorted. Names with ``bytes`` count bytes, such as ``"allocated_bytes.all.current"``;
         the others count allocations, blocks and runs of memory.
-
-    Raises:
-        RuntimeError: there is no such device.
     """
-    if device is not None and not isinstance(device, int) and torch.device(device).type == "cpu":
-        return dict(sorted(_C._cpu_memory_stats().items()))
-    from torch_occl.dev import memory
-
-    return memory.memory_stats(device)
+    return dict(sorted(_C._cpu_memory_stats().items()))

@@ -54,6 +54,7 @@ def autoload() -> None:
             if variables.in_place_of():
                 from occl.distributed import alone, gloo
 
+                variables.quiet()
                 gloo.replace_as_environment_says()
                 alone.watch()
 

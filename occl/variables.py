@@ -9,6 +9,7 @@ from collections.abc import Mapping
 NAMES = (
     "OCCL_DEVICE",
     "OCCL_IN_PLACE_OF",
+    "OCCL_QUIET",
     "OCCL_SHARE_CPU",
     "OCCL_STUCK_AFTER",
     "OCCL_DEVICE_COUNT",
@@ -42,6 +43,15 @@ def in_place_of() -> str:
         ValueError: it is something else.
     """
     return _one_of("OCCL_IN_PLACE_OF", ("", "gloo"), "gloo, the only backend that occl replaces, or empty")
+
+
+def quiet() -> bool:
+    """``OCCL_QUIET``: whether nothing is said about Gloo's place.
+
+    Raises:
+        ValueError: it is neither 0, 1 nor empty.
+    """
+    return _one_of("OCCL_QUIET", ("", "0", "1"), "0, 1 or empty") == "1"
 
 
 def least_shared() -> int:
@@ -85,9 +95,10 @@ def unknown(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def warn_of_unknown() -> None:
-    """Warns once in a process of variables that nothing reads."""
+    """Warns once in a job of variables that nothing reads: rank 0 does, or torchrun, whose ranks have its
+    environment."""
     global _warned
-    if _warned:
+    if _warned or os.environ.get("RANK", "0") != "0" or "TORCHELASTIC_RUN_ID" in os.environ:
         return
     _warned = True
     for name, meant in unknown(os.environ).items():

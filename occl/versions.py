@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-VERSION = "0.1.0"
+VERSION = "0.1.0.dev0"
+"""Ends in .dev0 except in the commit that is tagged (RELEASING.md)."""
 
 SUPPORTED = ((2, 11), (2, 16))
 """The minor versions of PyTorch that the sources can be built for: from the first, inclusive, to the second,
@@ -37,6 +38,23 @@ def built() -> list[Minor]:
     """The minor versions that there is an extension for, in order."""
     names = [folder.name.split("_") for folder in EXTENSIONS.glob("torch_*_*") if any(folder.glob("_C.*"))]
     return sorted((int(first), int(second)) for _, first, second in names)
+
+
+def commit_of(version: str) -> str:
+    """The commit that the extension for this PyTorch was built from; "" if that is not known.
+
+    A ``+`` at its end: files differed from that commit.
+    """
+    try:
+        return (extension_of(version) / "commit").read_text().strip()
+    except OSError:
+        return ""
+
+
+def name_of_build(version: str) -> str:
+    """This package and its commit, which all ranks of a group must agree in."""
+    commit = commit_of(version)
+    return f"torch_occl {VERSION}{f' ({commit})' if commit else ''}"
 
 
 def requirement_of_build(minors: Iterable[Minor]) -> str:

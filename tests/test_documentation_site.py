@@ -13,7 +13,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PUBLIC = ("torch_occl", "torch_occl.dev", "occl.testing", "torch_occl.replicas")
+PUBLIC = (
+    "torch_occl",
+    "torch_occl.attention",
+    "torch_occl.dev",
+    "torch_occl.flight_recorder",
+    "torch_occl.replicas",
+    "occl.testing",
+)
 
 OF_MAKE_DOCS = ROOT / "build/docs-venv/bin/python"
 HERE = importlib.util.find_spec("mkdocs") and importlib.util.find_spec("mkdocstrings")
@@ -22,7 +29,7 @@ pytestmark = [
     pytest.mark.full,
     pytest.mark.skipif(
         not HERE and not OF_MAKE_DOCS.exists(),
-        reason="the site needs MkDocs: run make docs once, or pip install 'torch_occl[docs]'",
+        reason="the site needs MkDocs: run make docs once, or pip install '.[docs]'",
     ),
 ]
 
@@ -68,6 +75,9 @@ def test_every_public_name_is_in_the_interface_of_python(site):
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     ).stdout.split()
     assert len(names) > 80
+    for path in (ROOT / "torch_occl/integrations").glob("[!_]*.py"):  # importing them needs their packages
+        (listed,) = re.findall(r"^__all__ = \[(.*)\]$", path.read_text(), re.M)
+        names += [f"torch_occl.integrations.{path.stem}.{name}" for name in re.findall(r"\w+", listed)]
     # Its submodules have the names of torch.dev. These two are PyTorch's, and made when they are asked for.
     described |= {re.sub(r"^torch_occl\.dev\.\w+\.", "torch_occl.dev.", name) for name in described}
     assert set(names) - described == {"torch_occl.dev.OutOfMemoryError", "torch_occl.dev.default_generators"}

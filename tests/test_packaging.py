@@ -216,6 +216,16 @@ def test_ci_runs_what_make_offers_and_nothing_else():
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
 
 
+@pytest.mark.parametrize("script", ["setup.py", "tools/preflight.py"])
+@pytest.mark.parametrize("system", ["darwin", "win32"])
+def test_a_build_on_another_system_ends_with_what_to_do_there(script, system):
+    code = f"import runpy, sys; sys.platform = {system!r}; runpy.run_path({script!r}, run_name='__main__')"
+    command = [sys.executable, "-c", code, "check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
+    assert f"runs on Linux only, and this is {system}: on Windows use WSL 2, and on macOS a" in done.stderr
+
+
 def test_importing_torch_alone_makes_the_backend_available():
     code = "import torch, torch.distributed as dist; print('occl' in dist.Backend.backend_list)"
     assert python("-c", code).strip() == "True"
@@ -232,10 +242,20 @@ def test_the_version_has_one_place_and_the_changelog_leads_up_to_it():
     assert named == [ROOT / "occl" / "versions.py"]
     changelog = (ROOT / "CHANGELOG.md").read_text()
     headings = re.findall(r"^## \[(.*)\]", changelog, re.MULTILINE)
-    assert headings[0] == "Unreleased" and versions.VERSION in changelog
+    assert headings[0] == "Unreleased" and versions.VERSION.removesuffix(".dev0") in changelog
     assert headings[1:] == sorted(headings[1:], key=lambda v: tuple(map(int, v.split("."))), reverse=True)
     kinds = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
     assert set(re.findall(r"^### (.*)$", changelog, re.MULTILINE)) <= kinds
+
+
+def test_the_build_knows_its_commit():
+    """Files have been changed since, or the build is that of a commit before."""
+    import torch
+
+    commit = versions.commit_of(torch.__version__)
+    assert re.fullmatch(r"[0-9a-f]{12}\+?", commit)
+    assert versions.name_of_build(torch.__version__) == f"torch_occl {versions.VERSION} ({commit})"
+    assert versions.commit_of("2.99") == "" and versions.name_of_build("2.99").endswith(versions.VERSION)
 
 
 def test_wheels_have_an_extension_for_each_of_several_torches():
@@ -281,11 +301,11 @@ def test_the_source_distribution_has_what_builds_the_package_and_no_tests(tmp_pa
     sources = {
         str(path.relative_to(ROOT))
         for path in folders
-        if path.is_file() and path.suffix != ".so" and "__pycache__" not in path.parts
+        if path.is_file() and not {"__pycache__", "extensions"} & {*path.parts}
     }
     documents = {"CHANGELOG.md", "CITATION.cff", "LICENSE", "MANIFEST.in", "README.md", "pyproject.toml"}
     modules = {path.name for path in ROOT.glob("*.py")}
-    made = {"PKG-INFO", "setup.cfg"}
+    made = {"COMMIT", "PKG-INFO", "setup.cfg"}
     assert {name for name in names if ".egg-info/" not in name} == {*sources, *documents, *modules, *made}
 
 

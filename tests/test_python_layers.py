@@ -15,7 +15,7 @@ TREES = {name: ast.parse(path.read_text()) for name, path in FILES.items()}
 LATE = {
     # The device, where a caller asks for it: occl does not make it.
     "occl.registration -> torch_occl": "OCCL_DEVICE=1",
-    "occl.memory -> torch_occl.dev.memory": "counters of a device dev",
+    "occl.deprecated -> torch_occl.dev.memory": "counters of a device dev",
     "occl.testing.worker -> torch_occl": "a test with device='dev'",
     "occl.testing.gpu.suites -> torch_occl": "suites of accelerators run on dev",
     "occl.conformance.rank_api -> torch_occl": "--device dev",

@@ -1,6 +1,7 @@
 """What `make` asks of the interpreter before it installs anything.
 
-    preflight.py check          ends with a sentence if Python, its headers or a C++20 compiler is missing
+    preflight.py check          ends with a sentence if this is not Linux, or if Python, its headers or a
+                                C++20 compiler is missing
     preflight.py torch ORIGIN   prints the option of venv that lets .venv see this interpreter's PyTorch
 
 The second prints nothing if that is none that is supported, or if the caller names one: ORIGIN, the origin of
@@ -29,6 +30,14 @@ int main() { return std::span<int>().size(); }
 
 def fail(sentence):
     sys.exit(f"make: {sentence}")
+
+
+def check_system():
+    if sys.platform != "linux":
+        fail(
+            f"torch_occl runs on Linux only, and this is {sys.platform}: on Windows use WSL 2, and on macOS "
+            "a Linux container (docs/installing.md)."
+        )
 
 
 def check_python():
@@ -77,6 +86,7 @@ def supported_torch():
 
 def main():
     if sys.argv[1] == "check":
+        check_system()
         check_python()
         check_compiler()
     elif sys.argv[2] == "file" and supported_torch():

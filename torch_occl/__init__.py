@@ -44,15 +44,17 @@ if torch.distributed.is_available():  # some PyTorch is built without it, and ha
     from occl import (
         OperationStats,
         empty_shared,
-        memory_stats,
-        replace,
-        serves,
+        launch,
+        replace_gloo,
         share_cpu_memory,
+        shared_cpu_memory_stats,
         shrink_group,
         stats,
         trace,
+        uses_occl,
     )
     from occl._C import ArgumentError, ProcessGroupOCCL, WorkOCCL
+    from occl.deprecated import memory_stats, replace, serves  # noqa: F401
     from occl.distributed import backend, flight_recorder  # noqa: F401
     from occl.distributed.gloo import replace_as_environment_says
     from occl.memory import share_as_environment_says
@@ -68,13 +70,14 @@ __all__ = [
     "ProcessGroupOCCL",
     "WorkOCCL",
     "empty_shared",
-    "memory_stats",
-    "replace",
-    "serves",
+    "launch",
+    "replace_gloo",
     "share_cpu_memory",
+    "shared_cpu_memory_stats",
     "shrink_group",
     "stats",
     "trace",
+    "uses_occl",
 ]
 if not torch.distributed.is_available():
     __all__.clear()  # so that `from torch_occl import *` works there, too

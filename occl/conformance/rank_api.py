@@ -16,7 +16,8 @@ from occl.registration import autoload
 from occl.testing.child import Described
 from occl.testing.options import Options
 from occl.testing.outcomes import WrongUse
-from occl.testing.worker import device_of, make_group, set_variables
+from occl.testing.rank import make_group, set_variables
+from occl.testing.worker import device_of
 
 UNCLEAR = ("INTERNAL ASSERT FAILED", "please report a bug", "Unable to cast", "object has no attribute")
 """What the text of an error contains that was not written for the user."""

@@ -19,7 +19,7 @@ from torch.distributed import distributed_c10d
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from occl.distributed import program
-from occl.distributed.gloo import serves
+from occl.distributed.gloo import uses_occl
 
 STEPS = 100
 """A process whose groups carry nothing between the first step and this one trains alone. Training that
@@ -153,7 +153,7 @@ def _all_is_counted(optimizer: torch.optim.Optimizer) -> bool:
     rpc: Any = sys.modules.get("torch.distributed.rpc.api")
     return bool(
         groups
-        and all(serves(group, device) for group in groups for device in group._device_types)
+        and all(uses_occl(group, device) for group in groups for device in group._device_types)
         and not (rpc and rpc._is_current_rpc_agent_set())
         and not any(p.device.type == "cpu" and p.is_shared() for p in _parameters(optimizer))
     )

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
 
-_set_build(f"torch_occl {versions.VERSION} for PyTorch {'.'.join(torch.__version__.split('.')[:2])}")
+_set_build(
+    f"{versions.name_of_build(torch.__version__)} for PyTorch {'.'.join(torch.__version__.split('.')[:2])}"
+)
 _set_prepare_inter_node(inter_node.prepare)
 long_waits.watch_as_environment_says()
 alone.watch()

@@ -1,9 +1,9 @@
 """Groups of occl for programs that ask for Gloo.
 
-From 2.14 on PyTorch has a registered factory for Gloo, and `replace` registers one in its place. Before, it
-builds Gloo in one function, in an ``if`` that compares the backend's name, and `replace` wraps that function.
-Before a group with Gloo is made, its ranks agree through the group's store, and then all of them get occl or
-all get Gloo:
+From 2.14 on PyTorch has a registered factory for Gloo, and `replace_gloo` registers one in its place. Before,
+it builds Gloo in one function, in an ``if`` that compares the backend's name, and `replace_gloo` wraps that
+function. Before a group with Gloo is made, its ranks agree through the group's store, and then all of them
+get occl or all get Gloo:
 
     each rank that asks    stores its vote, with a random number for this attempt to make the group
     a rank that does not   stores no vote but the address that Gloo's ranks exchange, which tells the others
@@ -27,7 +27,6 @@ import secrets
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -39,7 +38,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from occl import compat, registration, variables, versions
-from occl.distributed import program
+from occl.distributed import place_notices, program
 from occl.tools.text import ranks
 
 if TYPE_CHECKING:
@@ -53,45 +52,41 @@ FIRST_NAP, LONGEST_NAP = 1e-4, 0.05
 """Seconds between two looks into the store. `Store.wait` cannot wait for one of two keys."""
 
 _on = False
-_said: set[str] = set()
-"""Why groups of this process became Gloo's."""
 _making = threading.local()
 _originals: dict[str, Callable[..., Any]] = {}
 _signatures: dict[str, inspect.Signature] = {}
 
 
-class replace:
+class replace_gloo:
     """Makes groups with the backend "gloo" groups of occl, without a change to the program.
 
     It holds from the call on, for all threads and for every group that is made from then on with
     ``init_process_group`` or ``new_group``, directly or through a library, also for one device type of
     several, as in ``"cpu:gloo,cuda:nccl"``. ``get_backend`` still returns what the program asked for. Groups
-    that exist do not change. `serves` says which backend a group got.
+    that exist do not change. `uses_occl` says which backend a group got.
 
-    A group is Gloo's, with one warning that says why, if a rank has not called this, cannot use occl, or
-    shares no memory with the others. All ranks of a group come to the same choice. Code that makes Gloo
-    itself (``torch.distributed.rpc``, ``TORCH_DISTRIBUTED_DEBUG=DETAIL``, ``ProcessGroupGloo(...)``) gets
-    Gloo.
+    A group is Gloo's, with a warning of one rank that says why, if a rank has not called this, cannot use
+    occl, or shares no memory with the others. All ranks of a group come to the same choice. Code that
+    makes Gloo itself (``torch.distributed.rpc``, ``TORCH_DISTRIBUTED_DEBUG=DETAIL``,
+    ``ProcessGroupGloo(...)``) gets Gloo.
 
     In a ``with`` statement, the previous setting holds again at the end; such statements can be nested.
-    ``replace(None)`` switches it off. The environment variable ``OCCL_IN_PLACE_OF=gloo`` switches it on when
-    PyTorch is imported.
+    ``replace_gloo(False)`` switches it off. The environment variable ``OCCL_IN_PLACE_OF=gloo`` switches it on
+    when PyTorch is imported.
 
     Args:
-        name: "gloo", the only backend that can be replaced; None for none.
+        on: whether groups of Gloo become occl's from now on.
 
     Raises:
-        TypeError, ValueError: ``name`` is neither.
+        TypeError: ``on`` is no bool.
     """
 
-    def __init__(self, name: str | None) -> None:
+    def __init__(self, on: bool = True) -> None:
         global _on
-        if not isinstance(name, str | None):
-            raise TypeError(f"replace: the name of a backend must be a string or None, not {name!r}")
-        if name is not None and name.lower() != "gloo":
-            raise ValueError(f"replace: occl takes the place of 'gloo' only, not of {name!r}")
+        if not isinstance(on, bool):
+            raise TypeError(f"replace_gloo: on must be True or False, not {on!r}")
         _install()
-        self._before, _on = _on, name is not None
+        self._before, _on = _on, on
 
     def __enter__(self) -> None:
         pass
@@ -106,10 +101,10 @@ class replace:
 def replace_as_environment_says() -> None:
     """Switches it on if ``OCCL_IN_PLACE_OF`` is gloo."""
     if variables.in_place_of():
-        replace("gloo")
+        replace_gloo()
 
 
-def serves(group: dist.ProcessGroup | None = None, device: torch.device | str = "cpu") -> bool:
+def uses_occl(group: dist.ProcessGroup | None = None, device: torch.device | str = "cpu") -> bool:
     """Whether occl moves this group's tensors on this device, whatever name ``get_backend`` says.
 
     Args:
@@ -121,7 +116,7 @@ def serves(group: dist.ProcessGroup | None = None, device: torch.device | str = 
     """
     group = group or dist.group.WORLD
     if group is None:
-        raise ValueError("serves: there is no default group; call init_process_group first")
+        raise ValueError("uses_occl: there is no default group; call init_process_group first")
     return _is_occl(group, torch.device(device))
 
 
@@ -317,7 +312,8 @@ def _choose(
     gloo: dist.Store,
     timeout: timedelta,
 ) -> dict[str, Any]:
-    """What all ranks of the new group make: occl or not, why not, and the devices that stay Gloo's.
+    """What all ranks of the new group make: occl or not, why not, the devices that stay Gloo's, and the first
+    rank that asked for occl.
 
     Args:
         asked: the backend by device type.
@@ -328,16 +324,11 @@ def _choose(
     vote = {
         "cannot": f"Gloo serves CUDA tensors too in {config(asked)}" if mixed else _why_not(size),
         "place": _place(),
-        "version": versions.VERSION,
+        "version": versions.name_of_build(torch.__version__),
         "kept": kept,
     }
     choice = _outcome([vote]) if size == 1 else _agree(store, gloo, vote, rank, size, name, timeout)
-    if not choice["occl"] and choice["why"] not in _said:
-        _said.add(choice["why"])
-        warnings.warn(
-            f"group {name} uses Gloo, and not occl in its place: {choice['why']} (said once for each reason)",
-            stacklevel=program.stacklevel(),
-        )
+    place_notices.tell(name, rank, size, choice)
     return choice
 
 
@@ -458,7 +449,7 @@ def _outcome(votes: list[dict[str, Any] | None]) -> dict[str, Any]:
     reasons = [f"rank {rank} cannot use occl: {vote['cannot']}" for rank, vote in given if vote["cannot"]]
     if absent:
         reasons.append(
-            f'{_named(absent)} did not ask for it, by OCCL_IN_PLACE_OF=gloo or torch_occl.replace("gloo")'
+            f"{_named(absent)} did not ask for it, by OCCL_IN_PLACE_OF=gloo or occl.replace_gloo()"
         )
     if elsewhere:
         reasons.append(
@@ -466,9 +457,11 @@ def _outcome(votes: list[dict[str, Any] | None]) -> dict[str, Any]:
             "OCCL_NODE, or the network or PID namespace differs"
         )
     if other_version:
-        reasons.append(f"{_named(other_version)} has another version of torch_occl than rank {given[0][0]}")
+        reasons.append(
+            f"{_named(other_version)} has another version or build of torch_occl than rank {given[0][0]}"
+        )
     kept = sorted({device for _, vote in given for device in vote["kept"]})
-    return {"occl": not reasons, "why": "; ".join(reasons), "kept": kept}
+    return {"occl": not reasons, "why": "; ".join(reasons), "kept": kept, "first": given[0][0]}
 
 
 def _named(numbers: list[int]) -> str:

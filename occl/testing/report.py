@@ -12,14 +12,16 @@ from occl.tools.text import ranks
 LONGEST = 160
 """Letters of an exception in the first line, which names every rank that has failed."""
 
-HERE = str(Path(__file__).parent)
+HERE = Path(__file__).parent
+OURS = "|".join(re.escape(path) for path in (f"{HERE}/", f'{HERE.with_name("notebook.py")}"', '<string>"'))
+"""How the places of our own frames begin."""
 
 
 def without_harness(stacks: str) -> str:
     """What faulthandler has written, without our own frames and without the addresses of threads."""
     lines = []
     for line in stacks.splitlines():
-        if not re.match(rf'  File "({re.escape(HERE)}/|<string>")', line):
+        if not re.match(rf'  File "({OURS})', line):
             lines.append(re.sub(r"^(Current thread|Thread) 0x[0-9a-f]+", r"\1", line))
     return "\n".join(lines).strip()
 

@@ -8,17 +8,16 @@ import pickle
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from occl.registration import autoload
 from occl.testing import coverage, debugger, inject, leftovers, modules, serialize
 from occl.testing.child import Described, find
 from occl.testing.faults import Fault
 from occl.testing.options import Options
 from occl.testing.outcomes import WrongUse
+from occl.testing.rank import make_group, set_variables
 from occl.testing.tcp_cut import Meeting
 
 if TYPE_CHECKING:
@@ -136,14 +135,6 @@ def _has_group() -> bool:
     return dist.is_initialized()
 
 
-def set_variables(rank: int, world_size: int) -> None:
-    """Those that torchrun sets, and that do not depend on how ranks meet."""
-    for name in ("RANK", "LOCAL_RANK"):
-        os.environ[name] = str(rank)
-    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
-        os.environ[name] = str(world_size)
-
-
 def bound(call: Call, arguments: dict[str, Any]) -> Callable[..., Any]:
     """The function; of a method's ``self`` the pytest process has sent a copy, as another argument."""
     function = find(call.module, call.function)
@@ -167,22 +158,6 @@ def device_of(name: str, rank: int) -> torch.device:
         device = torch.device(device.type, rank % module.device_count())
     module.set_device(device.index)  # some packages' functions take only a number
     return device
-
-
-def make_group(rank: int, options: Options, device: torch.device, store: str) -> None:
-    """The default group, which meets at a file."""
-    import torch.distributed as dist
-
-    backend = options.backend or dist.get_default_backend_for_device(device)
-    if "occl" in backend:
-        autoload()  # which `import torch` calls where the package is installed
-    dist.init_process_group(
-        backend,
-        store=dist.FileStore(store, options.world_size),
-        rank=rank,
-        world_size=options.world_size,
-        timeout=timedelta(seconds=options.group_timeout),
-    )
 
 
 def shown(error: BaseException, style: str, show_locals: bool = False) -> str:

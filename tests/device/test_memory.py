@@ -131,7 +131,7 @@ def test_reserved_is_what_the_kernel_has_committed():
     x = torch.ones(10 << 20, dtype=torch.uint8, device="dev")  # noqa: F841
     torch.dev.empty_cache()
     total = sum(torch.dev.memory_reserved(i) for i in range(torch.dev.device_count()))
-    on_the_cpu = torch_occl.memory_stats("cpu")["reserved_bytes.all.current"]  # of other tests
+    on_the_cpu = torch_occl.shared_cpu_memory_stats()["reserved_bytes.all.current"]  # of other tests
     assert resident() == total + on_the_cpu
 
 

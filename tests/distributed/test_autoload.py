@@ -62,22 +62,23 @@ def test_wrong_values_are_warnings_with_the_legal_ones(installed):
 
 ASKED = """
 import occl, sys
-assert "torch" not in sys.modules and "serves" in dir(occl)
+assert "torch" not in sys.modules and "uses_occl" in dir(occl)
 import torch, torch.distributed as dist
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-print(occl.serves(), occl.memory_stats("cpu")["allocated_bytes.all.current"])
+print(occl.uses_occl(), occl.shared_cpu_memory_stats()["allocated_bytes.all.current"])
 print(torch._C._get_privateuse1_backend_name(), "torch_occl" in sys.modules)
 dist.destroy_process_group()
 """
 
 
 def test_what_serves_a_group_is_asked_without_making_the_device(installed):
-    lines = python(ASKED, installed, OCCL_IN_PLACE_OF="gloo")
+    lines = python(ASKED, installed, OCCL_IN_PLACE_OF="gloo", OCCL_QUIET="1")
     assert lines == ["True 0", "privateuseone False"]
 
 
 def test_every_function_without_the_device_is_the_one_of_the_other_package():
-    assert {name for name in occl.__all__ if name in torch_occl.__all__} == occl._FROM.keys()
+    present = {name for name, module in occl._FROM.items() if module != "deprecated"}
+    assert {name for name in occl.__all__ if name in torch_occl.__all__} == present
     assert all(getattr(occl, name) is getattr(torch_occl, name) for name in occl._FROM)
     with pytest.raises(AttributeError, match="no attribute 'serve'"):
         occl.serve  # noqa: B018
@@ -102,7 +103,7 @@ def moves(group, *shape):
 later = dist.new_group()
 for each in (None, group, later):
     assert moves(each, 1) and moves(each, 70_000) and moves(each, 3_000_000)
-    assert torch_occl.serves(each, "dev") and torch_occl.serves(each)
+    assert torch_occl.uses_occl(each, "dev") and torch_occl.uses_occl(each)
     assert dist.get_backend(each) == "occl"
     assert dist.get_backend_config(each) == dist.get_backend_config(later)
 mesh = dist.device_mesh.init_device_mesh("dev", ({ranks},))
@@ -133,7 +134,7 @@ import torch, torch.distributed as dist
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 before = dist.get_backend_config()
 import torch_occl
-print(torch_occl.serves(), torch.device("dev") in dist.group.WORLD._device_types)
+print(torch_occl.uses_occl(), torch.device("dev") in dist.group.WORLD._device_types)
 print(dist.get_backend_config() == before)
 dist.destroy_process_group()
 """
@@ -141,7 +142,7 @@ dist.destroy_process_group()
 
 @pytest.mark.full
 def test_groups_in_the_place_of_gloo_serve_what_gloo_does(installed):
-    said = python(GLOO_BEFORE_THE_DEVICE, installed, OCCL_IN_PLACE_OF="gloo")
+    said = python(GLOO_BEFORE_THE_DEVICE, installed, OCCL_IN_PLACE_OF="gloo", OCCL_QUIET="1")
     assert said == ["True False", "True"]
 
 
@@ -213,8 +214,8 @@ try:
 except NotImplementedError as error:
     print(error)
 dist.init_process_group("torch_occl", store=dist.HashStore(), rank=0, world_size=1)
-from occl import serves
-print(dist.get_backend(), serves())
+from occl import uses_occl
+print(dist.get_backend(), uses_occl())
 dist.destroy_process_group()
 """
 TAKEN = (

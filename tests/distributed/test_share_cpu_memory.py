@@ -26,7 +26,7 @@ MIB = 1 << 20
 
 
 def shared_bytes() -> int:
-    return torch_occl.memory_stats("cpu")["allocated_bytes.all.current"]
+    return torch_occl.shared_cpu_memory_stats()["allocated_bytes.all.current"]
 
 
 def lies_shared(t: torch.Tensor) -> bool:
@@ -182,7 +182,7 @@ def trains(rank, n, device):
     with torch_occl.share_cpu_memory():
         assert losses() == ordinary
     assert backend().memory_stats()["group.staging_bytes"] == staged
-    assert torch_occl.memory_stats("cpu")["allocated_bytes.all.peak"] > 480_000
+    assert torch_occl.shared_cpu_memory_stats()["allocated_bytes.all.peak"] > 480_000
 
 
 def test_training_has_the_same_bits(fresh):

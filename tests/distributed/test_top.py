@@ -447,7 +447,7 @@ def test_of_a_stack_the_main_thread_is_shown():
 def test_without_rich_the_screen_says_what_to_install_and_json_works(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "rich", None)
     assert main(["top", "--once"]) == 2
-    assert "pip install 'torch_occl[top]'" in capsys.readouterr().err
+    assert "pip install 'rich>=13'" in capsys.readouterr().err
 
 
 # ---- terminals

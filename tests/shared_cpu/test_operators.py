@@ -220,7 +220,7 @@ def test_an_operator_that_gives_other_bits_in_shared_memory_is_seen(monkeypatch)
     original, calls = add.op, []
 
     def wrong_in_the_second_run(x, *args, **kwargs):
-        calls.append(torch_occl.memory_stats("cpu")["allocated_bytes.all.current"])
+        calls.append(torch_occl.shared_cpu_memory_stats()["allocated_bytes.all.current"])
         result = original(x, *args, **kwargs)
         return result.nextafter(result + 1) if calls[-1] > calls[0] else result
 

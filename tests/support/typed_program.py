@@ -57,9 +57,9 @@ def in_a_group() -> None:
         dist.init_process_group("occl", method, limit, rank=0, world_size=1, pg_options=options)
     shared: torch.Tensor = torch_occl.empty_shared(16, dtype=torch.float32)
     dist.all_reduce(shared.fill_(2))
-    bytes_of: Mapping[str, int] = torch_occl.memory_stats()
-    serves: bool = torch_occl.serves(device="dev:0")
-    assert serves and bytes_of
+    bytes_of: Mapping[str, int] = torch_occl.shared_cpu_memory_stats()
+    ours: bool = torch_occl.uses_occl(device="dev:0")
+    assert ours and bytes_of
     with contextlib.suppress(torch_occl.ArgumentError):
         dist.all_reduce(torch.ones(2, device="dev:0"), dist.ReduceOp.BAND)
     dist.destroy_process_group()

@@ -106,7 +106,7 @@ def run(
     tempfile.tempdir = directory  # a test writes to one file of all ranks there
     module = load(device, backend, world_size)
     if in_place:
-        torch_occl.replace(backend)
+        torch_occl.replace_gloo()
         vars(module).update(stand_ins.in_place_of_gloo(module))
     barrier = os.open(Path(directory) / "barrier", os.O_RDWR)
     module.Barrier.place(barrier, rank, world_size)
@@ -127,7 +127,7 @@ def run(
         rank=rank,
         timeout=timedelta(seconds=module.CUSTOM_PG_TIMEOUT.get(name, module.default_pg_timeout)),
     )
-    assert torch_occl.serves(device=device) == (in_place or backend == "occl")
+    assert torch_occl.uses_occl(device=device) == (in_place or backend == "occl")
     test._barrier()
     common_utils.set_rng_seed()
     skipped = ""

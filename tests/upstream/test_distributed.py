@@ -86,7 +86,7 @@ def passed_by_gloo():
 
 @pytest.mark.parametrize("name", list(passed_by_gloo()))
 def test_what_gloo_passes_occl_passes_in_its_place(upstream, count, name):
-    """The tests ask for "gloo", and nothing but `torch_occl.replace` says otherwise."""
+    """The tests ask for "gloo", and nothing but `torch_occl.replace_gloo` says otherwise."""
     ending = upstream(name, "cpu", 4, in_place_of="gloo")
     count("gloo", 4, "passed" if ending.kind == "passed" else "failed")
     assert ending.kind == "passed", ending.reason

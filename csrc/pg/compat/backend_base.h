@@ -4,7 +4,7 @@
 // The operations that 2.14 renames, such as all_gather_single, forward to those that process_group.h
 // overrides.
 //
-// In the place of Gloo (torch_occl.replace), a group's backend has the type GLOO. DistributedDataParallel's
+// In the place of Gloo (occl.replace_gloo), a group's backend has the type GLOO. DistributedDataParallel's
 // logger casts a backend of that type to c10d::ProcessGroupGloo and reads `options_->threads`, whatever its
 // class. So the two members lie where ProcessGroupGloo has its own, and the value is Gloo's default.
 // tools/gloo_layout.cpp compares the two classes.

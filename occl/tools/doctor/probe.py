@@ -49,6 +49,7 @@ def main() -> None:
         package=package.__version__,
         package_file=package.__file__,
         extension=extension.__file__,
+        commit=versions.commit_of(torch.__version__),
         device=device,
         taken=extension._device_taken(),
         after=owner(),

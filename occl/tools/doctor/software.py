@@ -125,9 +125,11 @@ def package_lines(said: dict[str, Any]) -> list[Line]:
     """The parts of `said` that are about torch_occl."""
     library = Path(said["extension"])
     built = compiler(library)
+    facts = {"library": str(library), "compiler": built, "commit": said["commit"]}
+    of = f"commit {said['commit']}" if said["commit"] else "an unknown commit"
     return [
         Line("torch_occl", f"{said['package']} ({Path(said['package_file']).parent})", said["package"]),
-        Line("torch_occl build", f"{library.name}, {built}", {"library": str(library), "compiler": built}),
+        Line("torch_occl build", f"{library.name}, {built}, from {of}", facts),
         owner_line(said, os.environ.get("OCCL_DEVICE") == "0"),
     ]
 

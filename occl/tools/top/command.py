@@ -16,7 +16,7 @@ from occl.tools.top.view import SORTS, GroupView, View
 
 SHORTEST = 0.05
 INSTALL = (
-    "The screen of `top` needs the package rich: pip install 'torch_occl[top]', or pip install rich. "
+    "The screen of `top` needs the package rich: pip install 'rich>=13'. "
     "`top --once --json` works without it."
 )
 

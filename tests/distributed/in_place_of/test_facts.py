@@ -21,7 +21,7 @@ def says_what_was_asked_for(rank, n, device, *, store):
     config, devices = dist.get_backend_config(), {d.type for d in dist.group.WORLD._device_types}
     dist.barrier()  # no rank leaves while Gloo still connects another one
     dist.destroy_process_group()
-    with torch_occl.replace("gloo"):
+    with torch_occl.replace_gloo():
         begin(rank, n, store)
     assert_occl()
     world = dist.group.WORLD
@@ -51,7 +51,7 @@ def test_a_group_of_occl_says_what_the_program_asked_for(fresh):
 
 
 def names(rank, n, device, *, store, name, says, default):
-    torch_occl.replace("gloo")
+    torch_occl.replace_gloo()
     begin(rank, n, store, name)
     assert_occl(name=says)
     assert dist.get_backend_config() == (name or "cpu:gloo")
@@ -72,7 +72,7 @@ def test_gloo_for_one_device_type_is_replaced_too(fresh, name, default):
 
 
 def barrier_is_monitored(rank, n, device, *, store):
-    torch_occl.replace("gloo")
+    torch_occl.replace_gloo()
     begin(rank, n, store)
     dist.monitored_barrier()
     if rank == 0:
@@ -94,7 +94,7 @@ def test_a_monitored_barrier_needs_no_other_call(fresh):
 
 
 def timeout_is_changed(rank, n, device, *, store):
-    torch_occl.replace("gloo")
+    torch_occl.replace_gloo()
     begin(rank, n, store)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -117,7 +117,7 @@ def test_the_timeout_of_a_group_can_be_set(fresh):
 
 
 def other_timeouts_stay(rank, n, device, *, store):
-    torch_occl.replace("gloo")
+    torch_occl.replace_gloo()
     begin(rank, n, store, "occl")
     warning = "only supported for either nccl or gloo" if PYTORCH < (2, 14) else "use.*set_timeout"
     with pytest.warns((UserWarning, FutureWarning), match=warning):

@@ -17,16 +17,16 @@ from torch_occl import ProcessGroupOCCL
 def calls_are_checked(rank, n, device, *, store):
     os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
     dist.set_debug_level_from_env()
-    torch_occl.replace("gloo")
+    torch_occl.replace_gloo()
     begin(rank, n, store)
     wrapper = backend()
     assert type(wrapper.wrapped_pg) is ProcessGroupOCCL
-    assert torch_occl.serves() and dist.get_backend() == "gloo"
+    assert torch_occl.uses_occl() and dist.get_backend() == "gloo"
     assert_works()
     with pytest.raises(RuntimeError, match="Detected mismatch between collectives on ranks"):
         dist.all_reduce(torch.ones(rank + 1))
     pair = dist.new_group([0, 1])
-    assert torch_occl.serves(pair)
+    assert torch_occl.uses_occl(pair)
     assert_works("cpu", pair)
     dist.barrier()  # no rank leaves while Gloo still connects another one
     dist.destroy_process_group()
@@ -37,7 +37,7 @@ def test_the_debug_level_detail_wraps_it_with_gloo_beside(fresh):
 
 
 def made_by_class(rank, n, device, *, store):
-    torch_occl.replace("gloo")
+    torch_occl.replace_gloo()
     direct = dist.ProcessGroupGloo(dist.FileStore(store, n), rank, n, timeout=timedelta(seconds=50))
     assert isinstance(direct, distributed_c10d.ProcessGroupGloo)
     t = torch.ones(3)
@@ -58,7 +58,7 @@ def add(a, b):
 def calls_remotely(rank, n, device, *, store):
     from torch.distributed import rpc
 
-    torch_occl.replace("gloo")
+    torch_occl.replace_gloo()
     begin(rank, n, store)
     options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{store}-rpc", rpc_timeout=50)
     rpc.init_rpc(f"worker{rank}", rank=rank, world_size=n, rpc_backend_options=options)

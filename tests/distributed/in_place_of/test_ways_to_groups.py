@@ -20,7 +20,7 @@ GLOO, CUSTOM = dist.ProcessGroup.BackendType.GLOO, dist.ProcessGroup.BackendType
 
 
 def groups(rank, n, device, *, store):
-    torch_occl.replace("gloo")
+    torch_occl.replace_gloo()
     begin(rank, n, store)
     assert_occl()
     for ranks in ([0, 1], [1, 2], [0, 1, 2]):
@@ -53,7 +53,7 @@ def test_every_way_makes_groups_of_occl(fresh):
 
 def beside_another_default(rank, n, device, *, store):
     begin(rank, n, store, "occl")
-    torch_occl.replace("gloo")
+    torch_occl.replace_gloo()
     assert_occl(dist.new_group(backend="gloo"))
     assert dist.get_backend() == "occl"
 
@@ -63,7 +63,7 @@ def test_a_gloo_group_beside_a_default_group_of_occl(fresh):
 
 
 def beside_a_vendor(rank, n, device, *, store, config):
-    torch_occl.replace("gloo")
+    torch_occl.replace_gloo()
     dist.Backend.register_backend("vendor", dist.ProcessGroupGloo, devices=["dev"])
     begin(rank, n, store, config)
     for group in (None, dist.new_group(), dist.new_group([1, 0], backend=config, group_desc="named")):
@@ -80,7 +80,7 @@ def test_the_backend_of_another_device_stays_in_a_mixed_group(fresh, config):
 
 
 def bound_and_split(rank, n, device, *, store):
-    torch_occl.replace("gloo")
+    torch_occl.replace_gloo()
     begin(rank, n, store, device_id=torch.device("dev", rank))
     assert_occl()
     half = dist.split_group(split_ranks=[[0, 1], [2]])
@@ -94,7 +94,7 @@ def test_a_group_of_gloo_by_name_is_split(fresh):
 
 
 def shrinks(rank, n, device, *, store):
-    torch_occl.replace("gloo")
+    torch_occl.replace_gloo()
     begin(rank, n, store)
     if rank < 2:
         smaller = dist.shrink_group([2])
@@ -107,7 +107,7 @@ def test_a_group_shrinks(fresh):
 
 
 def init_again(rank, n, device, *, store):
-    torch_occl.replace("gloo")
+    torch_occl.replace_gloo()
     store = dist.FileStore(store, n)
     for _ in range(3):
         begin(rank, n, store)
@@ -138,7 +138,7 @@ def test_each_group_over_one_store_has_a_choice_of_its_own(fresh):
 
 def foreign_options(rank, n, device, *, store):
     """Gloo takes any options, and ignores them."""
-    torch_occl.replace("gloo")
+    torch_occl.replace_gloo()
     begin(rank, n, store, pg_options=dist.ProcessGroupGloo._Options())
     assert_occl()
     options = ProcessGroupOCCL.Options()
@@ -157,9 +157,9 @@ def keeps_cuda(rank, n, device, *, store):
     """Stands for a process with CUDA: Gloo, which moves CUDA tensors too, keeps that device on all ranks."""
     if rank == 0:
         torch.cuda.is_available = lambda: True
-    torch_occl.replace("gloo")
+    torch_occl.replace_gloo()
     begin(rank, n, store)
-    assert type(backend("cuda")) is dist.ProcessGroupGloo and not torch_occl.serves(device="cuda")
+    assert type(backend("cuda")) is dist.ProcessGroupGloo and not torch_occl.uses_occl(device="cuda")
     assert_occl()
     torch.cuda.is_available = lambda: False
     dist.destroy_process_group()
@@ -171,7 +171,7 @@ def test_tensors_on_cuda_stay_gloos_if_one_rank_can_have_some(fresh):
 
 
 def alone(rank, n, device, *, store):
-    torch_occl.replace("gloo")
+    torch_occl.replace_gloo()
     begin(0, 1, dist.HashStore())
     assert_occl()
 
@@ -199,7 +199,7 @@ def trains(rank, n, device, *, store):
     assert_gloo()
     expected = trained(rank)
     dist.destroy_process_group()
-    torch_occl.replace("gloo")
+    torch_occl.replace_gloo()
     begin(rank, n, store)
     assert_occl()
     for mine, theirs in zip(trained(rank), expected, strict=True):
