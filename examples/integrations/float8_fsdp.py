@@ -1,4 +1,4 @@
-"""torchao's float8 training under FSDP2: the ranks gather parameters in float8, a quarter of the bytes of float32.
+"""torchao's float8 training under FSDP2: the ranks gather parameters in float8, not in float32.
 
     torchrun --nproc-per-node 2 float8_fsdp.py --backend occl
 
@@ -25,7 +25,9 @@ def main() -> None:
     dist.init_process_group(given.backend)
     torch.manual_seed(0)
     width = given.width
-    network = nn.Sequential(nn.Linear(width, width, bias=False), nn.GELU(), nn.Linear(width, width, bias=False))
+    network = nn.Sequential(
+        nn.Linear(width, width, bias=False), nn.GELU(), nn.Linear(width, width, bias=False)
+    )
     config = Float8LinearConfig(enable_fsdp_float8_all_gather=not given.float32, emulate=True)
     convert_to_float8_training(network, config=config)
     for layer in network:

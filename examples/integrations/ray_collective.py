@@ -36,7 +36,8 @@ def main() -> None:
     with ray.init(num_cpus=2):
         actors = [Adder.remote() for _ in range(2)]
         collective.create_collective_group(actors, 2, [0, 1], backend="gloo")
-        both = ray.get([actor.add.remote(number + 1.0, given.kib * 256, given.times) for number, actor in enumerate(actors)])
+        numbers = given.kib * 256
+        both = ray.get([actor.add.remote(i + 1.0, numbers, given.times) for i, actor in enumerate(actors)])
     print("sums", *(value for values, _ in both for value in values))
     print(f"2 actors, {max(taken for _, taken in both):.0f} us")
 

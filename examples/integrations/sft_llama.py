@@ -1,4 +1,6 @@
-"""trl's supervised fine-tuning on several ranks, of a small Llama that is not pretrained; with --lora, of peft's adapters.
+"""trl's supervised fine-tuning on several ranks, of a small Llama that is not pretrained.
+
+With --lora, only adapters of peft are trained.
 
     OCCL_IN_PLACE_OF=gloo torchrun --nproc-per-node 2 sft_llama.py
 

@@ -1,4 +1,4 @@
-"""Tensor parallelism of transformers: a small Llama that is not pretrained, split over the ranks, continues a text.
+"""Tensor parallelism of transformers: the ranks generate with a small Llama that is split over them.
 
     OCCL_IN_PLACE_OF=gloo torchrun --nproc-per-node 2 tensor_parallel_llama.py
     torchrun --nproc-per-node 2 tensor_parallel_llama.py --backend occl --device dev
@@ -8,9 +8,9 @@ makes the group first.
 """
 
 import argparse
+import os
 import tempfile
 import time
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -23,7 +23,9 @@ BATCH, PROMPT = 4, 8
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Generate with a Llama that is split over the ranks.")
-    parser.add_argument("--backend", help="of a group that is made before the model (default: transformers makes it)")
+    parser.add_argument(
+        "--backend", help="of a group that the program makes (default: transformers makes it)"
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--tokens", type=int, default=16, help="that each of the texts gets")
     parser.add_argument("--width", type=int, default=64, help="of the hidden states; a multiple of 16")
@@ -31,8 +33,6 @@ def main() -> None:
     given = parser.parse_args()
     if given.device == "dev":
         import torch_occl  # noqa: F401  (makes the device)
-    if given.backend:
-        dist.init_process_group(given.backend)
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=256,
@@ -45,8 +45,10 @@ def main() -> None:
         pad_token_id=0,
     )
     with tempfile.TemporaryDirectory() as folder:  # one for each rank, with the same parameters
-        LlamaForCausalLM(config).save_pretrained(Path(folder))
-        plan = DistributedConfig(tp_size=2, tp_plan="auto")
+        LlamaForCausalLM(config).save_pretrained(folder)  # in a group, only rank 0 would save
+        if given.backend:
+            dist.init_process_group(given.backend)
+        plan = DistributedConfig(tp_size=int(os.environ["WORLD_SIZE"]), tp_plan="auto")
         model = LlamaForCausalLM.from_pretrained(folder, distributed_config=plan)
     prompt = torch.arange(BATCH * PROMPT, device=model.device).view(BATCH, PROMPT) + 1
     length = {"do_sample": False, "eos_token_id": None, "attention_mask": torch.ones_like(prompt)}
@@ -57,7 +59,8 @@ def main() -> None:
     if dist.get_rank() == 0:
         split = sum(isinstance(parameter, DTensor) for parameter in model.parameters())
         print("tokens", *text[0, PROMPT:].tolist())
-        print(f"{dist.get_world_size()} ranks on {model.device}, {split} parameters are split, {speed:.0f} tokens/s")
+        where = f"{dist.get_world_size()} ranks on {model.device}"
+        print(f"{where}, {split} parameters are split, {speed:.0f} tokens/s")
     dist.destroy_process_group()
 
 

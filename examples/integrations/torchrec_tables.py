@@ -71,7 +71,8 @@ def main() -> None:
         import torch_occl  # noqa: F401  (makes the device)
     dist.init_process_group(given.backend)
     found = {
-        way: train(way, torch.device(given.device), given.rows, given.width, given.steps) for way in given.ways
+        way: train(way, torch.device(given.device), given.rows, given.width, given.steps)
+        for way in given.ways
     }
     if dist.get_rank() == 0:  # torchrec's warnings on all ranks have been written by now
         for way, (losses, speed) in found.items():
