@@ -3,10 +3,12 @@
     .venv-ecosystem/bin/python benchmarks/packages.py                     # all, about ten minutes
     .venv-ecosystem/bin/python benchmarks/packages.py ray_collective --rounds 5
     .venv-ecosystem/bin/python benchmarks/packages.py --quick --json packages.json
+    .venv-ecosystem/bin/python benchmarks/packages.py trl --json RESULTS.json --update docs/integrations.md
 
 The programs are those of examples/integrations, with two ranks and one thread each. A program prints its own
 speed. Both contenders run the same command, one of them with OCCL_IN_PLACE_OF=gloo. The table has medians.
-docs/integrations.md has it, too. A file that --json names keeps its other programs.
+A file that --json names keeps its other programs, and --update writes the table of them all into a page,
+between marks. With --rounds 0, programs have a row without speeds.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples" / "integrations"
 GLOO, OCCL = "Gloo", "`OCCL_IN_PLACE_OF=gloo`"
 VARIABLES = {GLOO: {}, OCCL: {"OCCL_IN_PLACE_OF": "gloo"}}
 SPEED = re.compile(r", (\d+) (samples/s|tokens/s|us)$", re.MULTILINE)
+BEGIN, END = "<!-- table: benchmarks/packages.py writes it -->\n", "<!-- end of the table of packages -->"
 REFUSED = re.compile(r"RuntimeError: (Invalid scalar type)")
 """What Gloo says of a tensor's type that it does not know."""
 
@@ -124,13 +127,21 @@ def measure(program: Program, rounds: int, quick: bool) -> dict[str, Any]:
 
 
 def text_of(speeds: list[float | None], unit: str) -> str:
+    if not speeds:
+        return "-"
     known = [speed for speed in speeds if speed is not None]
     return f"{statistics.median(known):,.0f} {unit}" if known else "refuses the type"
 
 
-def table(results: dict[str, dict[str, Any]]) -> str:
-    lines = [f"| package | version | command | {GLOO} | {OCCL} |", "|---|---|---|---|---|"]
-    for row in results.values():
+def table(content: dict[str, Any]) -> str:
+    """The table of a file of results, and what it was measured on."""
+    about, results = content["machine"], content["results"]
+    foreign = [row["foreign_share"] for row in results.values() if any(row["speeds"].values())]
+    noise = f"Other programs took at most {max(foreign):.0%} of the cores" if foreign else "Not yet measured"
+    cores = about["cores"].split()[0]
+    lines = [f"{about['date'][:10]}, {about['cpu']}, {cores} cores, PyTorch {about['torch']}. {noise}.", ""]
+    lines += [f"| package | version | command | {GLOO} | {OCCL} |", "|---|---|---|---|---|"]
+    for row in (results[name] for name in PROGRAMS if name in results):
         figures = " | ".join(text_of(row["speeds"][contender], row["unit"]) for contender in VARIABLES)
         lines.append(f"| {row['package']} | {row['version']} | `{row['command']}` | {figures} |")
     return "\n".join(lines)
@@ -142,17 +153,23 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="short runs, whose speeds mean little")
     parser.add_argument("--json", type=Path, help="a file to write the results into")
+    parser.add_argument("--update", type=Path, metavar="FILE.md", help="write the table into this file")
     given = parser.parse_args()
     if unknown := set(given.programs) - set(PROGRAMS):
         parser.error(f"there is no program {', '.join(sorted(unknown))}")
-    kept = json.loads(given.json.read_text())["results"] if given.json and given.json.exists() else {}
+    old = json.loads(given.json.read_text()) if given.json and given.json.exists() else {"results": {}}
+    content = {"machine": machine.describe(), "results": old["results"]}
     for name in given.programs or PROGRAMS:
-        kept[name] = measure(PROGRAMS[name], given.rounds, given.quick)
+        content["results"][name] = measure(PROGRAMS[name], given.rounds, given.quick)
         if given.json:  # after each, because the next may fail
-            given.json.write_text(
-                json.dumps({"machine": machine.describe(), "results": kept}, indent=1) + "\n"
-            )
-    print(table({name: kept[name] for name in PROGRAMS if name in kept}))
+            given.json.write_text(json.dumps(content, indent=1) + "\n")
+    print(table(content))
+    if given.update:
+        marks = re.compile(f"(?s)(?<={re.escape(BEGIN)}).*?(?={re.escape(END)})")
+        text = given.update.read_text()
+        if not marks.search(text):
+            parser.error(f"{given.update} has no marks {BEGIN.strip()} and {END}")
+        given.update.write_text(marks.sub(lambda _: table(content) + "\n", text))
 
 
 if __name__ == "__main__":
