@@ -62,6 +62,13 @@ def run(*command: str, alone: bool = False, reference: bool = False, **variables
     return done.stdout
 
 
+def fails(*command: str, **variables: str) -> str:
+    """The output of a command that must fail."""
+    with pytest.raises(AssertionError) as failed:
+        run(*command, **variables)
+    return str(failed.value)
+
+
 def losses(shown: str) -> list[float]:
     """What the example's line of losses has."""
     (line,) = re.findall(r"^losses (.*)$", shown, re.MULTILINE)

@@ -19,6 +19,7 @@ from tests.ecosystem.running import (
     TIMEOUT,
     TORCHRUN,
     assert_same_losses,
+    fails,
     losses,
     run,
     with_gloo,
@@ -45,12 +46,6 @@ def test_tensor_parallelism_of_transformers_generates_the_same_tokens(options, v
     shown = run(*LLAMA, *options, **variables)
     assert tokens(shown) == tokens(with_gloo(*LLAMA))
     assert f"2 ranks on {where}, 16 parameters are split" in shown
-
-
-def fails(*command: str, **variables: str) -> str:
-    with pytest.raises(AssertionError) as failed:
-        run(*command, **variables)
-    return str(failed.value)
 
 
 def test_tensor_parallelism_on_dev_needs_a_group_that_the_program_makes():
