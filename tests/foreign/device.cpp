@@ -11,7 +11,6 @@
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/from_blob.h>
-#include <ATen/ops/resize_native.h>
 #include <ATen/ops/set_native.h>
 #include <ATen/ops/unfold_native.h>
 #include <ATen/ops/view_as_complex_native.h>
@@ -369,6 +368,17 @@ Tensor& mul_(Tensor& self, const Tensor& factor) {
   return self;
 }
 
+/// Not PyTorch's own, which copies what stays with the host's memcpy.
+const Tensor& resize_(const Tensor& self, IntArrayRef size, optional<at::MemoryFormat>) {
+  auto* impl = self.unsafeGetTensorImpl();
+  impl->set_sizes_contiguous(size);
+  const std::size_t wanted =
+      at::detail::computeStorageNbytesContiguous(size, self.dtype().itemsize(), self.storage_offset());
+  if (wanted > self.storage().nbytes())
+    at::detail::getPrivateUse1Hooks().resizePrivateUse1Bytes(self.storage(), wanted);
+  return self;
+}
+
 Tensor& set_storage_(Tensor& self, at::Storage source, int64_t offset, IntArrayRef size, IntArrayRef stride) {
   return at::native::set_storage_cpu_(self, std::move(source), offset, size, stride);
 }
@@ -389,7 +399,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, aten) {
   aten.impl("_copy_from_and_resize", TORCH_FN(copy_from_and_resize));
   aten.impl("fill_.Scalar", TORCH_FN(fill_));
   aten.impl("mul_.Tensor", TORCH_FN(mul_));
-  aten.impl("resize_", TORCH_FN(at::native::resize_));
+  aten.impl("resize_", TORCH_FN(resize_));
   aten.impl("set_.source_Tensor", TORCH_FN(set_tensor_));
   aten.impl("set_.source_Storage", TORCH_FN(set_whole_storage_));
   aten.impl("set_.source_Storage_storage_offset", TORCH_FN(set_storage_));
