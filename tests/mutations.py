@@ -81,6 +81,8 @@ NESTED = (
 )
 QUEUE = ("plain/test_queue",)
 HOLD = ("plain/test_group:on hold",)
+SLOW = ("plain/test_group:listener", "plain/test_group:needs no peer", "plain/test_group:overdue")
+FOREIGN_HANGS = ("tests/foreign/test_bad_input.py::test_a_device_that_hangs_in_a_copy_is_named_by_the_timeout",)
 
 SEQ = "std::memory_order_seq_cst"
 ACQUIRE = "std::memory_order_acquire"
@@ -208,7 +210,7 @@ MUTATIONS = [
     Mutation("an end is stored with relaxed", "coll/task/operation.h", f"finished_.store(true, {RELEASE})", f"finished_.store(true, {RELAXED})", ("tsan/test_group:sees its error",)),
     Mutation("a spin lock is left with relaxed", "base/sync.h", f"locked_.store(false, {RELEASE})", f"locked_.store(false, {RELAXED})", ("tsan/test_group",)),
     Mutation("a lock that kept a thread from driving is released without a ring", "coll/progress/communicator.cpp", "  group_.engine_.ring();\n", "", ("explore/test_interleavings:only looks",)),
-    Mutation("messages that end are not told of their success", "coll/progress/communicator.cpp", "  Messages::notify_succeeded(done);\n", "", ("plain/test_group:has come succeeds",)),
+    Mutation("messages that end are not told of their success", "coll/progress/communicator.cpp", "  messages_.settle(done);\n", "", ("plain/test_group:has come succeeds",)),
     Mutation("what a staged step needs is left out of the post", "coll/execution/addresses.cpp", "    use_own_slot(mesh_.own().post(agreed_.q).payload);", "    static Payload unseen;\n    use_own_slot(unseen);", ("plain/test_group:2 ranks",)),
     Mutation("an operation that did not end at once is not counted", "coll/progress/communicator.cpp", "    op.set_counted();\n    engine_.add_pending();\n  }\n  wake_peers();", "  }\n  wake_peers();", ("plain/test_group:left alone",)),
     Mutation("an end wakes no thread of this process", "coll/progress/communicator.cpp", "  engine_.ring();  // another thread", "  // another thread", ("explore/test_interleavings:threads",)),
@@ -269,11 +271,21 @@ MUTATIONS = [
     Mutation("a call does not wait for another package's stream", "pg/request/staging.cpp", "return !offers_of(stream.device()).synchronize || stream.query();", "return true;", FOREIGN_STREAM),
     Mutation("a result is on its way when its work has ended", "pg/backend/work.cpp", "if (request.stream && !copies.empty()) pg::synchronize(stream_for_copies(*request.stream));", "", ("tests/foreign/test_group.py::test_a_result_is_there_for_every_stream",)),
     Mutation("memory of another package's device is the host's", "pg/request/dense_copies.cpp", "return is_on_host(t) && is_dense(t, density);", "return is_dense(t, density);", ("tests/foreign/test_group.py::test_operations_give_what_they_give_on_the_cpu[in place-2]",)),
+    Mutation("the driving thread makes copies that can hang", "pg/backend/work.cpp", "if (!on_device) return step(), true;", "return step(), true;", FOREIGN_HANGS),
+    Mutation("a group's lock is kept while a device copies", "pg/backend/work.cpp", "    lock.unlock();  // the device may hang\n", "", FOREIGN_HANGS),
+    Mutation("a device's failure is no error", "pg/backend/work.cpp", "    if (failure) std::rethrow_exception(std::exchange(failure, nullptr));\n", "", ("tests/foreign/test_bad_input.py::test_a_device_that_is_lost_ends_the_group_with_its_reason",)),
+    # Listeners that need time.
+    Mutation("a message on hold has no deadline", "coll/group/group.cpp", "  if (const auto [op, held] = overdue_on_hold(); op) throw diagnosis_.timed_out(*op, *held, {});\n", "", SLOW + ("tests/foreign/test_bad_input.py::test_a_stream_that_does_not_end_is_named_by_the_timeout_of_messages[0]",)),
+    Mutation("what only completes needs its peers", "coll/group/group.cpp", "  if (completing()) return check_deadlines(done);\n", "", SLOW),
+    Mutation("a listener that needs time is not asked again", "coll/progress/collectives.cpp", "    if (then == Listener::Next::later) continue;\n", "", SLOW),
+    Mutation("a message begins before its listener is ready", "coll/progress/messages.cpp", "    if (next == Listener::Next::later) continue;\n", "", SLOW),
+    Mutation("a message that completes is lost when the group ends", "coll/progress/messages.cpp", "    op.set_error(error);\n    done.push(op);\n  }\n  machine_.fail_messages", "  }\n  machine_.fail_messages", SLOW),
+    Mutation("no thread is told that a hold has ended", "coll/progress/engine.cpp", "  op.make_ready();\n  hand_over();\n", "  op.make_ready();\n", ("explore/test_interleavings:another thread ends a hold",)),
     # Parts of a work: in the group's order, and all of them.
     Mutation("only the first part is released", "pg/backend/work.cpp", "  for (Part& part : parts_) engine().release(*group_, part.operation);", "  engine().release(*group_, parts_.front().operation);", (STREAMS + "test_a_collective_begins_when_its_stream_comes_to_it[coalesced-10-False]",)),
     Mutation("copies before are made when it is issued", "pg/backend/work.cpp", "operation(*this, point_to_lists(this->request).task, Deadline::after(this->request.timeout)) {}", "operation(*this, point_to_lists(this->request).task, Deadline::after(this->request.timeout)) { copy_all(this->request, this->request.before), this->request.before.clear(); }", (WORKS + "[copies_keep_their_place-2-cpu]",)),
-    Mutation("copies after are made again when others have begun", "pg/backend/work.cpp", "noexcept { last = work.one_less(); }", "noexcept { copy_all(request, request.after), last = work.one_less(); }", (STREAMS + "test_outputs_are_copied_before_the_next_operation_begins",)),
-    Mutation("a call of several collectives ends with its first", "coll/progress/collectives.cpp", "return op.listener().succeeded(op);", "return op.listener().succeeded(op) && false;", ("tests/distributed/test_capabilities.py::test_sparse_sums_are_asynchronous[cpu]",)),
+    Mutation("copies after are made again when others have begun", "pg/backend/work.cpp", "  }\n  last = work.one_less();\n", "  }\n  copy_all(request, request.after), last = work.one_less();\n", (STREAMS + "test_outputs_are_copied_before_the_next_operation_begins",)),
+    Mutation("a call of several collectives ends with its first", "coll/progress/collectives.cpp", "Listener::Next::ends : op.listener().succeeded(op);", "Listener::Next::ends : (op.listener().succeeded(op), Listener::Next::ends);", ("tests/distributed/test_capabilities.py::test_sparse_sums_are_asynchronous[cpu]",)),
     Mutation("a copy waits for the stream it is driven from", "pg/backend/work.cpp", "else if (tensor.is_privateuseone())", "else if (false)", POLLS),
     Mutation("a work ends before its event for the profiler", "pg/backend/work.cpp", "  if (recordFunctionEndCallback_) recordFunctionEndCallback_();\n  open_.store(0, std::memory_order_release);  // pairs with ended()", "  open_.store(0, std::memory_order_release);\n  if (recordFunctionEndCallback_) recordFunctionEndCallback_();", ("tests/distributed/test_instruments.py::test_an_event_ends_before_its_work[cpu]",)),
     Mutation("no event says what a call moves", "pg/backend/process_group.cpp", "if (at::hasCallbacks()) [[unlikely]]", "if (false)", ("tests/distributed/test_instruments.py::test_a_profile_says_what_every_call_moves[cpu]",)),
@@ -283,7 +295,7 @@ MUTATIONS = [
     Mutation("callbacks come before the end", "pg/backend/work.cpp", "  open_.store(0, std::memory_order_release);  // pairs with ended()\n  return true;", "  tell();\n  open_.store(0, std::memory_order_release);\n  return false;", (WORKS + "[callbacks_come_after_the_end-2-cpu]",)),
     Mutation("futures of the device wait for the end", "pg/backend/work.cpp", "if (!late && ordered_by_streams()) {", "if (false) {", (FUTURES + "[calls_of_callbacks_keep_their_place]",)),
     Mutation("the event of a future is that of the default stream", "pg/backend/work.cpp", "    const device::RecordsOf this_work(end_of_future_);\n", "", (FUTURES + "[rows_come_with_the_end]",)),
-    Mutation("rows of an all_gather stay empty", "pg/backend/work.cpp", "    gathered = true;\n    copy_to_rows();\n", "    gathered = true;\n", (FUTURES + "[rows_come_with_the_end]",)),
+    Mutation("rows of an all_gather stay empty", "pg/backend/work.cpp", "    copy_to(rows);\n  }\n", "  }\n", (FUTURES + "[rows_come_with_the_end]",)),
     Mutation("a future is complete before its CPU tensor", "pg/backend/work.cpp", "return t.is_privateuseone() && !t.is_sparse();", "return !t.is_sparse();", (FUTURES + "[mixed_futures_end_with_the_work]",)),
     Mutation("streams of callbacks keep errors", "device/runtime/stream.cpp", "    queue.forget(queue.error());\n", "", (FUTURES + "[errors_pass_through_callbacks]",)),
     Mutation("callbacks call when they like", "pg/backend/process_group.cpp", "  if (callbacks->fits(number)) return;\n", "  if (number > 0) return;\n", ("tests/distributed/test_futures.py::test_a_callback_that_communicates_too_late_is_refused",)),
@@ -292,6 +304,9 @@ MUTATIONS = [
     Mutation("a work drives while its callbacks run", "pg/backend/work.cpp", "  const coll::Engine::Callback callback(engine());\n", "", CALLBACKS),
     Mutation("a work is waited for up to its first part", "pg/backend/work.cpp", "; it is still in flight\")));\n  }", "; it is still in flight\")));\n    break;\n  }", (WORKS + "[a_block_ends_with_its_last_message-2-cpu]",)),
     Mutation("a work ends with its first part", "pg/backend/work.cpp", "if (open_.fetch_sub(1, std::memory_order_acq_rel) != 2) return false;", "open_.fetch_sub(1, std::memory_order_acq_rel);", (WORKS + "[a_block_ends_with_its_last_message-2-cpu]",)),
+    Mutation("abort hooks are called for each call that the end of a group fails", "pg/observe/abort_hooks.cpp", "  if (group_->error())\n    hooks_->group_ends();  // all of its calls fail now\n  else\n", "", ("tests/distributed/test_abort_hooks.py::test_hooks_are_called_once_before_all_calls_of_a_group_fail[cpu-death]",)),
+    Mutation("abort hooks are called for mistakes", "pg/observe/abort_hooks.cpp", "    case Errc::mismatch:\n", "", ("tests/distributed/test_abort_hooks.py::test_hooks_are_not_told_of_mistakes_nor_of_a_destroyed_group[cpu]",)),
+    Mutation("abort hooks are called when calls have failed already", "pg/backend/work.cpp", "void WorkOCCL::Part::ending(coll::Operation&) noexcept {\n", "void WorkOCCL::Part::ending(coll::Operation&) noexcept {\n  last = work.one_less();\n  if (last) return;\n", ("tests/distributed/test_abort_hooks.py::test_hooks_are_called_once_before_all_calls_of_a_group_fail[cpu-death]",)),
     Mutation("a work counts as pending no more when its hook is called", "pg/observe/completion_hook.cpp", "  try {\n    hook_", "  {\n    std::lock_guard lock(mutex_);\n    --pending_;\n    none_.notify_all();\n  }\n  try {\n    hook_", (CAPABLE + "test_pending_works_are_those_whose_hook_has_not_returned[cpu]",)),
     # Where ranks meet.
     Mutation("a round is complete whatever the ranks announced before", "pg/rendezvous/attempt.cpp", "all_first ? 1u : 0u", "1u", ("tests/distributed/test_attempts.py::test_processes_that_were_killed_in_an_attempt_are_replaced",)),

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from occl.bench import command, contenders, noise, report
+from occl.bench import against, command, contenders, machine, noise, report
 from occl.bench.command import NAMES, parse_size
 from occl.bench.contenders import CONTENDERS
 from occl.bench.gate import Gate, make_counters
@@ -71,6 +72,25 @@ def test_every_operation_is_measured_with_every_contender(ranks, names, sizes, t
         values = [row[f"{name}_us"] for name in ("least", "lower", "median", "upper", "most")]
         assert values == sorted(values)
         assert 0 < values[0] <= values[-1] < math.inf
+
+
+@pytest.mark.full
+def test_what_became_slower_is_said_and_is_the_exit_status(tmp_path):
+    file, earlier = tmp_path / "results.json", tmp_path / "earlier.json"
+    options = ["--contenders", "gloo", "--ops", "all_reduce", "--sizes", "4", "4K", "--seconds", "0.1"]
+    assert run(*options, "--json", str(file)).returncode == 0
+    content = json.loads(file.read_text())
+    for times, status, text in [
+        (0.001, 1, "2 of 2 values are slower by more than the noise:\n  all_reduce 4 B, gloo: "),
+        (1000, 0, "0 of 2 values are slower by more than the noise\n"),
+    ]:
+        rows = [
+            row | {name: row[name] * times for name in row if name.endswith("_us")}
+            for row in content["results"]
+        ]
+        earlier.write_text(json.dumps(content | {"results": rows}))
+        shown = run(*options, "--against", str(earlier))
+        assert (shown.returncode, text in shown.stdout) == (status, True), shown.stdout
 
 
 @pytest.mark.full
@@ -174,6 +194,55 @@ def test_wrong_arguments_are_refused(arguments, text, capsys):
     with pytest.raises(SystemExit):
         parse(arguments)
     assert text in capsys.readouterr().err
+
+
+def of_quartiles(lower, median, upper, name="gloo"):
+    return report.Result("all_reduce", 4, name, 1, 9, median, lower, upper, lower, upper)
+
+
+@pytest.mark.parametrize(
+    ("now", "said"),
+    [
+        ((13.0, 14.0, 15.0), ["  all_reduce 4 B, gloo: 14 us, before 10 us, 1.4 times"]),
+        ((11.0, 14.0, 15.0), []),  # the quartiles touch
+        ((11.1, 11.2, 11.3), ["  all_reduce 4 B, gloo: 11.2 us, before 10 us, 1.12 times"]),
+        ((5.0, 6.0, 7.0), []),
+    ],
+)
+def test_a_value_is_slower_if_its_quartiles_do_not_touch_those_before(now, said):
+    before = [of_quartiles(9.0, 10.0, 11.0)]
+    assert list(against.slower(before, [of_quartiles(*now)])) == said
+    assert list(against.slower(before, [of_quartiles(*now, name="occl-cpu")])) == []  # there is none before
+
+
+def test_a_value_that_differs_little_is_not_slower_however_steady_it_is():
+    assert list(against.slower([of_quartiles(10.0, 10.0, 10.0)], [of_quartiles(10.9, 10.9, 10.9)])) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "earlier.json cannot be read: No such file"),
+        ("{", r"earlier.json is not what --json writes \(JSONDecodeError"),
+        ("{}", r"earlier.json is not what --json writes \(KeyError: 'machine'\)"),
+        ({"ranks": 3}, "earlier.json has 3 ranks, and this run has 2: give --ranks 3"),
+        (
+            {"cpu": "Z80"},
+            "earlier.json was measured on Z80, .* cores, and this is .* compare runs of one machine",
+        ),
+    ],
+)
+def test_a_file_that_cannot_be_compared_is_refused_before_anything_is_measured(text, said, tmp_path, capsys):
+    file = tmp_path / "earlier.json"
+    about = machine.describe()
+    if isinstance(text, dict):
+        content = {"machine": about | text, "ranks": text.get("ranks", 2), "results": []}
+        file.write_text(json.dumps(content))
+    elif text:
+        file.write_text(text)
+    with pytest.raises(SystemExit):
+        parse(["--against", str(file)])
+    assert re.search(said, " ".join(capsys.readouterr().err.split()))
 
 
 def test_a_new_process_has_every_contender():

@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
+from benchmarks import packages
+
 ROOT = Path(__file__).parents[1]
 PEERS, TRAINING = "2026-11-26-peers-xeon", "2026-11-26-training"
+PACKAGES = "2026-11-28-packages"
 KIB, MIB = 1 << 10, 1 << 20
 
 
@@ -110,3 +113,8 @@ def test_the_table_of_training_has_the_medians():
     rows = rows_of("docs/performance.md", "| model | occl, `dev` | occl, CPU, shared |")
     for (_, *cells), measured in zip(rows, results(TRAINING).values(), strict=True):
         assert cells == [f"{measured[name]['samples_per_second']:.0f}" for name in names]
+
+
+def test_the_table_of_packages_is_that_of_its_results():
+    content = json.loads((ROOT / f"benchmarks/results/{PACKAGES}.json").read_text())
+    assert packages.table(content) in (ROOT / "docs/integrations.md").read_text()

@@ -19,6 +19,19 @@
 namespace occl::bind {
 namespace {
 
+/// A function of Python that any thread may call, and drop the last copy of.
+template <class... Arguments>
+auto for_any_thread(py::object function) {
+  std::shared_ptr<py::object> held(new py::object(std::move(function)), [](py::object* last) {
+    py::gil_scoped_acquire gil;
+    delete last;
+  });
+  return [held](const Arguments&... arguments) {
+    py::gil_scoped_acquire gil;
+    (*held)(arguments...);
+  };
+}
+
 bool ending() {
 #if PY_VERSION_HEX >= 0x030d0000
   return Py_IsFinalizing();
@@ -178,16 +191,16 @@ void bind_group(py::module_& module) {
           "A new group of the ranks that meet at `store`, whatever groups they come from.")
       .def("_register_on_completion_hook",
            [](ProcessGroupOCCL& self, py::object hook) {
-             // Any thread can drop the last copy.
-             std::shared_ptr<py::object> held(new py::object(std::move(hook)), [](py::object* last) {
-               py::gil_scoped_acquire gil;
-               delete last;
-             });
-             self.registerOnCompletionHook([held](const std::shared_ptr<c10d::WorkInfo>& info) {
-               py::gil_scoped_acquire gil;
-               (*held)(info);
-             });
+             self.registerOnCompletionHook(for_any_thread<std::shared_ptr<c10d::WorkInfo>>(std::move(hook)));
            })
+      .def(
+          "_register_abort_hook",
+          [](ProcessGroupOCCL& self, std::int64_t id, py::object hook) {
+            self.registerAbortHook(id, for_any_thread<>(std::move(hook)));
+          },
+          py::arg("hook_id"), py::arg("hook"))
+      .def("_unregister_abort_hook", &ProcessGroupOCCL::unregisterAbortHook, py::arg("hook_id"),
+           py::call_guard<py::gil_scoped_release>())
       .def("_wait_for_pending_works", &ProcessGroupOCCL::waitForPendingWorks,
            py::call_guard<py::gil_scoped_release>());
   py::class_<pg::WorkOCCL, c10::intrusive_ptr<pg::WorkOCCL>, c10d::Work>(module, "WorkOCCL");

@@ -181,12 +181,18 @@ bool Group::advance_messages(coll::OperationList& done) {
 // ---- trouble
 
 void Group::check(coll::OperationList&) {
+  if (completing()) return check_deadlines();  // it waits for no peer
   check_node();
   collect_ended(InFlight::kEverywhere);  // a message that nothing waits for yet can have failed
   read_notices();
+  check_deadlines();
+}
+
+void Group::check_deadlines() {
   for (const coll::Operation* op = collectives().begin(); op; op = coll::OperationList::next(*op))
-    if (op->deadline().passed_by(grace(*op))) time_out(*op);
-  if (const coll::Operation* message = p2p_.overdue()) time_out(*message);
+    if (op->deadline().passed_by(grace(*op))) time_out(*op, collectives().front());
+  if (const auto [message, held] = overdue_on_hold(); message) time_out(*message, *held);
+  if (const coll::Operation* message = p2p_.overdue()) time_out(*message, *message);
 }
 
 /// How long after the deadline of an operation this rank waits for one that knows what is missing.
@@ -197,11 +203,13 @@ std::chrono::nanoseconds Group::grace(const coll::Operation& op) const {
   return leads() ? most / 2 : most;
 }
 
-void Group::time_out(const coll::Operation& op) const {
-  if (!op.ready())
-    fail(Errc::timeout, "occl: Timed out waiting ", op.deadline().span().count(), "ms for ", op.describe(),
-         " #", op.sequence(), " of group ", info_.name, " on ", info_.describe(info_.rank), ": ",
-         op.why_on_hold());
+/// `current`: the first operation of its kind, which may be on hold.
+void Group::time_out(const coll::Operation& op, const coll::Operation& current) const {
+  for (const coll::Operation* held : {&op, &current})
+    if (!held->ready())
+      fail(Errc::timeout, "occl: Timed out waiting ", op.deadline().span().count(), "ms for ", op.describe(),
+           " #", op.sequence(), " of group ", info_.name, " on ", info_.describe(info_.rank), ": ",
+           held->why_on_hold_of(op));
   std::string missing;
   if (op.is_transfer()) {
     const int peer = op.transfer().peer;

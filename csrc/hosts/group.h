@@ -103,7 +103,8 @@ class Group final : public coll::Communicator,
   int node_after(int distance) const {
     return (node_number_ + info_.topology.nodes() + distance) % info_.topology.nodes();
   }
-  [[noreturn]] void time_out(const coll::Operation& op) const;
+  void check_deadlines();
+  [[noreturn]] void time_out(const coll::Operation& op, const coll::Operation& current) const;
 
   bool leads() const { return info_.topology.leader(node_number_) == info_.rank; }
   CallHeader* headers() const { return reinterpret_cast<CallHeader*>(headers_.data()); }

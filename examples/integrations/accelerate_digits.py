@@ -9,6 +9,7 @@ On `dev`, with OCCL_DEVICE=1 ACCELERATE_TORCH_DEVICE=dev:0 before that line too.
 """
 
 import tempfile
+import time
 
 import torch
 from accelerate import Accelerator
@@ -18,7 +19,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 
-def main() -> None:
+def main(epochs: int = 2) -> None:
     accelerator = Accelerator(cpu=True)  # without cpu=True, each process would train alone
     network = make_network()
     optimizer = torch.optim.SGD(network.parameters(), lr=0.2, momentum=0.9)
@@ -26,7 +27,8 @@ def main() -> None:
     network, optimizer, loader = accelerator.prepare(network, optimizer, loader)
 
     losses = []
-    for epoch in range(2):
+    begin = time.perf_counter()
+    for epoch in range(epochs):
         loader.set_epoch(epoch)
         for images, labels in loader:
             loss = nn.functional.cross_entropy(network(images), labels)
@@ -34,6 +36,7 @@ def main() -> None:
             accelerator.backward(loss)
             optimizer.step()
             losses.append(accelerator.reduce(loss.detach(), "mean").item())
+    speed = epochs * len(loader.dataset) / (time.perf_counter() - begin)
 
     with torch.no_grad():
         correct = [network(images).argmax(1) == labels for images, labels in loader]
@@ -50,7 +53,8 @@ def main() -> None:
         same = all(map(torch.equal, before, network.parameters()))
 
     accelerator.print("losses", *(f"{loss:.5f}" for loss in losses[::10]))
-    accelerator.print(f"{accelerator.num_processes} ranks on {accelerator.device}, accuracy {accuracy:.4f}")
+    ranks = f"{accelerator.num_processes} ranks on {accelerator.device}"
+    accelerator.print(f"{ranks}, accuracy {accuracy:.4f}, {speed:.0f} samples/s")
     accelerator.print("the saved state was restored" if same else "the saved state differs")
     accelerator.end_training()
 

@@ -5,6 +5,9 @@ It knows Gloo, and not occl, so occl takes Gloo's place:
     OCCL_IN_PLACE_OF=gloo torchrun --nproc-per-node 2 ignite_digits.py
 """
 
+import argparse
+import time
+
 import ignite.distributed as idist
 import torch
 from digits import load, make_network
@@ -14,6 +17,9 @@ from torch import nn
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description="Train on digits with Ignite.")
+    parser.add_argument("--epochs", type=int, default=3)
+    given = parser.parse_args()
     idist.initialize("gloo")  # in a group named occl, each process would train alone
     rank, ranks = idist.get_rank(), idist.get_world_size()
     network = idist.auto_model(make_network())
@@ -32,10 +38,13 @@ def main() -> None:
     Average().attach(trainer, "loss")  # of all ranks
     losses = []
     trainer.add_event_handler(Events.EPOCH_COMPLETED, lambda: losses.append(trainer.state.metrics["loss"]))
-    trainer.run(list(zip(images.split(32), labels.split(32), strict=True)), max_epochs=3)
+    batches = list(zip(images.split(32), labels.split(32), strict=True))
+    begin = time.perf_counter()
+    trainer.run(batches, max_epochs=given.epochs)
+    speed = given.epochs * len(images) * ranks / (time.perf_counter() - begin)
     if rank == 0:
         print("losses", *(f"{loss:.5f}" for loss in losses))
-        print(f"{ranks} ranks, the model is a {type(network).__name__}")
+        print(f"{ranks} ranks, the model is a {type(network).__name__}, {speed:.0f} samples/s")
     idist.finalize()
 
 

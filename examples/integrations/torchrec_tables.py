@@ -4,6 +4,7 @@ torchrun --nproc-per-node 2 torchrec_tables.py --backend occl
 """
 
 import argparse
+import time
 
 import torch
 import torch.distributed as dist
@@ -13,7 +14,7 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingPlan
 
-ROWS, WIDTH, STEPS = 100, 8, 5
+BAGS, EACH = 32, 2
 WAYS = {
     "table": lambda: sharding_plan.table_wise(rank=0),
     "row": sharding_plan.row_wise,
@@ -22,9 +23,12 @@ WAYS = {
 }
 
 
-def train(way: str, device: torch.device) -> list[float]:
-    """The losses of all ranks, of an embedding that learns to have the sum of each bag as its mean."""
-    config = EmbeddingBagConfig(name="t", embedding_dim=WIDTH, num_embeddings=ROWS, feature_names=["f"])
+def train(way: str, device: torch.device, rows: int, width: int, steps: int) -> tuple[list[float], float]:
+    """The losses of all ranks, of an embedding that learns to have the sum of each bag as its mean.
+
+    And how many bags a second.
+    """
+    config = EmbeddingBagConfig(name="t", embedding_dim=width, num_embeddings=rows, feature_names=["f"])
     tables = EmbeddingBagCollection([config], device=torch.device("meta"))
     sharder = EmbeddingBagCollectionSharder()
     ranks = dist.get_world_size()
@@ -38,11 +42,12 @@ def train(way: str, device: torch.device) -> list[float]:
         ):
             torch.nn.init.constant_(part, 0.1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    values = torch.randint(ROWS, (64,), generator=torch.Generator().manual_seed(dist.get_rank()))
-    bags = KeyedJaggedTensor.from_lengths_sync(["f"], values, torch.full((32,), 2)).to(device)
-    wanted = values.view(32, 2).sum(1).to(device) / ROWS
+    values = torch.randint(rows, (BAGS * EACH,), generator=torch.Generator().manual_seed(dist.get_rank()))
+    bags = KeyedJaggedTensor.from_lengths_sync(["f"], values, torch.full((BAGS,), EACH)).to(device)
+    wanted = values.view(BAGS, EACH).sum(1).to(device) / rows
     losses = []
-    for _ in range(STEPS):
+    begin = time.perf_counter()
+    for _ in range(steps):
         loss = (model(bags)["f"].mean(1) - wanted).square().mean()
         optimizer.zero_grad()
         loss.backward()
@@ -50,20 +55,29 @@ def train(way: str, device: torch.device) -> list[float]:
         mean = loss.detach().clone()
         dist.all_reduce(mean, dist.ReduceOp.AVG)
         losses.append(mean.item())
-    return losses
+    return losses, steps * BAGS * ranks / (time.perf_counter() - begin)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train an embedding, sharded in each way.")
     parser.add_argument("--backend", default="occl")
     parser.add_argument("--device", default="cpu")
-    arguments = parser.parse_args()
-    if arguments.device == "dev":
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--rows", type=int, default=100, help="of the table")
+    parser.add_argument("--width", type=int, default=8, help="of the table")
+    parser.add_argument("--steps", type=int, default=5)
+    given = parser.parse_args()
+    if given.device == "dev":
         import torch_occl  # noqa: F401  (makes the device)
-    dist.init_process_group(arguments.backend)
-    found = {way: train(way, torch.device(arguments.device)) for way in WAYS}
+    dist.init_process_group(given.backend)
+    found = {
+        way: train(way, torch.device(given.device), given.rows, given.width, given.steps)
+        for way in given.ways
+    }
     if dist.get_rank() == 0:  # torchrec's warnings on all ranks have been written by now
-        print("\n".join(f"{way}: losses {' '.join(f'{x:.5f}' for x in found[way])}" for way in WAYS))
+        for way, (losses, speed) in found.items():
+            print(f"{way}: losses {' '.join(f'{x:.5f}' for x in losses)}")
+            print(f"{way}: {dist.get_world_size()} ranks, {speed:.0f} samples/s")
     dist.destroy_process_group()
 
 

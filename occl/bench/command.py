@@ -3,6 +3,7 @@
 occl bench                        every operation, 4 B to 64 MiB, about four minutes
 occl bench --quick                fewer sizes, about a minute
 occl bench --ops all_reduce --sizes 4 1M --json all_reduce.json --plot all_reduce.png
+occl bench --json new.json --against old.json        says what became slower
 
 In a checkout, `make bench ARGS=--peers` measures MPI, oneCCL and the limit of the memory too.
 """
@@ -19,7 +20,7 @@ from pathlib import Path
 
 import torch.multiprocessing as mp
 
-from occl.bench import worker
+from occl.bench import against, machine, worker
 from occl.bench.contenders import CONTENDERS, check_available
 from occl.bench.launch import run_ranks
 from occl.bench.noise import judge, verdict
@@ -81,6 +82,13 @@ def arguments(parser: argparse.ArgumentParser, programs: Programs = NO_PROGRAMS)
     parser.add_argument("--quick", action="store_true", help="fewer sizes and less time")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write machine and results to FILE")
     parser.add_argument(
+        "--against",
+        type=Path,
+        metavar="FILE",
+        help="say what is slower by more than the noise than in FILE, which --json has written on this "
+        "machine; the exit status is 1 then",
+    )
+    parser.add_argument(
         "--plot",
         type=Path,
         metavar="FILE.png",
@@ -95,6 +103,13 @@ def complete(chosen: argparse.Namespace, programs: Programs = NO_PROGRAMS) -> No
         chosen.error(f"--ranks must be at least 1, and is {chosen.ranks}")
     if chosen.peers and chosen.contenders:
         chosen.error("--peers are all contenders, and --contenders chooses some: give one of the two")
+    if chosen.against:
+        try:
+            chosen.against = against.load(chosen.against)
+        except ValueError as error:
+            chosen.error(f"--against: {error}")
+        if misfit := chosen.against.misfit(machine.describe(), chosen.ranks):
+            chosen.error(f"--against: {misfit}")
     del chosen.error  # every rank gets the options, and no parser
     chosen.contenders = chosen.contenders or [*CONTENDERS, *(programs.names if chosen.peers else [])]
     sizes, seconds = SIZES, PEERS_SECONDS if chosen.peers else SECONDS
@@ -108,15 +123,17 @@ def run(options: argparse.Namespace, programs: Programs = NO_PROGRAMS) -> int:
     """Returns the exit status; what fails is printed in one line."""
     complete(options, programs)
     try:
-        compare(options, programs)
+        return int(compare(options, programs))
     except (RuntimeError, ImportError, mp.ProcessRaisedException, mp.ProcessExitedException) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    return 0
 
 
-def compare(options: argparse.Namespace, programs: Programs) -> None:
-    """Measures, prints the table, and writes the files that are asked for."""
+def compare(options: argparse.Namespace, programs: Programs) -> bool:
+    """Measures, prints the table, and writes the files that are asked for.
+
+    Returns whether something became slower, as far as it is compared.
+    """
     if options.plot:
         import matplotlib  # noqa: F401  (missing: better now than after minutes)
     check_available(name for name in options.contenders if name in CONTENDERS)
@@ -129,6 +146,10 @@ def compare(options: argparse.Namespace, programs: Programs) -> None:
     if versions:
         lines += ["", *summary(measured), "", *(f"{name}: {version}" for name, version in versions.items())]
     lines += [f"not found: {name} lacks {lacking}" for name, lacking in missing.items()]
+    became_slower = False
+    if options.against:
+        compared, became_slower = against.compared(options.against, measured)
+        lines += ["", *compared]
     print("\n" + "\n".join(lines))
     if options.json:
         rows = [dataclasses.asdict(result) | {"noisy": result.noisy} for result in measured]
@@ -147,6 +168,7 @@ def compare(options: argparse.Namespace, programs: Programs) -> None:
 
         title = f"{options.ranks} ranks, {about['cpu']} ({about['cores']} cores), torch {about['torch']}"
         draw_all(options.plot, measured, title)
+    return became_slower
 
 
 def drop_missing(options: argparse.Namespace, programs: Programs) -> dict[str, str]:

@@ -20,7 +20,7 @@ else:
 DECLARED = Path(__file__).parent / "declared"
 """The files of backends that PyTorch or this package has."""
 
-VERDICTS = ("works", "refuses", "wrong", "hangs", "crashes")
+VERDICTS = ("works", "refuses", "wrong", "hangs", "crashes", "untested", "error")
 
 KEYS = {"import": list, "start": str, "not_supported": list, "known": list}
 

@@ -15,6 +15,7 @@ import pytest
 
 from occl.conformance import capabilities, catalog, report
 from occl.conformance.catalog import Case
+from occl.conformance.report import About
 from occl.conformance.runner import Asked, Ended, Runner
 from occl.testing.options import MOST_RANKS
 from occl.testing.outcomes import WrongUse
@@ -119,7 +120,10 @@ class CaseItem(pytest.Item):
             self.session.shouldstop = "no case can run without its ranks"
             raise
         reason = known.reason if known else ""
+        runner = self.config.stash[_runner]
         self.user_properties.append(("conformance", report.entry(self.case, expected, reason, ended)))
+        about = [runner.backend_class, runner.device_defects]  # as pytest-xdist can send it
+        self.user_properties.append(("conformance_about", about))
         if known is not None and ended.verdict in known.verdicts:
             pytest.xfail(known.reason)
         if known is not None:
@@ -128,6 +132,8 @@ class CaseItem(pytest.Item):
                 f"{self._what()}\nThe capabilities know it as {listed} ({known.reason}), and the "
                 f"verdict is {ended.verdict!r}: correct or remove the entry.\n{ended.text}"
             )
+        if ended.verdict == "untested":
+            pytest.skip(f"untested: {ended.text}")
         if ended.verdict != expected:
             raise Unfulfilled(f"{self._what()}\n{_explained(self.case, asked, expected, ended)}")
 
@@ -146,7 +152,9 @@ class CaseItem(pytest.Item):
 
 def _explained(case: Case, asked: Asked, expected: str, ended: Ended) -> str:
     """What happened, and what that means for the declaration."""
-    if case.rule.refuses or expected == "works":
+    if ended.verdict == "error":
+        wanted = "the case says nothing of the backend: the suite or the device has failed"
+    elif case.rule.refuses or expected == "works":
         wanted = "the call must be refused" if case.rule.refuses else "the case must work"
     elif ended.verdict == "works":
         wanted = "the capabilities declare it as not supported, and it works: remove the entry"
@@ -179,21 +187,30 @@ class Verdicts:
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
         self.entries: list[report.Entry] = []
+        self.about = About("", [])
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call":
             found: list[Any] = [value for name, value in report.user_properties if name == "conformance"]
             self.entries += found
+            for name, value in report.user_properties:
+                if name == "conformance_about":
+                    backend_class, defects = value
+                    self.about = About(backend_class, defects)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if not self.entries:
             return
         asked = self.config.stash[_asked]
+        about = self.about
         terminalreporter.section(f"conformance of {asked.backend} on {asked.device}, {asked.size} ranks")
+        terminalreporter.line(f"The backend is {about.backend_class}")
+        for defect in about.device_defects:
+            terminalreporter.line(f"The device has a defect, whatever the backend does: {defect}")
         for line in report.table(self.entries):
             terminalreporter.line(line)
         if path := self.config.getoption("report"):
-            report.write(Path(path), asked, self.entries)
+            report.write(Path(path), asked, about, self.entries)
             terminalreporter.line(f"The verdicts are in {path}")
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import traceback
 from collections.abc import Callable, Iterable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,6 +41,32 @@ def short(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).strip()[:400]}"
 
 
+BLOCKS_FOR = 0.5
+"""Seconds after which a call that has not returned waits for the last rank."""
+
+OWN_FILES = ("tensors.py", "inputs.py")
+OWN_FUNCTIONS = {
+    "operations.py": ("value", "total", "lay", "read", "write", "change", "blocks"),
+    "rank_api.py": ("tensor", "same", "equal", "of_all", "setting", "verify"),
+}
+"""Files and functions of the suite that call nothing of the backend."""
+
+OWN = "the suite or the device has failed, and not the backend"
+
+
+def is_own(error: BaseException) -> bool:
+    """Whether an exception comes from the suite's own work: making tensors and comparing them."""
+    here = str(Path(__file__).parent)
+    frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    for code in reversed(frames):
+        if "torch/distributed/" in code.co_filename:
+            return False
+        if code.co_filename.startswith(here):
+            file = Path(code.co_filename).name
+            return file in OWN_FILES or code.co_name in OWN_FUNCTIONS.get(file, ())
+    return False
+
+
 class Rank:
     """What the body of a rule gets.
 
@@ -50,6 +79,8 @@ class Rank:
         self.timeout = timeout
         self.problems: list[str] = []
         self.refusals: list[str] = []
+        self.idle = ""
+        """What kept this rank from testing the rule: nothing was pending."""
         self._exchanged = 0
         self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
 
@@ -102,9 +133,32 @@ class Rank:
         """Takes down a problem unless the group does an all_reduce."""
         t = self.tensor(1.0, self.rank)
         dist.all_reduce(t)
-        self.same(
-            t.cpu(), torch.tensor([self.size, sum(range(self.size))], dtype=torch.float32), "afterwards"
-        )
+        self.same(t, torch.tensor([self.size, sum(range(self.size))], dtype=torch.float32), "afterwards")
+
+    def expect_pending(self, works: object, what: str) -> None:
+        """Takes down that the rule is not tested here unless one of these works is pending."""
+        if not any(map(_pending, works if isinstance(works, list) else [works])):
+            self.idle = f"nothing was pending: {what}"
+
+    def launched(self, last: int, launch: Callable[[], list[Any]]) -> list[Any]:
+        """Works that all ranks launch. Rank ``last`` does when the others have, so that theirs are pending.
+
+        Where calls block, the others return from theirs only when rank ``last`` has called.
+        """
+        store = dist.distributed_c10d._get_default_store()
+        self._exchanged += 1
+        key = f"conformance/launched/{self._exchanged}"
+        if self.rank == last:
+            self.idle = "this rank was the last to call"
+            with contextlib.suppress(RuntimeError):  # its timeout
+                others = [f"{key}/{rank}" for rank in range(self.size) if rank != last]
+                store.wait(others, timedelta(seconds=BLOCKS_FOR))
+            return launch()
+        works = launch()
+        flat = [each for work in works for each in (work if isinstance(work, list) else [work])]
+        self.expect_pending(flat, "every call returned when it had ended")
+        store.set(f"{key}/{self.rank}", "1")
+        return works
 
     def subgroup(self, ranks: Iterable[int]) -> dist.ProcessGroup:
         """A group of these ranks; all ranks must ask for it. It is kept."""
@@ -149,6 +203,11 @@ class Rank:
         key = f"conformance/of_all/{self._exchanged}"
         store.set(f"{key}/{self.rank}", str(value))
         return [store.get(f"{key}/{rank}").decode() for rank in range(self.size)]
+
+
+def _pending(work: Any) -> bool:
+    done: bool = work.done() if isinstance(work, torch._C.Future) else work.is_completed()
+    return not done
 
 
 def _kind(tensor: torch.Tensor) -> str:
@@ -213,8 +272,8 @@ def enter(
     imports: list[str],
     store: str,
     timeout: float,
-) -> None:
-    """The first function of each rank: makes the default group.
+) -> str:
+    """The first function of each rank: makes the default group. Returns the class of its backend.
 
     Raises:
         WrongUse: there is no such device, or the group cannot be made.
@@ -226,6 +285,8 @@ def enter(
     place = device_of(device, rank)
     make_group(rank, options, place, store)
     _here = Rank(rank, size, place, backend, timeout)
+    made = type(_here.backend)
+    return f"{made.__module__}.{made.__qualname__}"
 
 
 def run_case(
@@ -240,10 +301,12 @@ def run_case(
 
     assert _here is not None
     here = _here
-    here.problems, here.refusals = [], []
+    here.problems, here.refusals, here.idle = [], [], ""
     try:
         RULES[operation, name].body(here, **values)
     except Exception as error:  # noqa: BLE001 the verdict says which
+        if is_own(error):
+            raise Described(raised=f"{OWN}: {short(error)}", traceback="") from None
         if here.problems:
             here.problems.append(short(error))
         elif reason := why_unclear(error):
@@ -252,6 +315,8 @@ def run_case(
             raise Described(raised=short(error), traceback="") from None
     if here.problems:
         return "wrong", "; ".join(here.problems[:3])
+    if here.idle:
+        return "untested", here.idle
     if here.refusals:
         return "refuses", here.refusals[0]
     return "works", ""

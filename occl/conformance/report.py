@@ -6,6 +6,7 @@ import json
 import platform
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,15 @@ from occl.tools import text
 Entry = dict[str, Any]
 """A case in a report: name, operation, rule, statement, source, values, expected, verdict, text, seconds,
 known (the reason, or "")."""
+
+
+@dataclass(frozen=True)
+class About:
+    """What the ranks have told of what is tested."""
+
+    backend_class: str
+    """With its module."""
+    device_defects: list[str]
 
 
 def entry(case: Case, expected: str, known: str, ended: Ended) -> Entry:
@@ -37,14 +47,16 @@ def entry(case: Case, expected: str, known: str, ended: Ended) -> Entry:
     }
 
 
-def write(path: Path, asked: Asked, entries: Sequence[Entry]) -> None:
+def write(path: Path, asked: Asked, about: About, entries: Sequence[Entry]) -> None:
     """Writes a report in JSON."""
     import torch
 
     content = {
-        "format": 1,
+        "format": 2,
         "backend": asked.backend,
+        "backend_class": about.backend_class,
         "device": asked.device,
+        "device_defects": about.device_defects,
         "world_size": asked.size,
         "date": time.strftime("%Y-%m-%d"),
         "torch": torch.__version__,
@@ -125,8 +137,10 @@ def _cell(counts: dict[str, int]) -> str:
 def provenance(report: dict[str, Any]) -> str:
     """With what a report was made."""
     seconds = sum(each["seconds"] for each in report["cases"])
+    named = f" ({report['backend_class']})" if report.get("backend_class") else ""
+    defects = "".join(f"; defect of the device: {each}" for each in report.get("device_defects", []))
     return (
-        f"{report['backend']} on {report['device']}: {len(report['cases'])} cases with "
+        f"{report['backend']}{named} on {report['device']}: {len(report['cases'])} cases with "
         f"{report['world_size']} ranks in {seconds:.0f} s, {report['date']}, torch {report['torch']}, "
-        f"torch_occl {report['torch_occl']}, Python {report['python']}, {report['machine']}"
+        f"torch_occl {report['torch_occl']}, Python {report['python']}, {report['machine']}{defects}"
     )

@@ -6,7 +6,7 @@ import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from occl.conformance import rank_api
+from occl.conformance import device, rank_api
 from occl.conformance.capabilities import Capabilities
 from occl.conformance.catalog import Case
 from occl.testing.launch import ForkServer, Source, Spawned
@@ -52,9 +52,12 @@ class Runner:
         self.asked = asked
         self.pool = Pool(ForkServer(("pytest", "torch.distributed")))
         self.ranks_from: Source = Spawned() if asked.capabilities.start == "spawn" else self.pool.source
+        self.backend_class = ""
+        """Of the backend, with its module, once there are ranks."""
         prepare = (rank_api.prepare.__module__, rank_api.prepare.__name__)
         try:
             self.pool.source.ask("warm_up", *prepare, asked.backend, asked.device, asked.imports)
+            self.device_defects = self._device_defects()
         except BaseException:
             self.pool.close()
             raise
@@ -62,12 +65,24 @@ class Runner:
     def close(self) -> None:
         self.pool.close()
 
+    def _device_defects(self) -> list[str]:
+        try:
+            return device.defects(
+                lambda: Team(self.ranks_from, 1),
+                self.asked.device,
+                STARTING,
+                backend=self.asked.backend,
+                imports=self.asked.imports,
+            )
+        except RanksFailed as error:
+            raise WrongUse(f"the device cannot be used: {error}") from None
+
     def _ready(self, timeout: float) -> AbstractContextManager[Team]:
         """Ranks with a default group whose operations have this timeout."""
 
         def enter(team: Team) -> None:
             try:
-                team.run(
+                self.backend_class, *_ = team.run(
                     rank_api.enter,
                     self.asked.device,
                     limit=STARTING,
@@ -99,12 +114,14 @@ class Runner:
             team.start(rank_api.run_case, self.asked.device, limit=self.asked.limit, **what)
             try:
                 outcomes: list[Outcome | None] = list(team.finish())
-                late = ""
+                late, printed = "", team.printed()
             except RanksFailed as error:
-                outcomes, late = list(team.running.values()), error.report
+                outcomes, late, printed = list(team.running.values()), error.report, error.outputs
             victims = {self.asked.size - 1} if rule.operation == "death" else set()
-            ended = Ended(*_verdict(outcomes, late, victims), time.monotonic() - begin)
-            if rule.own or late or ended.verdict != expected or _interrupted(outcomes, rule.synchronous):
+            stacks = {rank: device.crash(text) for rank, text in printed.items()}
+            ended = Ended(*_verdict(outcomes, late, victims, stacks), time.monotonic() - begin)
+            as_it_should = ended.verdict in (expected, "untested")
+            if rule.own or late or not as_it_should or _interrupted(outcomes, rule.synchronous):
                 team.close()
         return ended
 
@@ -115,24 +132,33 @@ def _interrupted(outcomes: list[Outcome | None], synchronous: bool) -> bool:
     return any(raised) and not (synchronous and all(raised))
 
 
-def _verdict(outcomes: list[Outcome | None], late: str, victims: set[int]) -> tuple[str, str]:
-    """Of all ranks: a crash counts most, then a wrong result, then a rank that waits, then a refusal."""
+def _verdict(
+    outcomes: list[Outcome | None], late: str, victims: set[int], stacks: dict[int, str]
+) -> tuple[str, str]:
+    """Of all ranks: a crash counts most, then a failure of the suite, then a wrong result, then a rank that
+    waits, then a refusal. A rule counts as tested if a rank has tested it."""
     found: dict[str, list[str]] = {}
     for outcome in outcomes:
         if outcome is None:
             continue
         if outcome.died:
-            verdict, text = ("refuses", "") if outcome.rank in victims else ("crashes", outcome.died)
+            verdict, text = "crashes", "\n".join(filter(None, [outcome.died, stacks.get(outcome.rank)]))
+            if outcome.rank in victims:
+                verdict, text = "refuses", ""
+        elif outcome.raised.startswith(rank_api.OWN):
+            verdict, text = "error", outcome.raised
         elif outcome.raised:
             verdict, text = "refuses", outcome.raised
         else:
             verdict, text = outcome.result
         found.setdefault(verdict, []).append(f"rank {outcome.rank}: {text}" if text else "")
-    for verdict in ("crashes", "wrong"):
+    for verdict in ("crashes", "error", "wrong"):
         if verdict in found:
             return verdict, next(filter(None, found[verdict]), "")
     if late:
         return "hangs", late
     if "refuses" in found:
         return "refuses", next(filter(None, found["refuses"]), "")
+    if "untested" in found and "works" not in found:
+        return "untested", next(filter(None, found["untested"]), "")
     return "works", ""

@@ -151,12 +151,14 @@ def device_of(name: str, rank: int) -> torch.device:
     device = torch.device(name)
     if device.type in ("cpu", "meta"):
         return device
-    module = torch.get_device_module(device)
+    module = getattr(torch, device.type, None)  # some packages' have not all of this
     if device.index is None:
-        if not module.device_count():
+        count = getattr(module, "device_count", torch.accelerator.device_count)()
+        if not count:
             raise WrongUse(f"There is no device of type {device.type!r} here.")
-        device = torch.device(device.type, rank % module.device_count())
-    module.set_device(device.index)  # some packages' functions take only a number
+        device = torch.device(device.type, rank % count)
+    set_device = getattr(module, "set_device", torch.accelerator.set_device_index)
+    set_device(device.index)  # some take only a number
     return device
 
 

@@ -186,7 +186,7 @@ TEST("an operation on hold shows that it is") {
   Rank& r = cluster[0];
   std::int64_t data = 0;
   Call call(all_reduce(&data, 1), Deadline::after(std::chrono::minutes(1)));
-  call.operation.hold();
+  call.operation.hold("it is held");
   r.submit(call);
   CHECK(read(record_of(r)).stage == static_cast<std::uint64_t>(Stage::held));
   CHECK(record_of(r).number.get() == 1 && record_of(r).collectives.get() == 0);

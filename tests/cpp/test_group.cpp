@@ -344,7 +344,7 @@ TEST("an operation on hold keeps its place, and begins when it is released") {
       calls[rank].push_back(std::make_unique<Call>(all_reduce(&values[rank][i], 1), deadline));
       calls[rank].push_back(std::make_unique<Call>(message(rank, i), deadline));
     }
-    if (rank == 0) calls[0][0]->operation.hold(), calls[0][1]->operation.hold();
+    if (rank == 0) calls[0][0]->operation.hold("it is held"), calls[0][1]->operation.hold("it is held");
     for (auto& call : calls[rank]) cluster[rank].submit(*call);
   }
   for (int look = 0; look < 10; ++look)
@@ -361,6 +361,133 @@ TEST("an operation on hold keeps its place, and begins when it is released") {
   for (const int i : {0, 2})
     for (const int rank : {0, 1}) cluster[rank].wait(*calls[rank][i]);
   CHECK(values[0][0] == 11 && values[1][0] == 11 && values[0][1] == 2 && values[1][1] == 2);
+}
+
+namespace {
+
+/// Its listener is asked twice before the operation begins, and twice when the bytes have moved.
+class Slow : public Call {
+ public:
+  using Call::Call;
+  Next beginning(Operation& op) override { return asked(op, "its data is on the way", Next::goes_on); }
+  Next succeeded(Operation& op) override { return asked(op, "its result is on the way", Next::ends); }
+  int times = 0;
+  std::optional<Error> failure;  // thrown when it is asked for the second time
+
+ private:
+  Next asked(Operation& op, const char* why, Next then) {
+    if (++times % 2 == 1) return op.hold(why), Next::later;
+    if (failure) throw *failure;
+    return then;
+  }
+};
+
+Transfer message_of(int rank, std::int64_t& value) {
+  return {rank == 0, 1 - rank, 0, DType::i64, {reinterpret_cast<std::byte*>(&value), 1}};
+}
+
+}  // namespace
+
+TEST("a listener may need time before an operation begins and when its bytes have moved") {
+  for (const bool is_message : {false, true}) {
+    Cluster cluster(2);
+    const auto deadline = Deadline::after(std::chrono::seconds(60));
+    std::int64_t values[2] = {1, 1}, later[2] = {1, 1};
+    const auto task = [&](int rank, std::int64_t& value) -> Task {
+      if (is_message) return message_of(rank, value);
+      return all_reduce(&value, 1);
+    };
+    std::vector<std::unique_ptr<Slow>> slow;
+    std::vector<std::unique_ptr<Call>> behind;
+    const auto look = [&] {
+      for (int i = 0; i < 10; ++i)
+        for (const int rank : {0, 1}) cluster[rank].engine->poll(*cluster[rank].group);
+    };
+    for (const int rank : {0, 1}) {
+      slow.push_back(std::make_unique<Slow>(task(rank, values[rank]), deadline));
+      behind.push_back(std::make_unique<Call>(task(rank, later[rank]), deadline));
+      cluster[rank].submit(*slow[rank]), cluster[rank].submit(*behind[rank]);
+    }
+    look();
+    for (const int rank : {0, 1}) CHECK(slow[rank]->times == 1 && !behind[rank]->operation.finished());
+    values[0] = 10;  // what is read is what is there when they begin
+    for (const int rank : {0, 1}) cluster[rank].engine->release_to_others(slow[rank]->operation);
+    for (const int rank : {0, 1})
+      while (!Deadline(deadline).passed() && slow[rank]->operation.ready()) look();
+    for (const int rank : {0, 1}) CHECK(slow[rank]->times == 3 && !slow[rank]->operation.finished());
+    CHECK(values[1] == (is_message ? 10 : 11));
+    if (is_message) look(), cluster[1].wait(*behind[1]);  // nothing keeps it
+    for (const int rank : {1, 0}) cluster[rank].engine->release_to_others(slow[rank]->operation);
+    for (const int rank : {1, 0}) {
+      cluster[rank].wait(*slow[rank]), cluster[rank].wait(*behind[rank]);
+      CHECK(slow[rank]->times == 4 && later[1] == (is_message ? 1 : 2));
+    }
+  }
+}
+
+TEST("what a slow listener throws is the error of its message, or of the group") {
+  for (const int last : {2, 4}) {
+    Cluster cluster(2);
+    const auto deadline = Deadline::after(std::chrono::seconds(60));
+    std::int64_t values[2] = {1, 1};
+    Slow slow(message_of(0, values[0]), deadline);
+    Call receive(message_of(1, values[1]), deadline);
+    cluster[1].submit(receive);
+    cluster[0].submit(slow);
+    for (; slow.times < last; cluster[0].engine->poll(*cluster[0].group)) {
+      if (slow.times == last - 1) slow.failure = Error(Errc::system, "the data is lost");
+      if (!slow.operation.ready()) slow.operation.make_ready();
+    }
+    CHECK(contains(error_of([&] { cluster[0].wait(slow); }), "the data is lost"));
+    CHECK(!cluster[0].group->error());
+    if (last == 4) cluster[1].wait(receive);
+    for (const int rank : {0, 1}) cluster[rank].group->close();
+    while (!receive.releases || !slow.releases) std::this_thread::yield();
+  }
+}
+
+TEST("a collective whose bytes have moved needs no peer any more") {
+  Cluster cluster(2);
+  std::int64_t values[2] = {1, 1};
+  Slow slow(all_reduce(&values[0], 1), Deadline::after(std::chrono::seconds(60)));
+  cluster[0].submit(slow);
+  slow.operation.make_ready();
+  std::thread peer([&] { cluster[1].run(all_reduce(&values[1], 1)); });
+  while (slow.times < 3) cluster[0].engine->poll(*cluster[0].group);
+  peer.join();
+  cluster[1].group->close();
+  cluster[0].group->look();
+  CHECK(!slow.operation.finished());
+  cluster[0].engine->release(*cluster[0].group, slow.operation);
+  cluster[0].wait(slow);
+  CHECK(values[0] == 2);
+}
+
+TEST("operations on hold are overdue like others, and so are those behind them") {
+  for (const bool is_message : {false, true})
+    for (const bool completing : {false, true}) {
+      Cluster cluster(2);
+      std::int64_t values[2] = {1, 1}, sent = 1;
+      const auto task = [&](int rank, std::int64_t& value) -> Task {
+        if (is_message) return message_of(rank, value);
+        return all_reduce(&value, 1);
+      };
+      const auto never = Deadline::never(), soon = Deadline::after(std::chrono::milliseconds(20));
+      Slow slow(task(0, values[0]), completing ? soon : never);
+      Call behind(task(0, sent), completing ? never : soon), other(task(1, values[1]), never);
+      if (completing) cluster[1].submit(other);
+      cluster[0].submit(slow);
+      if (!completing) cluster[0].submit(behind);
+      if (completing) slow.operation.make_ready();
+      const Error error = error_of([&] { cluster[0].wait(completing ? slow : behind); });
+      CHECK(error.code() == Errc::timeout, error.what());
+      CHECK(contains(error, completing ? ": its result is on the way" : " #1, and its data is on the way"),
+            error.what());
+      CHECK(contains(error, completing ? "" : ": it comes after "), error.what());
+      for (const int rank : {0, 1}) cluster[rank].group->close();
+      while (!slow.releases) std::this_thread::yield();
+      while (completing ? !other.releases : !behind.releases) std::this_thread::yield();
+    }
 }
 
 TEST("a rank that cannot join tells the others why") {
@@ -633,7 +760,7 @@ TEST("while a callback of a brief submission waits, the background drives") {
 TEST("a receive whose message has come succeeds even if only the end of its group sees it") {
   struct Told : Call {
     using Call::Call;
-    bool succeeded(Operation&) override { return ++successes, false; }
+    Next succeeded(Operation&) override { return ++successes, Next::ends; }
     int successes = 0;
   };
   Cluster cluster(2);

@@ -465,7 +465,7 @@ TEST("messages of one size that do not fit the ring at once end in their order")
   struct Numbered : Call {  // notes its number when it ends, under the driving lock
     Numbered(const Transfer& t, int number, std::vector<int>& ended)
         : Call(t, kPatience), number(number), ended(ended) {}
-    bool succeeded(Operation&) override { return ended.push_back(number), false; }
+    Next succeeded(Operation&) override { return ended.push_back(number), Next::ends; }
     const int number;
     std::vector<int>& ended;
   };
@@ -562,7 +562,7 @@ TEST("operations that are released while another thread waits for them") {
                   std::byte out{0}, in{0};
                   Call send(message(&out, 1, true, 1), kPatience),
                       receive(message(&in, 1, false, 0), kPatience);
-                  pair.ours.operation.hold(), send.operation.hold();
+                  pair.ours.operation.hold("it is held"), send.operation.hold("it is held");
                   pair[0].submit(pair.ours), pair[0].submit(send);
                   Thread waits([&] { pair[0].wait(pair.ours); });
                   Thread other([&] {
@@ -578,6 +578,22 @@ TEST("operations that are released while another thread waits for them") {
                 },
                 200 * kFactor, kSeed),
             200);
+}
+
+TEST("another thread ends a hold, and leaves the rest to the one that waits") {
+  check_all(sample(
+                [] {
+                  Pair pair;
+                  pair.ours.operation.hold("it is held");
+                  pair[1].submit(pair.theirs);
+                  pair[0].submit(pair.ours);
+                  Thread waits([&] { pair[0].wait(pair.ours); });
+                  pair[0].engine->release_to_others(pair.ours.operation);
+                  waits.join();
+                  pair[1].wait(pair.theirs);
+                },
+                500 * kFactor, kSeed),
+            500);
 }
 
 TEST("one thread waits for what another one carries out, and no third one rings") {

@@ -350,7 +350,7 @@ TEST("a group that ends because there is no memory ends every operation, whichev
     Call first(message(0), Deadline::never()), second(message(1), Deadline::never()),
         reduction(all_reduce(&values[2], 1), Deadline::never()), third(message(3), Deadline::never());
     rank.submit(reduction);
-    first.operation.hold();
+    first.operation.hold("it is held");
     for (Call* call : {&first, &second, &third}) rank.submit(*call);
     {
       const NoMemory none;

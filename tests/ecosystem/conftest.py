@@ -27,6 +27,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--write-table", action="store_true", help=f"write what passed into docs/{PAGE.name}")
 
 
+@pytest.fixture
+def tell(request):
+    """Enters a cell into the table at the end."""
+
+    def enter(package: str, setting: str) -> None:
+        request.node.user_properties.append(("ecosystem", [package, setting]))
+
+    return enter
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Prints the table of packages and settings, and writes it into the page if asked to."""
     cells: dict[str, dict[str, set[str]]] = {}

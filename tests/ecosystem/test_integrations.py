@@ -2,93 +2,28 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
-import os
 import re
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "integrations"
-COMPILED = str(EXAMPLES.parents[1] / "build" / "torch_extensions")
-"""Where DeepSpeed compiles: a run that is killed meanwhile leaves a lock, so not in a shared place."""
-TIMEOUT = 240
-"""Seconds after which a run counts as hanging."""
-TORCHRUN = ("torchrun", "--standalone", "--nproc-per-node=2")
-GLOO, CPU, DEV = "Gloo", "occl on CPU tensors", "occl on dev"
-SETTINGS = [pytest.param(CPU, id="cpu"), pytest.param(DEV, id="dev")]
-OPTIONS = {
-    GLOO: ("--backend", "gloo", "--device", "cpu"),
-    CPU: ("--backend", "occl", "--device", "cpu"),
-    DEV: ("--backend", "occl", "--device", "dev"),
-}
-"""For examples that choose the backend themselves."""
-IN_PLACE = {
-    GLOO: {},
-    CPU: {"OCCL_IN_PLACE_OF": "gloo"},
-    DEV: {"OCCL_IN_PLACE_OF": "gloo", "OCCL_DEVICE": "1", "ACCELERATE_TORCH_DEVICE": "dev:0"},
-}
-"""For examples that know only Gloo."""
-OWN_RAY = {"RAY_ADDRESS": "local"}
-"""Otherwise Ray joins a cluster that another test has started on this machine."""
-
-
-GLOO_ABORTS = "terminate called without an active exception"
-"""What a process with Gloo's groups says that aborts at its end, when its results are out. With PyTorch 2.13
-`metrics_digits.py` did so in 2 of 20 runs, and in 3 of 24 where torch_occl was not loaded."""
-
-
-def run(*command: str, alone: bool = False, reference: bool = False, **variables: str) -> str:
-    """The output of a command in the folder of the examples, which must succeed.
-
-    ``alone``: whether its ranks may train alone. ``reference``: over Gloo, which may abort at its end.
-    """
-    variables = {"OMP_NUM_THREADS": "1", "TORCH_EXTENSIONS_DIR": COMPILED} | variables
-    scripts = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        command,
-        cwd=EXAMPLES,
-        env=os.environ | {"PATH": scripts} | variables,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=TIMEOUT,
-    )
-    assert done.returncode == 0 or (reference and GLOO_ABORTS in done.stdout), done.stdout
-    assert "uses Gloo, and not occl" not in done.stdout, done.stdout
-    assert alone or "trains alone" not in done.stdout, done.stdout
-    return done.stdout
-
-
-def losses(shown: str) -> list[float]:
-    """What the example's line of losses has."""
-    (line,) = re.findall(r"^losses (.*)$", shown, re.MULTILINE)
-    found = [float(text) for text in line.split()]
-    assert len(found) > 2 and found[-1] < found[0], line
-    return found
-
-
-def assert_same_losses(shown: str, reference: str) -> None:
-    """To the printed digits. On `dev`, sums may be rounded otherwise, by one in the last of them."""
-    assert losses(shown) == pytest.approx(losses(reference), abs=2e-4)
-
-
-@functools.cache
-def with_gloo(*command: str, **variables: str) -> str:
-    return run(*command, reference=True, **variables)
-
-
-@pytest.fixture
-def tell(request):
-    """Enters a cell into the table at the end."""
-
-    def enter(package: str, setting: str) -> None:
-        request.node.user_properties.append(("ecosystem", [package, setting]))
-
-    return enter
+from tests.ecosystem.running import (
+    CPU,
+    DEV,
+    EXAMPLES,
+    GLOO,
+    IN_PLACE,
+    OPTIONS,
+    OWN_RAY,
+    SETTINGS,
+    TORCHRUN,
+    assert_same_losses,
+    fails,
+    losses,
+    run,
+    with_gloo,
+)
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -228,16 +163,8 @@ def test_torchrec_shards_tables_in_each_way_over_cpu_tensors(tell):
 @WITH_TORCHREC
 def test_torchrec_has_no_tables_on_dev():
     """If this fails, torchrec has learned it: docs/integrations.md has the reason why it cannot."""
-    done = subprocess.run(
-        [*TORCHRUN, "torchrec_tables.py", "--device", "dev"],
-        cwd=EXAMPLES,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-    )
-    assert done.returncode != 0
-    assert "Found local shard tensor device: cpu, local shard metadata placement device: dev" in done.stderr
+    shown = fails(*TORCHRUN, "torchrec_tables.py", "--device", "dev")
+    assert "Found local shard tensor device: cpu, local shard metadata placement device: dev" in shown
 
 
 def test_ignite_wraps_models_where_occl_takes_the_place_of_gloo(tell):

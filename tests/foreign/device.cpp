@@ -11,7 +11,6 @@
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/from_blob.h>
-#include <ATen/ops/resize_native.h>
 #include <ATen/ops/set_native.h>
 #include <ATen/ops/unfold_native.h>
 #include <ATen/ops/view_as_complex_native.h>
@@ -51,6 +50,27 @@ bool lacks(const char* what) {
 }
 
 std::atomic<bool> lost = false;
+
+/// What tasks wait at while it is closed.
+class Gate {
+ public:
+  void set(bool open) {
+    const std::lock_guard lock(mutex_);
+    is_open_ = open;
+    changed_.notify_all();
+  }
+  void pass() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return is_open_; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool is_open_ = true;
+};
+auto& held_streams = *new Gate;
+auto& copies = *new Gate;
 
 void check_offered(const char* what) {
   TORCH_CHECK_NOT_IMPLEMENTED(!lacks(what), "the foreign device has no ", what);
@@ -238,6 +258,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     worker(of).wait(worker(of).queued());
   }
   void synchronizeDevice(const c10::DeviceIndex index) const override {
+    if (lacks("mercy")) std::abort();
     for (c10::StreamId id = 0; id < kStreams; ++id) {
       Worker& each = worker(stream(index, id));
       each.wait(each.queued());
@@ -319,9 +340,17 @@ Tensor copy_from(const Tensor& from, const Tensor& to, bool) {
   const Tensor source = from.is_cpu() ? from.clone() : usable(from), target = to_host ? to : usable(to);
   if (!to_host && !from.is_cpu() && &stream != &current_worker(from))
     current_worker(from).wait(current_worker(from).queued());
-  const std::uint64_t number = stream.enqueue([source, target] { target.copy_(source); });
+  const std::uint64_t number = stream.enqueue([source, target] {
+    copies.pass();
+    target.copy_(source);
+  });
   if (to_host) stream.wait(number);
   return to;
+}
+
+Tensor view_as_real(const Tensor& t) {
+  check_offered("complex views");
+  return at::native::view_as_real(t);
 }
 
 Tensor copy_from_and_resize(const Tensor& from, const Tensor& to) {
@@ -336,6 +365,17 @@ Tensor& fill_(Tensor& self, const at::Scalar& value) {
 Tensor& mul_(Tensor& self, const Tensor& factor) {
   const Tensor by = factor.is_cpu() ? factor.clone() : usable(factor);
   current_worker(self).enqueue([t = usable(self), by] { t.mul_(by); });
+  return self;
+}
+
+/// Not PyTorch's own, which copies what stays with the host's memcpy.
+const Tensor& resize_(const Tensor& self, IntArrayRef size, optional<at::MemoryFormat>) {
+  auto* impl = self.unsafeGetTensorImpl();
+  impl->set_sizes_contiguous(size);
+  const std::size_t wanted =
+      at::detail::computeStorageNbytesContiguous(size, self.dtype().itemsize(), self.storage_offset());
+  if (wanted > self.storage().nbytes())
+    at::detail::getPrivateUse1Hooks().resizePrivateUse1Bytes(self.storage(), wanted);
   return self;
 }
 
@@ -359,7 +399,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, aten) {
   aten.impl("_copy_from_and_resize", TORCH_FN(copy_from_and_resize));
   aten.impl("fill_.Scalar", TORCH_FN(fill_));
   aten.impl("mul_.Tensor", TORCH_FN(mul_));
-  aten.impl("resize_", TORCH_FN(at::native::resize_));
+  aten.impl("resize_", TORCH_FN(resize_));
   aten.impl("set_.source_Tensor", TORCH_FN(set_tensor_));
   aten.impl("set_.source_Storage", TORCH_FN(set_whole_storage_));
   aten.impl("set_.source_Storage_storage_offset", TORCH_FN(set_storage_));
@@ -368,7 +408,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, aten) {
   aten.impl("as_strided", TORCH_FN(at::native::as_strided_tensorimpl));
   aten.impl("_reshape_alias", TORCH_FN(at::native::_reshape_alias));
   aten.impl("unfold", TORCH_FN(at::native::unfold));
-  aten.impl("view_as_real", TORCH_FN(at::native::view_as_real));
+  aten.impl("view_as_real", TORCH_FN(view_as_real));
   aten.impl("view_as_complex", TORCH_FN(at::native::view_as_complex));
 }
 
@@ -380,33 +420,21 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, every) {
   every.fallback(torch::CppFunction::makeFromBoxedFunction<&on_the_cpu>());
 }
 
-struct Gate {
-  std::mutex mutex;
-  std::condition_variable opened;
-  bool is_open = true;
-};
-auto& gate = *new Gate;
-
 /// Keeps the current stream of a tensor's device from its next tasks, until `release`.
 void hold(const Tensor& t) {
-  const std::lock_guard lock(gate.mutex);
-  gate.is_open = false;
-  current_worker(t).enqueue([] {
-    std::unique_lock lock(gate.mutex);
-    gate.opened.wait(lock, [] { return gate.is_open; });
-  });
+  held_streams.set(false);
+  current_worker(t).enqueue([] { held_streams.pass(); });
 }
-void release() {
-  const std::lock_guard lock(gate.mutex);
-  gate.is_open = true;
-  gate.opened.notify_all();
-}
+void release() { held_streams.set(true); }
+/// From now on no copy ends, or each does.
+void hang(bool hangs) { copies.set(!hangs); }
 /// From now on copies, events and waits for streams fail, or no longer.
 void lose(bool is_lost) { lost = is_lost; }
 
 TORCH_LIBRARY(foreign, own) {
   own.def("hold", TORCH_FN(hold));
   own.def("release", TORCH_FN(release));
+  own.def("hang", TORCH_FN(hang));
   own.def("lose", TORCH_FN(lose));
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from datetime import timedelta
 
 import pytest
 import torch
@@ -75,6 +76,100 @@ def never_ends(rank: int, n: int, device: str) -> None:
 def test_a_stream_that_does_not_end_is_named_by_the_timeout(pool):
     with pool.fresh(2) as team:
         team.join(timeout=0.5).run(never_ends, DEVICE)
+
+
+SENDS = (dist.isend, lambda x, peer: dist.batch_isend_irecv([dist.P2POp(dist.isend, x, peer)])[0])
+RECEIVES = (dist.irecv, lambda x, peer: dist.batch_isend_irecv([dist.P2POp(dist.irecv, x, peer)])[0])
+
+
+def message_never_begins(rank: int, n: int, device: str, *, which: int) -> None:
+    x = torch.zeros(3, device=device)
+    with torch.Stream(device):
+        torch.ops.foreign.hold(x)
+        work = (SENDS if rank == 0 else RECEIVES)[which](x, 1 - rank)
+        with pytest.raises(dist.DistBackendError, match=r"Timed out .*: its stream on foreign:0 has not"):
+            work.wait()
+        torch.ops.foreign.release()
+
+
+@pytest.mark.parametrize("which", first([0, 1]))
+def test_a_stream_that_does_not_end_is_named_by_the_timeout_of_messages(pool, which):
+    with pool.fresh(2) as team:
+        team.join(timeout=0.5).run(message_never_begins, DEVICE, which=which)
+
+
+def all_reduced(x: torch.Tensor) -> None:
+    dist.all_reduce(x)
+
+
+def from_rank_0(x: torch.Tensor) -> None:
+    dist.broadcast(x, 0)
+
+
+def rows_of_a_future(x: torch.Tensor) -> None:
+    out = [torch.empty_like(x) for _ in range(dist.get_world_size())]
+    dist.all_gather(out, x, async_op=True).get_future().wait()
+
+
+def message(x: torch.Tensor) -> None:
+    dist.send(x, 1) if dist.get_rank() == 0 else dist.recv(x, 0)
+
+
+HANGS = {
+    "all_reduce": (all_reduced, 0, "from"),
+    "all_reduce on both": (all_reduced, None, "from"),
+    "broadcast": (from_rank_0, 1, "to"),
+    "all_gather": (rows_of_a_future, 1, "from"),
+    "send": (message, 0, "from"),
+    "recv": (message, 1, "to"),
+}
+"""Operation, the rank whose device hangs, and the copies that do not end."""
+
+
+def hangs(rank: int, n: int, device: str, *, name: str) -> None:
+    call, culprit, copies = HANGS[name]
+    other = dist.new_group(timeout=timedelta(minutes=5))
+    x = torch.zeros(3, device=device)
+    dist.all_reduce(x)  # the first call tries the device
+    torch.accelerator.synchronize()
+    if culprit in (rank, None):
+        torch.ops.foreign.hang(True)
+    else:
+        backend(device).set_timeout(timedelta(minutes=5))  # the other rank tells this one
+    named = rf"its copies {copies} foreign:0 have not ended"
+    if name in ("broadcast", "recv") and rank == 0:
+        call(x)  # what this rank sends has left
+    else:
+        with pytest.raises(RuntimeError, match=rf"Timed out .*: {named}"):
+            call(x)
+    assert_works("cpu", group=other)  # no thread of this rank hangs with the device
+    torch.ops.foreign.hang(False)
+    assert_works(device, group=other)
+
+
+@pytest.mark.parametrize("name", first(HANGS, stay=2))
+def test_a_device_that_hangs_in_a_copy_is_named_by_the_timeout(pool, name):
+    with pool.fresh(2) as team:
+        team.join(timeout=1).run(hangs, DEVICE, name=name)
+
+
+def hangs_at_the_end(rank: int, n: int, device: str) -> None:
+    x = torch.zeros(3, device=device)
+    dist.all_reduce(x)
+    torch.accelerator.synchronize()
+    torch.ops.foreign.hang(True)
+    works = [dist.all_reduce(x, async_op=True), dist.all_reduce(x, async_op=True)]
+    dist.barrier(group=dist.new_group())
+    dist.destroy_process_group()
+    for work in works:
+        with pytest.raises(RuntimeError, match=r"has been destroyed|left the group"):
+            work.wait()
+    torch.ops.foreign.hang(False)
+
+
+def test_a_group_can_be_destroyed_while_a_device_hangs(pool):
+    with pool.fresh(2) as team:
+        team.join().run(hangs_at_the_end, DEVICE)
 
 
 def is_lost(rank: int, n: int, device: str) -> None:

@@ -48,3 +48,20 @@ def owner_comes_later(rank: int, n: int, device: str) -> None:
 def test_a_backend_of_the_owner_becomes_the_default_one(pool):
     with pool.fresh(1) as team:
         team.run(owner_comes_later, DEVICE)
+
+
+TWO_OWNERS = """
+import torch
+from tests.foreign import device
+device.load()
+try:
+    torch.utils.rename_privateuse1_backend("second")
+except RuntimeError as error:
+    print(str(error).splitlines()[0])
+"""
+
+
+def test_the_page_for_vendors_has_the_text_of_a_second_owner(library):
+    said = run_python("-c", TWO_OWNERS, path=ROOT).splitlines()[-1]
+    documented = (ROOT / "docs/writing-a-backend.md").read_text().replace("\n", " ")
+    assert said.endswith("Current backend: foreign") and said.replace("foreign", "...") in documented

@@ -39,7 +39,8 @@ std::string Diagnosis::timeout_of(const Operation& op) const {
 
 Error Diagnosis::timed_out(const Operation& op, const Operation& current,
                            const std::vector<int>& missing) const {
-  if (!op.ready()) return Error(Errc::timeout, concat(timeout_of(op), ": ", op.why_on_hold()));
+  for (const Operation* held : {&op, &current})
+    if (!held->ready()) return Error(Errc::timeout, concat(timeout_of(op), ": ", held->why_on_hold_of(op)));
   std::string ranks;
   for (const int rank : missing) {
     const std::string refused = refusals_.of(rank, current);

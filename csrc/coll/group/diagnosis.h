@@ -22,7 +22,7 @@ class Diagnosis {
       : group_(group), messenger_(messenger), refusals_(refusals) {}
 
   /// A collective's deadline has passed. `current` is the group's first collective, and `missing` the ranks
-  /// that it waits for.
+  /// that it waits for. Or a message's has, because of `current`, which is on hold.
   Error timed_out(const Operation& op, const Operation& current, const std::vector<int>& missing) const;
   /// A message's deadline has passed.
   Error timed_out(const Operation& message) const;

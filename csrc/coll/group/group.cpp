@@ -63,9 +63,11 @@ Outcome Group::advance() { return executor_.advance(Engine::driver()); }
 
 // ---- trouble
 
-/// In the order of causes: after a death ranks abort, and after an abort they leave.
+/// In the order of causes: after a death ranks abort, and after an abort they leave. A collective that only
+/// completes succeeds whatever peers do meanwhile.
 void Group::check(OperationList& done) {
   messenger_.show_receives();
+  if (completing()) return check_deadlines(done);
   check_gone(true, done);
   mesh_->check_aborts();
   check_gone(false, done);
@@ -121,7 +123,7 @@ std::vector<int> Group::missing() const {
 
 shm::Bell::Process Group::awaited_process() const {
   const std::unique_lock driving(drive_lock(), std::try_to_lock);
-  if (!driving || collectives().empty()) return shm::Bell::kAny;
+  if (!driving || collectives().empty() || !collectives().front().ready()) return shm::Bell::kAny;
   const int rank = executor_.missing_one();
   return rank < 0 ? shm::Bell::kAny : shm::Bell::process(mesh_->member(rank).peer->address().nonce);
 }
@@ -133,6 +135,7 @@ void Group::check_deadlines(OperationList& done) {
     for (int i = 0; i < mesh_->size(); ++i) messenger_.hear(i, done);
     throw diagnosis_.timed_out(*op, collectives().front(), executor_.missing());
   }
+  if (const auto [op, held] = overdue_on_hold(); op) throw diagnosis_.timed_out(*op, *held, {});
   if (const Operation* op = messenger_.overdue()) throw diagnosis_.timed_out(*op);
 }
 

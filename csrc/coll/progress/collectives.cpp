@@ -10,44 +10,49 @@ bool Collectives::advance(OperationList& done) {
       activity_.held(op);
       return moved;
     }
-    if (!started_) {
-      op.listener().beginning(op);
+    if (state_ == State::waiting) {
+      if (op.listener().beginning(op) == Listener::Next::later) continue;
       activity_.starting(op);
       machine_.start(op);
-      started_ = true;
+      state_ = State::moving;
       activity_.posted(op);
     }
-    const Outcome outcome = machine_.advance();
-    if (outcome == Outcome::blocked) {
-      activity_.blocked();
-      return moved;
+    if (state_ == State::moving) {
+      const Outcome outcome = machine_.advance();
+      if (outcome == Outcome::blocked) {
+        activity_.blocked();
+        return moved;
+      }
+      activity_.unblocked();
+      moved = true;
+      if (outcome == Outcome::advanced) continue;
+      state_ = State::completing;
+      if (outcome == Outcome::mismatch) op.set_error(machine_.mismatch());
     }
-    activity_.unblocked();
-    moved = true;
-    if (outcome == Outcome::advanced) continue;
-    started_ = false;
-    if (outcome == Outcome::mismatch) op.set_error(machine_.mismatch());
-    const bool more = outcome != Outcome::mismatch && goes_on(op);
+    const Listener::Next then = next(op);
+    if (then == Listener::Next::later) continue;
+    state_ = State::waiting;
     activity_.ended(op);
-    if (more) continue;
+    if (then == Listener::Next::goes_on) continue;
     list_.pop();
     done.push(op);
+    moved = true;
   }
   return moved;
 }
 
-/// Tells the listener that its collective has succeeded; true if another one follows.
-bool Collectives::goes_on(Operation& op) try {
-  return op.listener().succeeded(op);
+/// Tells the listener that its collective has succeeded, if it has.
+Listener::Next Collectives::next(Operation& op) const try {
+  return op.error() ? Listener::Next::ends : op.listener().succeeded(op);
 } catch (const Error& error) {
   if (error.code() != Errc::mismatch) throw;
   op.set_error(error);  // the listeners of all ranks throw it
-  return false;
+  return Listener::Next::ends;
 }
 
 void Collectives::fail(const Error& error, OperationList& done) {
-  if (started_) list_.front().set_exposed(machine_.exposed());
-  started_ = false;
+  if (state_ == State::moving) list_.front().set_exposed(machine_.exposed());
+  state_ = State::waiting;
   while (!list_.empty()) {
     Operation& op = list_.pop();
     op.set_error(error);

@@ -3,6 +3,8 @@
 //
 //     push ─▶ beginning ─▶ start ─▶ advance ─▶ ... ─▶ succeeded ─▶ done
 //
+// The first one waits while it is on hold: before it begins, or when it has succeeded.
+//
 // Requires the group's driving lock.
 #pragma once
 
@@ -43,6 +45,9 @@ class Collectives {
   const OperationList& list() const { return list_; }
   void push(Operation& op) { list_.push(op); }
 
+  /// Whether the bytes of the first one have moved: it is on hold, and needs no peer.
+  bool completing() const { return state_ == State::completing; }
+
   /// Carries out what can be carried out now. Those that end go to `done`. True if something moved.
   bool advance(OperationList& done);
 
@@ -50,12 +55,14 @@ class Collectives {
   void fail(const Error& error, OperationList& done);
 
  private:
-  static bool goes_on(Operation& op);
+  enum class State : std::uint8_t { waiting, moving, completing };
+
+  Listener::Next next(Operation& op) const;
 
   Machine& machine_;
   Activity& activity_;
   OperationList list_;
-  bool started_ = false;  // the first one
+  State state_ = State::waiting;  // of the first one
 };
 
 }  // namespace occl::coll

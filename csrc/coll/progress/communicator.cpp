@@ -189,9 +189,9 @@ void Communicator::set_answers_due(bool due) {
     engine_.drop_pending();
 }
 
-void Communicator::settle(const OperationList& done) {
+void Communicator::settle(OperationList& done) {
+  messages_.settle(done);
   if (done.empty()) return;
-  Messages::notify_succeeded(done);
   std::uint64_t ended = ended_count_.load(std::memory_order_relaxed);  // only written under the driving lock
   for (Operation* op = done.begin(); op; op = OperationList::next(*op)) ++ended;
   ended_count_.store(ended, std::memory_order_release);  // sync: ended-count

@@ -183,10 +183,13 @@ class Communicator {
 
   /// In the order in which they were submitted; the first one may have started.
   const OperationList& collectives() const { return collectives_.list(); }
+  /// Whether the bytes of the first collective have moved: it waits for no peer.
+  bool completing() const { return collectives_.completing(); }
+  Messages::Overdue overdue_on_hold() const { return messages_.overdue(); }
   bool advance_collectives(OperationList& done) { return collectives_.advance(done); }
   void take_submitted(OperationList& done);
   /// Under the driving lock: these have ended. Then, without it, finish() tells the listeners.
-  void settle(const OperationList& done);
+  void settle(OperationList& done);
   void finish(OperationList& done);
   /// Under the driving lock: whether there is something to drive although no operation is in flight.
   void set_answers_due(bool due);

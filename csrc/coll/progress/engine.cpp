@@ -153,6 +153,11 @@ void Engine::release(Communicator& group, Operation& op) {
   poll(group);
 }
 
+void Engine::release_to_others(Operation& op) {
+  op.make_ready();
+  hand_over();
+}
+
 void Engine::submit(Communicator& group, Operation& op) {
   if (group.submit_and_drive(op))
     hand_over();

@@ -51,6 +51,9 @@ class Engine {
   /// Lets an operation begin that was submitted on hold.
   void release(Communicator& group, Operation& op);
 
+  /// The same on a thread that must not drive: another one does.
+  void release_to_others(Operation& op);
+
   /// Drives the group once, on a thread that does not wait. Leaves the rest as `submit` does.
   void poll(Communicator& group);
 

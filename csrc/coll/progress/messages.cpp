@@ -8,9 +8,12 @@ namespace occl::coll {
 
 void Messages::begin_ready(OperationList& done) {
   while (!waiting_.empty() && waiting_.front().ready()) {
-    Operation& op = waiting_.pop();
+    Operation& op = waiting_.front();
+    const auto next = ask(op, [&op] { return op.listener().beginning(op); });
+    if (next == Listener::Next::later) continue;
+    waiting_.pop();
     activity_.message_posted(op);
-    if (notify(op, [&op] { op.listener().beginning(op); })) {
+    if (next == Listener::Next::goes_on) {
       in_hand_ = &op;
       machine_.take_over(op, done);
       in_hand_ = nullptr;
@@ -27,23 +30,52 @@ bool Messages::advance(OperationList& done) {
   return moved;
 }
 
-void Messages::notify_succeeded(const OperationList& done) {
-  for (Operation* op = done.begin(); op; op = OperationList::next(*op))
-    if (op->is_transfer() && !op->error()) notify(*op, [op] { op->listener().succeeded(*op); });
+void Messages::settle(OperationList& done) {
+  const auto succeeded = [](Operation& op) {
+    return ask(op, [&op] { return op.listener().succeeded(op); }) != Listener::Next::later;
+  };
+  for (Operation* op = done.begin(); op;) {
+    Operation* const next = OperationList::next(*op);
+    if (op->is_transfer() && !op->error() && !succeeded(*op)) {
+      if (failed_) {
+        op->set_error(*failed_);
+      } else {
+        done.remove(*op);
+        completing_.push(*op);
+      }
+    }
+    op = next;
+  }
+  while (!completing_.empty() && completing_.front().ready()) {
+    if (succeeded(completing_.front())) done.push(completing_.pop());
+  }
 }
 
-/// Tells a message's listener. An exception of the listener is the error of this message alone; false then.
+Messages::Overdue Messages::overdue() const {
+  for (const OperationList* list : {&waiting_, &completing_})
+    for (const Operation* op = list->begin(); op; op = OperationList::next(*op))
+      if (op->deadline().passed() && !list->front().ready()) return {op, &list->front()};
+  return {};
+}
+
+/// What a message's listener answers. An exception of the listener is the error of this message alone, which
+/// ends with it.
 template <class F>
-bool Messages::notify(Operation& op, F&& f) try {
-  f();
-  return true;
+Listener::Next Messages::ask(Operation& op, F&& f) try {
+  return f();
 } catch (const std::exception& error) {
   op.set_error(as_error(error));
-  return false;
+  return Listener::Next::ends;
 }
 
 void Messages::fail(const Error& error, Operation* in_hand, OperationList& done) {
+  failed_ = error;
   while (!waiting_.empty()) fail(waiting_.pop(), error, done);
+  while (!completing_.empty()) {
+    Operation& op = completing_.pop();
+    op.set_error(error);
+    done.push(op);
+  }
   machine_.fail_messages(error, done);
   for (Operation* op : {in_hand, drop_in_hand()}) {
     if (!op || done.has(*op)) continue;  // the machine had it before the exception

@@ -1,11 +1,12 @@
 // The messages of a group that have not ended: those on hold wait here, in the order of their calls, and the
-// others are under way in the group's Machine.
+// others are under way in the group's Machine. One whose bytes have moved may be on hold once more.
 //
-//     push ─▶ (ready) ─▶ beginning ─▶ take_over ─▶ advance_messages ─▶ ... ─▶ done ─▶ succeeded
+//     push ─▶ (ready) ─▶ beginning ─▶ take_over ─▶ advance_messages ─▶ ... ─▶ succeeded ─▶ (ready) ─▶ done
 //
 // Requires the group's driving lock.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -55,19 +56,29 @@ class Messages {
   /// Ends all with an error. `in_hand`: an earlier result of drop_in_hand.
   void fail(const Error& error, Operation* in_hand, OperationList& done);
 
-  /// Tells the listeners of the messages in `done` that these have succeeded. Before the driving lock is
-  /// released: if two receives write into one place, the later one wins.
-  static void notify_succeeded(const OperationList& done);
+  /// Tells the listeners of the messages in `done` that these have succeeded, before the driving lock is
+  /// released: if two receives write into one place, the later one wins. Takes those out of `done` that are
+  /// on hold then, and puts them back when they are not.
+  void settle(OperationList& done);
+
+  /// A message whose deadline has passed, and the one on hold because of which it has not begun or not ended:
+  /// itself, or one before it. Null if there is none.
+  struct Overdue {
+    const Operation *message = nullptr, *held = nullptr;
+  };
+  Overdue overdue() const;
 
  private:
   template <class F>
-  static bool notify(Operation& op, F&& f);
+  static Listener::Next ask(Operation& op, F&& f);
   void fail(Operation& op, const Error& error, OperationList& done);
 
   Machine& machine_;
   Activity& activity_;
   OperationList waiting_;         // the first one is on hold
+  OperationList completing_;      // their bytes have moved; they are on hold, or behind one
   Operation* in_hand_ = nullptr;  // that the machine is taking over, or whose take_over has thrown
+  std::optional<Error> failed_;   // no message can be on hold any more
 };
 
 }  // namespace occl::coll

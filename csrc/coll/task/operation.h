@@ -55,12 +55,20 @@ class Operation;
 /// `beginning` and `succeeded` run under the group's lock and are left out if the operation fails before
 /// them. If they throw, a message fails alone, and a collective ends the group. The exception is an
 /// Error(mismatch) that `succeeded` throws on all ranks: it fails the collective alone.
+///
+/// A listener whose answer to one of the two takes time puts the operation on hold (Operation::hold) and
+/// returns Next::later. When the hold has ended it is asked again.
 class Listener {
  public:
+  enum class Next : std::uint8_t {
+    goes_on,  // after `beginning`: it begins. After `succeeded`: with another collective (go_on_with)
+    ends,     // after `succeeded`
+    later,
+  };
   /// A collective: the ones before it have ended, and the ones after it have not begun.
-  virtual void beginning(Operation&) {}
-  /// Whether the operation goes on with another collective, for which it has called Operation::go_on_with.
-  virtual bool succeeded(Operation&) { return false; }
+  virtual Next beginning(Operation&) { return Next::goes_on; }
+  /// The bytes have moved. From now on the operation needs no peer, unless it goes on.
+  virtual Next succeeded(Operation&) { return Next::ends; }
   /// The operation has ended, and no other thread can see that yet. Must not block.
   virtual void ending(Operation&) noexcept {}
   /// Every thread can see that this operation has ended, and so have all that ended with it. Called without
@@ -99,15 +107,16 @@ class Operation {
   }
 
   /// Call it before submitting: the operation takes its place in the order, but begins only after
-  /// Engine::release. The device of its stream, as errors name it, may be left out.
-  void hold(std::string device = {}) {
-    held_on_ = std::move(device);
-    ready_.store(false, std::memory_order_relaxed);  // no other thread knows of it yet
+  /// Engine::release. A listener may call it too (Listener::Next::later). `why`: for errors, as in "its
+  /// stream has not reached it".
+  void hold(std::string why) {
+    why_on_hold_ = std::move(why);
+    ready_.store(false, std::memory_order_relaxed);  // the thread that ends the hold does not know of it yet
   }
-  /// Of an operation on hold: "its stream on dev:0 has not reached it".
-  std::string why_on_hold() const {
-    if (held_on_.empty()) return "its stream has not reached it";
-    return concat("its stream on ", held_on_, " has not reached it");
+  /// Of an operation on hold: why this one, or one behind it, has not ended.
+  std::string why_on_hold_of(const Operation& op) const {
+    return &op == this ? why_on_hold_
+                       : concat("it comes after ", describe(), " #", sequence_, ", and ", why_on_hold_);
   }
 
   bool finished() const {
@@ -179,7 +188,7 @@ class Operation {
   mutable Notes notes_;
   int source_ = -1;
   Atomic<bool> ready_ = true;
-  std::string held_on_;
+  std::string why_on_hold_;
   bool exposed_ = false;
   bool counted_ = false;
   std::optional<Error> error_;

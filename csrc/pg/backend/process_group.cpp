@@ -84,6 +84,7 @@ CallObservers ProcessGroupOCCL::observers() const {
   CallObservers all;
   if (hook_) all.push_back(std::make_unique<HookedCall>(hook_));
   if (success_hooks_->any()) all.push_back(std::make_unique<SuccessObserver>(success_hooks_));
+  if (abort_hooks_->any()) all.push_back(std::make_unique<AbortObserver>(abort_hooks_, lifecycle_.group()));
   if (extra_time_->now().count() != 0) all.push_back(extra_time_->until_end_of_call());
   return all;
 }
@@ -401,6 +402,12 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupOCCL::merge(
   return c10::make_intrusive<ProcessGroupOCCL>(store, rank, size, lifecycle_.options_for(opts));
 }
 
+void ProcessGroupOCCL::abort_for(const char* reason) {
+  check_not_forked(group());
+  abort_hooks_->group_ends();
+  lifecycle_.abort(reason);
+}
+
 c10::intrusive_ptr<c10d::Backend> ProcessGroupOCCL::shrink(
     const std::vector<int64_t>& ranks_to_exclude, int shrink_flags,
     const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
@@ -415,7 +422,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupOCCL::shrink(
       raise(Error(Errc::invalid_argument,
                   concat("shrink: rank ", getRank(), " of ", getSize(), " cannot exclude rank ", rank,
                          rank == getRank() ? ", which is itself" : "")));
-  if (shrink_flags & kAbort) lifecycle_.abort("shrink() with SHRINK_ABORT was called");
+  if (shrink_flags & kAbort) abort_for("shrink() with SHRINK_ABORT was called");
   Options options = lifecycle_.options_for(opts);
   if (options.group_name.empty()) options.group_name = group().name() + "/shrunk";
   options.global_ranks_in_group =

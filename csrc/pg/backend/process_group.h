@@ -16,6 +16,7 @@
 #include "pg/backend/time_estimate.h"
 #include "pg/backend/work.h"
 #include "pg/compat/backend_base.h"
+#include "pg/observe/abort_hooks.h"
 #include "pg/observe/completion_hook.h"
 #include "pg/observe/flight_recorder.h"
 #include "pg/observe/param_comms.h"
@@ -109,7 +110,7 @@ class ProcessGroupOCCL final : public BackendBase {
 
   /// See GroupLifecycle.
   Parent as_parent(std::vector<int> ranks) const { return lifecycle_.as_parent(std::move(ranks)); }
-  void abort() override { lifecycle_.abort("abort() was called"); }
+  void abort() override { abort_for("abort() was called"); }
   void shutdown() override { lifecycle_.shutdown(); }
   c10d::ErrorType getError() override { return lifecycle_.error(); }
   std::unordered_map<std::string, uint64_t> getMemoryStats() override { return lifecycle_.memory_stats(); }
@@ -133,6 +134,12 @@ class ProcessGroupOCCL final : public BackendBase {
     success_hooks_->add(id, std::move(hook));
   }
   void unregisterCompletionHook(std::int64_t id) override { success_hooks_->remove(id); }
+  /// From now on calls `hook` before a call fails by a timeout, the death of a rank or an abort, and before
+  /// abort(), on the thread that notices and without a lock: once for all calls that the end of the group
+  /// fails, and once for each other one. Of calls that were launched before, it is not told.
+  bool supportsAbortHooks() const override { return true; }
+  void registerAbortHook(std::int64_t id, AbortHook hook) override { abort_hooks_->add(id, std::move(hook)); }
+  void unregisterAbortHook(std::int64_t id) override { abort_hooks_->remove(id); }
 
   /// Operations called between these two are not carried out. endTimeEstimate returns the sum of their
   /// estimated durations in microseconds (time_estimate.h).
@@ -164,6 +171,7 @@ class ProcessGroupOCCL final : public BackendBase {
   ThisRank self() const { return {getRank(), getSize()}; }
   /// What instruments say about this group.
   GroupFacts facts() const;
+  void abort_for(const char* reason);
   /// The observers of any call.
   CallObservers observers() const;
   /// The number that the next operation of this kind has in the group, unless another thread's call is first.
@@ -179,7 +187,8 @@ class ProcessGroupOCCL final : public BackendBase {
   GroupLifecycle lifecycle_;
   std::shared_ptr<RecordedGroup> recorded_;  // null without a flight recorder
   std::shared_ptr<CompletionHook> hook_;     // null if there is none
-  const std::shared_ptr<SuccessHooks> success_hooks_ = std::make_shared<SuccessHooks>();
+  const std::shared_ptr<SuccessHooks> success_hooks_ = std::make_shared<SuccessHooks>("completed calls");
+  const std::shared_ptr<AbortHooks> abort_hooks_ = std::make_shared<AbortHooks>();
   const std::shared_ptr<ExtraTime> extra_time_ = std::make_shared<ExtraTime>();
   // Between startCoalescing and endCoalescing: the Work, and the requests that it will consist of.
   c10::intrusive_ptr<WorkOCCL> coalesced_;

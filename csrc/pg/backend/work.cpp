@@ -46,10 +46,12 @@ class AsDriver {
   c10::OptionalStreamGuard stream_;
 };
 
-/// As errors name it; empty on the CPU.
-std::string device_of(const Request& request) {
+/// "its stream on dev:0 has not reached it"
+std::string why_held(const Request& request) {
   const auto& tensors = request.inputs.empty() ? request.outputs : request.inputs;
-  return tensors.empty() || tensors.front().is_cpu() ? "" : tensors.front().device().str();
+  const bool on_cpu = tensors.empty() || tensors.front().is_cpu();
+  return concat("its stream", on_cpu ? "" : concat(" on ", tensors.front().device().str()),
+                " has not reached it");
 }
 
 /// Whether both can be viewed as bytes, and lie alike.
@@ -80,8 +82,46 @@ WorkOCCL::Part::Part(WorkOCCL& work, Request&& request, std::size_t first_output
       first_output(first_output),
       operation(*this, point_to_lists(this->request).task, Deadline::after(this->request.timeout)) {}
 
-void WorkOCCL::Part::beginning(coll::Operation&) {
-  for (const auto& observer : work.observers_) observer->begin(operation.sequence());
+/// Carries out a step of the operation. If it uses another package's device, it runs in the thread for
+/// copies, with the operation on hold: false until it has ended. Throws what the step throws.
+template <class Step>
+bool WorkOCCL::Part::carried_out(Step&& step, bool on_device, const char* copies) {
+  if (!on_device) return step(), true;
+  if (std::exchange(under_way, !under_way)) {
+    if (failure) std::rethrow_exception(std::exchange(failure, nullptr));
+    return true;
+  }
+  operation.hold(concat("its copies ", copies, " ", request.stream->device().str(), " have not ended"));
+  // The work outlives an operation that has timed out meanwhile.
+  in_thread_for_copies(*request.stream,
+                       [this, step, self = c10::intrusive_ptr<WorkOCCL>::reclaim_copy(&work)] {
+                         try {
+                           step();
+                         } catch (...) {
+                           failure = std::current_exception();
+                         }
+                         engine().release_to_others(operation);
+                       });
+  return false;
+}
+
+coll::Listener::Next WorkOCCL::Part::beginning(coll::Operation&) {
+  if (!under_way)
+    for (const auto& observer : work.observers_) observer->begin(operation.sequence());
+  const bool on_device = current().stream && !current().before.empty();
+  return carried_out([this] { copy_in(); }, on_device, "from") ? Next::goes_on : Next::later;
+}
+
+coll::Listener::Next WorkOCCL::Part::succeeded(coll::Operation&) {
+  const bool on_device = request.stream && (!current().after.empty() || request.then);
+  if (!carried_out([this] { copy_out(); }, on_device, "to")) return Next::later;
+  if (!prepared) return Next::ends;
+  following = std::move(prepared);
+  operation.go_on_with(point_to_lists(*following).collective());
+  return Next::goes_on;
+}
+
+void WorkOCCL::Part::copy_in() const {
   const Request& now = current();
   copy_all(now, now.before);
   if (now.combined.empty()) return;
@@ -92,35 +132,40 @@ void WorkOCCL::Part::beginning(coll::Operation&) {
   kernels::reduce(c.dtype, c.op, to, from, c.in.count, kernels::Store::cached, {});
 }
 
-bool WorkOCCL::Part::succeeded(coll::Operation&) {
+void WorkOCCL::Part::copy_out() {
   copy_all(current(), current().after);
   if (work.opType_ == c10d::OpType::ALLGATHER) {
-    std::lock_guard lock(work.mutex_);
+    std::unique_lock lock(work.mutex_);
     gathered = true;
-    copy_to_rows();
+    const at::Tensor rows = work.rows_;
+    lock.unlock();  // the device may hang
+    copy_to(rows);
   }
-  if (!request.then) return false;
+  if (!request.then) return;
   const AsDriver driver(request, request.inputs.front());
   auto next = std::make_unique<Request>();
-  if (!request.then(*next)) {
-    if (request.stream) pg::synchronize(stream_for_copies(*request.stream));
-    return false;
-  }
-  following = std::move(next);
-  operation.go_on_with(point_to_lists(*following).collective());
-  return true;
+  if (request.then(*next))
+    prepared = std::move(next);
+  else if (request.stream)
+    pg::synchronize(stream_for_copies(*request.stream));
 }
 
-/// Under the work's mutex_: copies the outputs into the value of the future, if there is one.
-void WorkOCCL::Part::copy_to_rows() const {
-  if (!work.rows_.defined()) return;
+/// Copies the outputs into the value of the future, if there is one.
+void WorkOCCL::Part::copy_to(const at::Tensor& rows) const {
+  if (!rows.defined()) return;
   Request::Copies copies;
   for (std::size_t i = 0; i < request.outputs.size(); ++i)
-    copies.emplace_back(work.rows_.select(0, static_cast<int64_t>(first_output + i)), request.outputs[i]);
+    copies.emplace_back(rows.select(0, static_cast<int64_t>(first_output + i)), request.outputs[i]);
   copy_all(request, copies);
 }
 
-void WorkOCCL::Part::ending(coll::Operation&) noexcept { last = work.one_less(); }
+void WorkOCCL::Part::ending(coll::Operation&) noexcept {
+  if (const Error* failed = operation.error(); failed && !work.observers_.empty()) {
+    const coll::Engine::Callback callback(engine());  // a hook may launch collectives, and wait for them
+    for (const auto& observer : work.observers_) observer->failing(*failed);
+  }
+  last = work.one_less();
+}
 
 void WorkOCCL::Part::completed(coll::Operation&) noexcept {
   if (last) work.tell();
@@ -159,7 +204,7 @@ void WorkOCCL::add(Request&& request, Mode mode) {
       parts_.empty() ? 0 : parts_.back().first_output + parts_.back().request.outputs.size();
   Part& part = parts_.emplace_back(*this, std::move(request), before);
   open_.fetch_add(1, std::memory_order_relaxed);  // seal() has not been called
-  if (mode == Mode::held) part.operation.hold(device_of(part.request));
+  if (mode == Mode::held) part.operation.hold(why_held(part.request));
   c10::raw::intrusive_ptr::incref(this);  // until released(): the group holds the operation
   if (mode == Mode::blocking)
     engine().submit_before_wait(*group_, part.operation);
@@ -239,7 +284,7 @@ c10::IValue WorkOCCL::value() {
   sizes.insert(sizes.begin(), static_cast<int64_t>(all.size()));
   rows_ = at::empty_like(first.unsqueeze(0).expand(sizes), at::MemoryFormat::Contiguous);
   for (const Part& part : parts_)
-    if (part.gathered) part.copy_to_rows();
+    if (part.gathered) part.copy_to(rows_);
   return Tensors{rows_};
 }
 

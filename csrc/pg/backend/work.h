@@ -82,20 +82,29 @@ class WorkOCCL final : public WorkBase {
     void ending(coll::Operation&) noexcept override;
     void completed(coll::Operation&) noexcept override;
     void released(coll::Operation&) noexcept override;
-    void beginning(coll::Operation&) override;
-    bool succeeded(coll::Operation&) override;
+    Next beginning(coll::Operation&) override;
+    Next succeeded(coll::Operation&) override;
 
     /// The request whose operation is carried out now. Only for the driving thread.
     const Request& current() const { return following ? *following : request; }
-    void copy_to_rows() const;
+    template <class Step>
+    bool carried_out(Step&& step, bool on_device, const char* copies);
+    void copy_in() const;
+    void copy_out();
+    void copy_to(const at::Tensor& rows) const;
 
     WorkOCCL& work;
     Request request;                     // does not change once the part exists: every thread reads it
     std::unique_ptr<Request> following;  // made by Request::then
+    std::unique_ptr<Request> prepared;   // it becomes the following one when the collective has ended
     const std::size_t first_output;      // how many outputs the parts before it have
     coll::Operation operation;
     bool last = false;      // the work ended with it; used only by the driving thread
     bool gathered = false;  // an all_gather into a list that has succeeded; guarded by Work::mutex_
+
+    // A step in the thread for copies, which writes `failure` and then ends the operation's hold.
+    bool under_way = false;  // used only by the driving thread
+    std::exception_ptr failure;
   };
   using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 

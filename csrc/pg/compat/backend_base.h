@@ -38,9 +38,12 @@ class BackendBase : public c10d::Backend {
   virtual c10::intrusive_ptr<c10d::Work> gather_single(at::Tensor& output, at::Tensor& input,
                                                        const c10d::GatherOptions& opts) = 0;
   virtual void addEphemeralTimeout(const std::chrono::milliseconds& timeout) = 0;
+  virtual void registerAbortHook(std::int64_t id, AbortHook hook) = 0;
+  virtual void unregisterAbortHook(std::int64_t id) = 0;
   /// Override PyTorch's methods from 2.15 on. Remove with 2.14.
   virtual void startTimeEstimate() = 0;
   virtual float endTimeEstimate() = 0;
+  virtual bool supportsAbortHooks() const = 0;
   virtual bool supportsCompletionHooks() const = 0;
   virtual void registerCompletionHook(std::int64_t id, SuccessHook hook) = 0;
   virtual void unregisterCompletionHook(std::int64_t id) = 0;

@@ -1,4 +1,5 @@
-// The function that PyTorch from 2.15 on lets a backend call for each work that has succeeded.
+// The functions that PyTorch lets a backend call: from 2.14 on before a call fails, and from 2.15 on for each
+// work that has succeeded.
 #pragma once
 
 #include <cstdint>
@@ -7,11 +8,17 @@
 
 #include "pg/compat/version.h"
 
-#if OCCL_TORCH_AT_LEAST(2, 15)
+#if OCCL_TORCH_AT_LEAST(2, 14)
 #include <torch/csrc/distributed/c10d/Hooks.hpp>
 #endif
 
 namespace occl::pg {
+
+#if OCCL_TORCH_AT_LEAST(2, 14)
+using AbortHook = c10d::AbortHook;
+#else  // remove with 2.13
+using AbortHook = std::function<void()>;
+#endif
 
 #if OCCL_TORCH_AT_LEAST(2, 15)
 using Success = c10d::CompletionHookArgs;

@@ -31,6 +31,8 @@ class CallObserver {
   virtual void submitted(std::uint64_t number) noexcept { (void)number; }
   /// An operation of the call begins, on the driving thread.
   virtual void begin(std::uint64_t number) noexcept { (void)number; }
+  /// An operation of the call has failed, and no other thread has seen it yet. No lock is held.
+  virtual void failing(const Error& error) noexcept { (void)error; }
   /// The last call. No lock is held.
   virtual void end(const CallEnd& end) noexcept = 0;
 };

@@ -9,16 +9,15 @@
 
 #include <array>
 #include <atomic>
-#include <condition_variable>
-#include <deque>
+#include <memory>
 #include <mutex>
 #include <optional>
-#include <thread>
 #include <unordered_map>
 #include <utility>
 
 #include "device/runtime/allocator.h"
 #include "device/runtime/cpu_memory.h"
+#include "memory/queue.h"
 #include "pg/request/checks.h"
 
 namespace occl::pg {
@@ -27,48 +26,20 @@ namespace {
 /// From this size on a copy in host memory is made where peers can map it: smaller ones take other paths.
 constexpr std::size_t kMapped = 256 << 10;
 
-/// Runs the tasks of one stream, each after the event before it and its own.
-class Watcher {
- public:
-  static Watcher& of(const c10::Stream& stream) {
-    static std::mutex mutex;
-    static pid_t process = 0;
-    static auto& all = *new std::unordered_map<c10::Stream, Watcher*>;  // never destroyed: threads use them
-    const std::lock_guard lock(mutex);
-    if (process != getpid()) all.clear(), process = getpid();  // a forked child has none of the threads
-    Watcher*& found = all[stream];
-    if (!found) found = new Watcher;
-    return *found;
-  }
-  void add(c10::Event event, std::function<void()> task) {
-    const std::lock_guard lock(mutex_);
-    queue_.emplace_back(std::move(event), std::move(task));
-    added_.notify_one();
-  }
+/// What the threads of a stream do. They are two, because a copy must not wait for what the program queued
+/// after it.
+enum class Duty : std::uint8_t { wait, copy };
 
- private:
-  Watcher() {
-    std::thread([this] { run(); }).detach();
-  }
-  void run() {
-    for (std::unique_lock lock(mutex_);;) {
-      added_.wait(lock, [&] { return !queue_.empty(); });
-      auto [event, task] = std::move(queue_.front());
-      queue_.pop_front();
-      lock.unlock();
-      try {
-        event.synchronize();
-      } catch (const std::exception&) {  // the device is lost: the operation's copies fail, and say why
-      }
-      task();
-      lock.lock();
-    }
-  }
-
-  std::mutex mutex_;
-  std::condition_variable added_;
-  std::deque<std::pair<c10::Event, std::function<void()>>> queue_;
-};
+memory::Queue& thread_of(const c10::Stream& stream, Duty duty) {
+  static std::mutex mutex;
+  static pid_t process = 0;
+  static auto& all = *new std::array<std::unordered_map<c10::Stream, memory::Queue*>, 2>;
+  const std::lock_guard lock(mutex);
+  if (process != getpid()) all = {}, process = getpid();  // a forked child has none of the threads
+  memory::Queue*& found = all[static_cast<std::size_t>(duty)][stream];
+  if (!found) found = new memory::Queue([] {});
+  return *found;
+}
 
 template <class Try>
 bool works(Try&& attempt) {
@@ -171,9 +142,19 @@ void when_reached(const c10::Stream& stream, std::function<void()> task) {
     synchronize(stream);
     return task();
   }
-  c10::Event event(stream.device_type());
-  event.record(stream);
-  Watcher::of(stream).add(std::move(event), std::move(task));
+  const auto event = std::make_shared<c10::Event>(stream.device_type());
+  event->record(stream);
+  thread_of(stream, Duty::wait).push([event, task = std::move(task)] {
+    try {
+      event->synchronize();
+    } catch (const std::exception&) {  // the device is lost: the operation's copies fail, and say why
+    }
+    task();
+  });
+}
+
+void in_thread_for_copies(const c10::Stream& stream, std::function<void()> task) {
+  thread_of(stream_for_copies(stream), Duty::copy).push(std::move(task));
 }
 
 c10::Stream stream_for_copies(const c10::Stream& stream) {

@@ -6,6 +6,9 @@
 //
 //     caller's stream   work before the call | work after the call, beside the operation
 //     operation                              | copies in, the operation, copies out, end: the host goes on
+//
+// A device may hang in a copy, so the copies of each stream are made in a thread of their own: the thread that
+// drives the group goes on, and sees the operation's deadline.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -40,6 +43,8 @@ bool is_idle(const c10::Stream& stream);
 /// Calls the task in another thread when everything has ended that is queued on the stream now, or in this
 /// one if the device has no events.
 void when_reached(const c10::Stream& stream, std::function<void()> task);
+/// Calls the task in the thread that makes the copies of this stream, after its earlier tasks.
+void in_thread_for_copies(const c10::Stream& stream, std::function<void()> task);
 /// The stream for the request's copies.
 c10::Stream stream_for_copies(const c10::Stream& stream);
 /// Whether the device has events.

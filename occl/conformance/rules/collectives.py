@@ -27,6 +27,10 @@ EDGES: dict[str, dict[str, Any]] = {
 """Sizes and layouts. "repeated": all elements of an input are one (``expand``), so it overlaps itself."""
 
 
+FROM_THE_ROOT = ("broadcast", "scatter")
+"""Operations in which the root, rank 0, may end before the others have called."""
+
+
 def result(rank: Rank, *, operation: str, dtype: str, reduction: str = "") -> None:
     rank.run(operation, dtype=dtype, reduction=reduction)
 
@@ -56,8 +60,9 @@ def asynchronous(rank: Rank, *, operation: str) -> None:
 
 def in_flight(rank: Rank, *, operation: str) -> None:
     settings = [rank.setting(operation, salt=salt, count=100 * salt + 1) for salt in range(8)]
-    works = [rank.prepared(operation, setting)(True) for setting in settings]
-    for work in reversed(works):
+    calls = [rank.prepared(operation, setting) for setting in settings]
+    last = 0 if operation in FROM_THE_ROOT else rank.size - 1
+    for work in reversed(rank.launched(last, lambda: [call(True) for call in calls])):
         finish(work)
     for at, setting in enumerate(settings):
         rank.verify(setting, f"of call {at} of 8")

@@ -170,7 +170,9 @@ def shutdown(rank: Rank) -> None:
     Source(GROUP, "The ProcessGroup assumes a fixed set of processes."), own=True,
 )  # fmt: skip
 def pending(rank: Rank) -> None:
-    for _ in range(5):
-        dist.all_reduce(torch.ones(1000, device=rank.device), async_op=True)
+    rank.launched(
+        rank.size - 1,
+        lambda: [dist.all_reduce(torch.ones(1000, device=rank.device), async_op=True) for _ in range(5)],
+    )
     with contextlib.suppress(RuntimeError):  # it may say that it has ended them
         dist.destroy_process_group()
