@@ -7,17 +7,32 @@
 namespace occl::coll {
 
 void Messages::begin_ready(OperationList& done) {
-  while (!waiting_.empty() && waiting_.front().ready()) {
-    Operation& op = waiting_.pop();
-    activity_.message_posted(op);
-    if (notify(op, [&op] { op.listener().beginning(op); })) {
-      in_hand_ = &op;
-      machine_.take_over(op, done);
-      in_hand_ = nullptr;
-    } else {
-      activity_.message_ended(op);
-      done.push(op);
-    }
+  while (Operation* const op = next_ready()) {
+    waiting_.remove(*op);
+    begin(*op, done);
+  }
+}
+
+/// The first that is not on hold, nor behind one with its window, or no window, that is; or null.
+Operation* Messages::next_ready() const {
+  for (Operation* op = waiting_.begin(); op; op = OperationList::next(*op)) {
+    if (!op->ready()) continue;
+    const Operation* before = waiting_.begin();
+    while (before->transfer().window != op->transfer().window) before = OperationList::next(*before);
+    if (before == op) return op;
+  }
+  return nullptr;
+}
+
+void Messages::begin(Operation& op, OperationList& done) {
+  activity_.message_posted(op);
+  if (notify(op, [&op] { op.listener().beginning(op); })) {
+    in_hand_ = &op;
+    machine_.take_over(op, done);
+    in_hand_ = nullptr;
+  } else {
+    activity_.message_ended(op);
+    done.push(op);
   }
 }
 

@@ -13,12 +13,14 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <unordered_map>
 #include <vector>
 
 #include "pg/compat/hooks.h"
+#include "pg/compat/window_base.h"
 
 namespace occl::pg {
 
@@ -38,6 +40,8 @@ class BackendBase : public c10d::Backend {
   virtual c10::intrusive_ptr<c10d::Work> gather_single(at::Tensor& output, at::Tensor& input,
                                                        const c10d::GatherOptions& opts) = 0;
   virtual void addEphemeralTimeout(const std::chrono::milliseconds& timeout) = 0;
+  virtual bool supportsWindow() const = 0;
+  virtual c10::intrusive_ptr<WindowBase> new_window(const std::optional<at::Tensor>& tensor) = 0;
   /// Override PyTorch's methods from 2.15 on. Remove with 2.14.
   virtual void startTimeEstimate() = 0;
   virtual float endTimeEstimate() = 0;
