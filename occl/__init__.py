@@ -24,17 +24,20 @@ if TYPE_CHECKING:
     from occl.distributed.groups import shrink_group
     from occl.distributed.stats import OperationStats, stats
     from occl.distributed.tracing import trace
+    from occl.distributed.windows import new_window, supports_window
     from occl.memory import empty_shared, memory_stats, share_cpu_memory
 
 _FROM = {
     "OperationStats": "distributed.stats",
     "empty_shared": "memory",
     "memory_stats": "memory",
+    "new_window": "distributed.windows",
     "replace": "distributed.gloo",
     "serves": "distributed.gloo",
     "share_cpu_memory": "memory",
     "shrink_group": "distributed.groups",
     "stats": "distributed.stats",
+    "supports_window": "distributed.windows",
     "trace": "distributed.tracing",
 }
 """The module of each function, below this package."""
@@ -44,11 +47,13 @@ __all__ = [
     "__version__",
     "empty_shared",
     "memory_stats",
+    "new_window",
     "replace",
     "serves",
     "share_cpu_memory",
     "shrink_group",
     "stats",
+    "supports_window",
     "trace",
 ]
 

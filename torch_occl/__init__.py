@@ -45,11 +45,13 @@ if torch.distributed.is_available():  # some PyTorch is built without it, and ha
         OperationStats,
         empty_shared,
         memory_stats,
+        new_window,
         replace,
         serves,
         share_cpu_memory,
         shrink_group,
         stats,
+        supports_window,
         trace,
     )
     from occl._C import ArgumentError, ProcessGroupOCCL, WorkOCCL
@@ -69,11 +71,13 @@ __all__ = [
     "WorkOCCL",
     "empty_shared",
     "memory_stats",
+    "new_window",
     "replace",
     "serves",
     "share_cpu_memory",
     "shrink_group",
     "stats",
+    "supports_window",
     "trace",
 ]
 if not torch.distributed.is_available():
