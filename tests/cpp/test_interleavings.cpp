@@ -473,6 +473,20 @@ TEST("signals: a window is closed while another rank waits") {
             150);
 }
 
+TEST("signals: a rank leaves after its signal") {
+  check_all(sample(
+                [] {
+                  Cluster cluster(2, small());
+                  WindowRanks window(cluster, 64);
+                  cluster.each([&](Rank& rank) {
+                    rank.run(rank.rank == 0 ? window.signal(0, 1) : window.wait(1, 0), kPatience);
+                    if (rank.rank == 0) rank.group->close();
+                  });
+                },
+                150 * kFactor, kSeed),
+            150);
+}
+
 TEST("messages of every kind in both directions") {
   check_all(sample(
                 [] {

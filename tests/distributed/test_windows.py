@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch_occl
 from tests.support.checks import assert_works, backend
 from tests.support.devices import DEVICES
-from tests.support.gates import gate
+from tests.support.gates import gate, open_when_the_caller_sleeps
 from tests.support.running import PYTORCH
 from tests.support.worker import listen, tell
 
@@ -286,6 +286,30 @@ def on_a_side_stream(rank, n, device):
 @pytest.mark.skipif("dev" not in DEVICES, reason="only the device has streams")
 def test_accesses_queue_on_side_streams_and_a_wait_makes_the_stream_wait(pool):
     pool.run(on_a_side_stream, 2, "dev")
+
+
+def deregisters_while_a_put_is_held(rank, n, device):
+    tensor = memory("dev", 1000)
+    window, stream = new_window(tensor), torch.dev.Stream()
+    if rank == 0:
+        sevens = torch.full((1000,), 7.0, device="dev")
+        dist.recv(torch.zeros(1), 1)
+        with gate(stream) as event:
+            with torch.dev.stream(stream):
+                put = window.put(sevens, 1, 0, True)
+            assert not put.is_completed()
+            open_when_the_caller_sleeps(event)
+            window.tensor_deregister()
+            assert put.is_success()
+    else:
+        dist.send(torch.zeros(1), 0)
+        window.tensor_deregister()
+        assert (tensor == 7).all()
+
+
+@pytest.mark.skipif("dev" not in DEVICES, reason="only the device has streams")
+def test_deregistering_waits_for_what_is_under_way(pool):
+    pool.run(deregisters_while_a_put_is_held, 2, "dev")
 
 
 def view_of_a_dead_rank(rank, n, device):
