@@ -33,8 +33,7 @@ void bind_base(py::module_& module) {
   py::enum_<pg::WindowAccessType>(module, "WindowAccessType")
       .value("UNIFIED", pg::WindowAccessType::UNIFIED)
       .value("SEPARATE", pg::WindowAccessType::SEPARATE);
-  py::class_<pg::WindowAttr>(module, "WindowAttr")
-      .def_readonly("access_type", &pg::WindowAttr::access_type);
+  py::class_<pg::WindowAttr>(module, "WindowAttr").def_readonly("access_type", &pg::WindowAttr::access_type);
   using pg::WindowBase;
   using without_gil = py::call_guard<py::gil_scoped_release>;
   py::class_<WindowBase, c10::intrusive_ptr<WindowBase>>(module, "Window")

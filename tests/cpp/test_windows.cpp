@@ -72,7 +72,8 @@ TEST("signals count: as many waits end as there were signals, for each pair of r
 TEST("waits for one rank end in the order of their calls") {
   Cluster cluster(2);
   WindowRanks window(cluster, 64);
-  Call first(window.wait(1, 0), Deadline::after(kPatience)), second(window.wait(1, 0), Deadline::after(kPatience));
+  Call first(window.wait(1, 0), Deadline::after(kPatience)),
+      second(window.wait(1, 0), Deadline::after(kPatience));
   cluster[1].submit(first), cluster[1].submit(second);
   for (Call* call : {&first, &second}) {
     CHECK(!finished(*call));
@@ -176,11 +177,12 @@ TEST("rows are used again when all ranks have closed their window, and what it k
 TEST("a wait that nothing ends times out, and names what it waits for") {
   Cluster cluster(2);
   WindowRanks window(cluster, 64);
-  const Error error = error_of(
-      [&] { cluster[1].run(window.wait(1, 0), Deadline::after(std::chrono::milliseconds(50))); });
+  const Error error =
+      error_of([&] { cluster[1].run(window.wait(1, 0), Deadline::after(std::chrono::milliseconds(50))); });
   CHECK(error.code() == Errc::timeout, error.what());
-  CHECK(contains(error, "Timed out waiting 50ms for wait_signal(src=0) #1 of group test on rank 1: it waits for "
-                        "rank 0 "),
+  CHECK(contains(error,
+                 "Timed out waiting 50ms for wait_signal(src=0) #1 of group test on rank 1: it waits for "
+                 "rank 0 "),
         error.what());
 }
 
@@ -207,9 +209,11 @@ TEST("a handle that cannot be is an error") {
   for (const auto& [text, bad] : std::vector<std::pair<const char*, WindowHandle>>{
            {"announced a misaligned row of a window", {good.row + 8, good.number}},
            {"pointed outside of its control region", {std::uint64_t{1} << 40, good.number}},
-           {"pointed outside of its memory region", {good.row, good.number, shm::Ref{0, 0}.pack(), 1 << 30}}}) {
-    const Error error = error_of(
-        [&, &handle = bad] { fresh->connect({fresh->handle(), handle}, nullptr, Deadline::after(kPatience)); });
+           {"pointed outside of its memory region",
+            {good.row, good.number, shm::Ref{0, 0}.pack(), 1 << 30}}}) {
+    const Error error = error_of([&, &handle = bad] {
+      fresh->connect({fresh->handle(), handle}, nullptr, Deadline::after(kPatience));
+    });
     CHECK(error.code() == Errc::protocol && contains(error, text), error.what());
   }
 }

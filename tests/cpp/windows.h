@@ -14,7 +14,8 @@ class WindowRanks {
   WindowRanks(Cluster& cluster, std::size_t bytes) {
     std::vector<coll::WindowHandle> handles;
     for (int i = 0; i < cluster.size(); ++i) {
-      auto region = std::make_shared<shm::Region>(shm::Region::create("test", bytes, shm::Access::read_write));
+      auto region =
+          std::make_shared<shm::Region>(shm::Region::create("test", bytes, shm::Access::read_write));
       region->commit(0, bytes);
       windows.push_back(cluster[i].group->make_window(cluster[i].group));
       handles.push_back(windows[i]->handle({cluster[i].regions->add(region), 0}, bytes));

@@ -16,7 +16,15 @@ from tests.support.running import PYTORCH
 from tests.support.worker import listen, tell
 
 on_devices = pytest.mark.parametrize("device", DEVICES)
-TYPES = (torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64, torch.float8_e5m2)
+TYPES = (
+    torch.float32,
+    torch.bfloat16,
+    torch.int64,
+    torch.uint8,
+    torch.bool,
+    torch.complex64,
+    torch.float8_e5m2,
+)
 
 
 def memory(device, *sizes, dtype=torch.float32):
@@ -50,7 +58,11 @@ def puts_in_turns(rank, n, device):
             found = window.map_remote_tensor(rank).to("cpu")
             for peer in range(n):
                 expected = torch.arange(count).add(peer).remainder(2).to(dtype)
-                assert torch.equal(found[peer].view(torch.uint8), expected.view(torch.uint8)), (dtype, count, peer)
+                assert torch.equal(found[peer].view(torch.uint8), expected.view(torch.uint8)), (
+                    dtype,
+                    count,
+                    peer,
+                )
             window.tensor_deregister()
 
 
@@ -104,8 +116,11 @@ def maps(rank, n, device):
     shapes = {0: (2, 3), 1: (4,), 2: ()}
     types = {0: torch.float32, 1: torch.int16, 2: torch.float64}
     window = new_window()
-    tensor = memory(device, *shapes[rank], dtype=types[rank]) if rank != 2 else memory(
-        device, 1, dtype=types[rank]).view(())
+    tensor = (
+        memory(device, *shapes[rank], dtype=types[rank])
+        if rank != 2
+        else memory(device, 1, dtype=types[rank]).view(())
+    )
     tensor.fill_(rank + 1)
     window.tensor_register(tensor)
     dist.barrier()

@@ -33,7 +33,13 @@ enum class Kind : std::uint8_t {
 inline constexpr int kKinds = static_cast<int>(Kind::all_to_all) + 1;
 
 /// The call that a collective is a part of, if that is not the collective itself. Its kind has no root.
-enum class Composite : std::uint8_t { none, all_reduce_sparse, new_window, tensor_register, tensor_deregister };
+enum class Composite : std::uint8_t {
+  none,
+  all_reduce_sparse,
+  new_window,
+  tensor_register,
+  tensor_deregister
+};
 
 struct Traits {
   const char* name;
@@ -106,7 +112,8 @@ struct Signature {
   std::uint64_t word = 0;
 
   static Signature of(const Collective& c) {
-    return {static_cast<std::uint64_t>(c.kind) | static_cast<std::uint64_t>(c.part_of != Composite::none) << kIsPartBit |
+    return {static_cast<std::uint64_t>(c.kind) |
+            static_cast<std::uint64_t>(c.part_of != Composite::none) << kIsPartBit |
             static_cast<std::uint64_t>(c.dtype) << kDTypeBit | static_cast<std::uint64_t>(c.op) << kOpBit |
             static_cast<std::uint64_t>(c.part_of == Composite::none ? c.root : static_cast<int>(c.part_of))
                 << kRootBit |

@@ -100,7 +100,8 @@ void Accesses::fail(int rank, const Error& error, OperationList& done) {
   for (OperationList* list : {&sending_, &waits_}) {
     OperationList all;
     all.take(*list);
-    if (list == &sending_ && !all.empty() && (rank == Transfer::kAnyRank || all.front().transfer().peer == rank))
+    if (list == &sending_ && !all.empty() &&
+        (rank == Transfer::kAnyRank || all.front().transfer().peer == rank))
       copied_ = 0;
     while (!all.empty()) {
       Operation& op = all.pop();

@@ -44,10 +44,10 @@ class Accesses {
 
   Mesh& mesh_;
   Activity& activity_;
-  OperationList sending_;    // puts and signals
-  std::size_t copied_ = 0;   // bytes of the first one
-  OperationList waits_;      // for signals
-  std::uint64_t passes_ = 0; // over waits_
+  OperationList sending_;     // puts and signals
+  std::size_t copied_ = 0;    // bytes of the first one
+  OperationList waits_;       // for signals
+  std::uint64_t passes_ = 0;  // over waits_
 };
 
 }  // namespace occl::coll

@@ -49,8 +49,9 @@ struct Window::State {
   bool over() const {
     // sync: window-number
     if (row->number.load(std::memory_order_acquire) != 0) return false;
-    return announced ? !peers.empty() && std::all_of(peers.begin(), peers.end(), std::mem_fn(&Peer::has_closed))
-                     : true;
+    return announced
+               ? !peers.empty() && std::all_of(peers.begin(), peers.end(), std::mem_fn(&Peer::has_closed))
+               : true;
   }
 };
 
@@ -134,7 +135,8 @@ std::vector<std::shared_ptr<void>> Windows::collect() {
 /// One that is over, or a new one. Rows come in whole pages.
 std::shared_ptr<Window::State> Windows::free_row() {
   const auto found = [this] {
-    return std::find_if(rows_.begin(), rows_.end(), [](const auto& state) { return state->over() && !state->kept; });
+    return std::find_if(rows_.begin(), rows_.end(),
+                        [](const auto& state) { return state->over() && !state->kept; });
   };
   if (const auto row = found(); row != rows_.end()) {
     *row = std::make_shared<Window::State>(Window::State{(*row)->row, 0, false, {}, nullptr});

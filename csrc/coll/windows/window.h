@@ -58,8 +58,8 @@ class Window {
 
   /// Signals `rank`, after the bytes that were stored before.
   void signal(int rank);
-  /// Takes one signal of `rank`, if one has come that no other wait has. All calls of one `pass`, a number that
-  /// grows, see the same signals: so the first of several waits gets the first of them.
+  /// Takes one signal of `rank`, if one has come that no other wait has. All calls of one `pass`, a number
+  /// that grows, see the same signals: so the first of several waits gets the first of them.
   bool take(int rank, std::uint64_t pass);
   /// Whether `rank` had closed the window in the last pass, and so sends no further signals.
   bool closed(int rank) const;

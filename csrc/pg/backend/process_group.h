@@ -126,8 +126,8 @@ class ProcessGroupOCCL final : public BackendBase {
   /// One-sided access to memory of other ranks (window.h): in groups of one host.
   bool supportsWindow() const override;
   c10::intrusive_ptr<WindowBase> new_window(const std::optional<at::Tensor>& tensor) override;
-  /// For WindowOCCL: carry out the request that `make` returns. If it throws, ranks that wait for this one are
-  /// told why: in meet_for_window all, and in access_window `rank`.
+  /// For WindowOCCL: carry out the request that `make` returns. If it throws, ranks that wait for this one
+  /// are told why: in meet_for_window all, and in access_window `rank`.
   void meet_for_window(const char* call, const std::function<Request()>& make);
   WorkPtr access_window(const char* call, std::int64_t rank, bool send, const std::function<Request()>& make,
                         std::chrono::milliseconds timeout, bool async);

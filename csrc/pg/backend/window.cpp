@@ -57,9 +57,9 @@ c10::intrusive_ptr<WindowOCCL> WindowOCCL::make(ProcessGroupOCCL& backend,
                                                 const std::optional<at::Tensor>& tensor) {
   auto group = std::dynamic_pointer_cast<coll::Group>(backend.communicator());
   if (!group)
-    raise(Error(Errc::not_implemented,
-                concat("new_window: the ranks of group ", backend.communicator()->name(),
-                       " are on several hosts, and windows need one")));
+    raise(
+        Error(Errc::not_implemented, concat("new_window: the ranks of group ", backend.communicator()->name(),
+                                            " are on several hosts, and windows need one")));
   auto made = c10::make_intrusive<WindowOCCL>(backend, std::move(group));
   made->meet("new_window", coll::Composite::new_window, tensor, true);
   return made;
@@ -126,8 +126,8 @@ void WindowOCCL::meet(const char* call, coll::Composite part_of, const std::opti
   for (int rank = 0; rank < group_->size(); ++rank) {
     const Announcement& it = announced[rank];
     if (it.has_tensor != announced[0].has_tensor)
-      invalid(call, "rank ", it.has_tensor ? rank : 0, " passed a tensor, and rank ", it.has_tensor ? 0 : rank,
-              " none");
+      invalid(call, "rank ", it.has_tensor ? rank : 0, " passed a tensor, and rank ",
+              it.has_tensor ? 0 : rank, " none");
     handles.push_back(it.handle);
     known->tensors.push_back(translated([&] { return read(rank, it); }));
   }
@@ -175,8 +175,9 @@ WindowTensor WindowOCCL::read(int rank, const Announcement& it) const {
     for (const std::int64_t n : tensor.sizes)
       sound = sound && n >= 0 && !__builtin_mul_overflow(tensor.elements, n, &tensor.elements);
     std::uint64_t bytes = 0;
-    sound = sound && !__builtin_mul_overflow(static_cast<std::uint64_t>(tensor.elements),
-                                             c10::elementSize(tensor.type), &bytes) &&
+    sound = sound &&
+            !__builtin_mul_overflow(static_cast<std::uint64_t>(tensor.elements),
+                                    c10::elementSize(tensor.type), &bytes) &&
             bytes == it.handle.bytes;
   }
   if (!sound)
@@ -223,7 +224,8 @@ WindowOCCL::WorkPtr WindowOCCL::wait_signal(std::int64_t rank, bool async, const
                 [&](const WindowAccess& window) { return pg::wait_signal(window, rank); });
 }
 
-/// Returns when the accesses of this rank have ended; their errors are those of their works. With a timeout the host waits, even on a side stream.
+/// Returns when the accesses of this rank have ended; their errors are those of their works. With a timeout
+/// the host waits, even on a side stream.
 void WindowOCCL::wait_for_accesses(std::chrono::milliseconds timeout) {
   std::vector<c10::weak_intrusive_ptr<c10d::Work>> all;
   {
@@ -249,8 +251,9 @@ at::Tensor WindowOCCL::map_remote_tensor(std::int64_t rank) {
   const at::Tensor view =
       at::empty({0}, at::TensorOptions(theirs.type).device(alike ? known->mark.device() : theirs.device));
   using Held = std::shared_ptr<coll::Window>;
-  c10::DataPtr memory(window_->memory(from), new Held(window_), [](void* held) { delete static_cast<Held*>(held); },
-                      view.device());
+  c10::DataPtr memory(
+      window_->memory(from), new Held(window_), [](void* held) { delete static_cast<Held*>(held); },
+      view.device());
   const std::size_t bytes = static_cast<std::size_t>(theirs.elements) * c10::elementSize(theirs.type);
   c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, std::move(memory), /*allocator=*/nullptr,
                        /*resizable=*/false);

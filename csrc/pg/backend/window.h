@@ -1,4 +1,5 @@
-// The window that PyTorch's programs hold (c10d::Window): the tensors of all ranks, over coll/windows/window.h.
+// The window that PyTorch's programs hold (c10d::Window): the tensors of all ranks, over
+// coll/windows/window.h.
 #pragma once
 
 #include <memory>
@@ -24,9 +25,9 @@ class WindowOCCL final : public WindowBase {
                                              const std::optional<at::Tensor>& tensor);
   ~WindowOCCL() override;
 
-  /// Collective calls. The tensors of the ranks may have different shapes and types, and lie where peers can map
-  /// them. `owning`: the tensor lives as long as it is registered. Deregistering first waits for this rank's
-  /// accesses; on return, no rank writes into the tensor any more.
+  /// Collective calls. The tensors of the ranks may have different shapes and types, and lie where peers can
+  /// map them. `owning`: the tensor lives as long as it is registered. Deregistering first waits for this
+  /// rank's accesses; on return, no rank writes into the tensor any more.
   void tensor_register(const at::Tensor& tensor, bool owning) override;
   void tensor_deregister() override;
 
@@ -62,8 +63,8 @@ class WindowOCCL final : public WindowBase {
   Announcement announce(const char* call, const std::optional<at::Tensor>& tensor) const;
   WindowTensor read(int rank, const Announcement& announced) const;
   template <class Make>
-  WorkPtr access(const char* call, std::int64_t rank, bool send, std::chrono::milliseconds timeout, bool async,
-                 Make&& make);
+  WorkPtr access(const char* call, std::int64_t rank, bool send, std::chrono::milliseconds timeout,
+                 bool async, Make&& make);
   void wait_for_accesses(std::chrono::milliseconds timeout);
 
   const c10::weak_intrusive_ptr<ProcessGroupOCCL> backend_;
@@ -71,7 +72,7 @@ class WindowOCCL final : public WindowBase {
   std::shared_ptr<coll::Window> window_;  // changes in the destructor only
   mutable Mutex mutex_;
   // Guarded by mutex_:
-  std::shared_ptr<const Registered> registered_;  // null: nothing
+  std::shared_ptr<const Registered> registered_;               // null: nothing
   std::vector<c10::weak_intrusive_ptr<c10d::Work>> accesses_;  // all that have not ended, and some that have
 };
 

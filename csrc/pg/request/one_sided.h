@@ -1,5 +1,5 @@
-// The accesses of a window as Requests, and the tensors that a window takes. As in normalize.h, wrong arguments
-// throw ValueError before anything is sent.
+// The accesses of a window as Requests, and the tensors that a window takes. As in normalize.h, wrong
+// arguments throw ValueError before anything is sent.
 #pragma once
 
 #include <cstdint>
