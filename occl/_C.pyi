@@ -111,7 +111,7 @@ class WorkOCCL(c10d.Work):
     """
 
 class PutOptions:
-    """Of a put: the timeout, by default the group's. PyTorch's own class from 2.14 on, as are the next five."""
+    """Of a put: the timeout, by default the group's. From PyTorch 2.14 on its own class, as the next ones."""
 
     def __init__(self) -> None: ...
     @property
@@ -158,7 +158,7 @@ class WindowAttr:
         """Its ``name`` is UNIFIED: there is one copy, the rank's own memory."""
 
 class Window:
-    """Memory of each rank that the other ranks read and write without its taking part. See docs/one-sided.md."""
+    """Memory of each rank that the others read and write without its taking part: docs/one-sided.md."""
 
     def tensor_register(self, tensor: torch.Tensor, owning: bool = True) -> None:
         """Registers this rank's tensor. All ranks call it in the same order."""

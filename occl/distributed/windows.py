@@ -1,7 +1,7 @@
 """Windows: memory of each rank that the other ranks read and write without its taking part.
 
-PyTorch has them from 2.14 on (``group.new_window(tensor)``, ``group.supports_window``). The functions here offer the
-same in every version.
+PyTorch has them from 2.14 on (``group.new_window(tensor)``, ``group.supports_window``). The functions here
+offer the same in every version.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def supports_window(group: dist.ProcessGroup | None = None) -> bool:
-    """Whether `new_window` makes windows of this group: it has the backend ``occl``, and its ranks are on one host.
+    """Whether `new_window` makes windows of this group: it has the backend ``occl``, on one host.
 
     Raises:
         ValueError: there is no default group.
@@ -29,9 +29,9 @@ def supports_window(group: dist.ProcessGroup | None = None) -> bool:
 def new_window(group: dist.ProcessGroup | None = None, tensor: torch.Tensor | None = None) -> _C.Window:
     """A window of a group, with this rank's tensor. All ranks call it in the same order.
 
-    The tensor must be contiguous, and in memory that peers can map: of `empty_shared`, of the device ``dev``, or
-    made after `share_cpu_memory`. It lives as long as it is registered. Ranks may have tensors of different shapes
-    and types.
+    The tensor must be contiguous, and in memory that peers can map: of `empty_shared`, of the device ``dev``,
+    or made after `share_cpu_memory`. It lives as long as it is registered. Ranks may have
+    tensors of other shapes and types.
 
     Args:
         group: the default group if not given.

@@ -247,7 +247,7 @@ def test_windows_that_are_over_leave_nothing_behind(pool, device):
 
 
 def keeps(rank, n, device):
-    """The owner drops its window, which the other still has mapped: the memory is not used for another tensor."""
+    """The owner drops its window, which the other still has: the memory is not used for another tensor."""
     window = new_window(memory(device, 1 << 20))
     dist.barrier()
     if rank == 0:

@@ -143,8 +143,10 @@ void WindowOCCL::meet(const char* call, coll::Composite part_of, const std::opti
 WindowOCCL::Announcement WindowOCCL::announce(const char* call,
                                               const std::optional<at::Tensor>& tensor) const {
   Announcement own;
-  own.handle = window_->handle();
-  if (!tensor) return own;
+  if (!tensor) {
+    own.handle = window_->handle();
+    return own;
+  }
   {
     const std::lock_guard lock(mutex_);
     if (registered_) invalid(call, "a tensor is registered already: all ranks call tensor_deregister first");

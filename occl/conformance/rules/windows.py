@@ -17,7 +17,8 @@ def _memory(rank: Rank, elements: int) -> torch.Tensor:
     """Zeros, from the backend's own allocator if it has one: a window may need its memory."""
     if not rank.backend.supports_tensor_alloc(rank.device):
         return torch.zeros(elements, device=rank.device)
-    return rank.backend.allocate_tensor(elements, dtype=torch.float32, device=rank.device).zero_()
+    tensor: torch.Tensor = rank.backend.allocate_tensor(elements, dtype=torch.float32, device=rank.device)
+    return tensor.zero_()
 
 
 def _window(rank: Rank, tensor: torch.Tensor | None) -> Any:
@@ -27,7 +28,7 @@ def _window(rank: Rank, tensor: torch.Tensor | None) -> Any:
 
 
 @rule(
-    "windows", "put", "What a rank puts before a signal is there for the rank that has waited for the signal.",
+    "windows", "put", "What a rank puts before a signal is there for the rank that has waited for it.",
     Source(WINDOW, "Write tensor into the window of dstRank"), methods=METHODS,
 )  # fmt: skip
 def put(rank: Rank) -> None:
