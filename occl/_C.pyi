@@ -150,12 +150,21 @@ class WaitSignalOptions:
     @hints.setter
     def hints(self, arg0: Mapping[str, str]) -> None: ...
 
+class WindowAccessType:
+    """UNIFIED: there is one copy, the rank's own memory."""
+
+    UNIFIED: WindowAccessType
+    SEPARATE: WindowAccessType
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> int: ...
+
 class WindowAttr:
     """What kind of access a window gives to a rank's memory."""
 
     @property
-    def access_type(self) -> object:
-        """Its ``name`` is UNIFIED: there is one copy, the rank's own memory."""
+    def access_type(self) -> WindowAccessType: ...
 
 class Window:
     """Memory of each rank that the others read and write without its taking part: docs/one-sided.md."""

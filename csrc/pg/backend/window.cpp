@@ -44,7 +44,7 @@ struct WindowOCCL::Announcement {
 };
 
 WindowOCCL::WindowOCCL(ProcessGroupOCCL& backend, std::shared_ptr<coll::Group> group)
-    : backend_(c10::intrusive_ptr<ProcessGroupOCCL>::unsafe_reclaim_from_nonowning(&backend)),
+    : backend_(c10::intrusive_ptr<c10d::Backend>::unsafe_reclaim_from_nonowning(&backend)),
       group_(std::move(group)),
       window_(new_window_of(group_)) {}
 
@@ -67,7 +67,8 @@ c10::intrusive_ptr<WindowOCCL> WindowOCCL::make(ProcessGroupOCCL& backend,
 
 c10::intrusive_ptr<ProcessGroupOCCL> WindowOCCL::backend() const {
   check_not_forked(*group_);
-  if (auto backend = backend_.lock()) return backend;
+  if (auto backend = backend_.lock())
+    return c10::static_intrusive_pointer_cast<ProcessGroupOCCL>(std::move(backend));
   raise(Error(Errc::closed, concat("group ", group_->name(), " has been destroyed")));
 }
 

@@ -67,7 +67,7 @@ class WindowOCCL final : public WindowBase {
                  bool async, Make&& make);
   void wait_for_accesses(std::chrono::milliseconds timeout);
 
-  const c10::weak_intrusive_ptr<ProcessGroupOCCL> backend_;
+  const c10::weak_intrusive_ptr<c10d::Backend> backend_;  // a ProcessGroupOCCL
   const std::shared_ptr<coll::Group> group_;
   std::shared_ptr<coll::Window> window_;  // changes in the destructor only
   mutable Mutex mutex_;
