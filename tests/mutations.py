@@ -206,7 +206,7 @@ MUTATIONS = [
     Mutation("each of several waits looks anew", "coll/windows/window.cpp", "if (peer.pass != pass) {", "if (peer.pass != pass || peer.taken == peer.seen) {", ("explore/test_interleavings:signals: two waits",)),
     Mutation("a signal ends two waits", "coll/windows/window.cpp", "  ++peer.taken;\n", "  peer.taken += (pass & 1);\n", ("plain/test_windows:as many waits",)),
     Mutation("that a window is closed is seen before its last signal", "coll/windows/window.cpp", "if (peer.taken == peer.seen) return false;", "if (peer.taken == peer.seen || peer.closed) return false;", ("plain/test_windows:gets its last signal",)),
-    Mutation("a wait goes on when the window is closed", "coll/windows/accesses.cpp", "if (!signalled && !t.window->closed(t.peer)) {", "if (!signalled) {", ("plain/test_windows:gets its last signal",)),
+    Mutation("a wait goes on when the window is closed", "coll/windows/accesses.cpp", "if (!signalled && !closed_only(t)) {", "if (!signalled) {", ("plain/test_windows:gets its last signal",)),
     Mutation("a row is used again while another rank has the window", "coll/windows/window.cpp", "return announced ? !peers.empty() &&", "return false ? !peers.empty() &&", ("plain/test_windows:rows",)),
     Mutation("a row keeps the signals of its last window", "coll/windows/window.cpp", "state->row->signals(i).count.store(0,", "state->row->signals(i).count.store(state->row->signals(i).count.load(),", ("plain/test_windows:rows",)),
     Mutation("a signal overtakes the rest of a long put", "coll/windows/accesses.cpp", "if (!put(t)) break;", "put(t);", ("plain/test_windows:of every size",)),

@@ -175,7 +175,7 @@ def test_accesses_wait_for_no_message_and_no_collective(pool, device):
 
 
 def share(rank, n, device):
-    with torch_occl.share_cpu_memory(min_bytes=0):
+    with torch_occl.share_cpu_memory(min_bytes=1):
         tensor = torch.zeros(1000)
     window = new_window(tensor)
     window.put(torch.ones(1000), 1 - rank, 0, False)

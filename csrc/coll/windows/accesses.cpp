@@ -60,7 +60,7 @@ bool Accesses::serve(OperationList& done) {
     Operation& op = all.pop();
     const Transfer& t = op.transfer();
     const bool signalled = t.window->take(t.peer, passes_);
-    if (!signalled && !t.window->closed(t.peer)) {
+    if (!signalled && !closed_only(t)) {
       waits_.push(op);
       continue;
     }
@@ -75,6 +75,12 @@ bool Accesses::serve(OperationList& done) {
     }
   }
   return moved;
+}
+
+/// Whether the other rank has closed the window and is still in the group. If it is not, Group::check knows why.
+bool Accesses::closed_only(const Transfer& wait) const {
+  const Member& member = mesh_.member(wait.peer);
+  return wait.window->closed(wait.peer) && !member.aborted() && !member.gone();
 }
 
 Error Accesses::closed(const Operation& op) const {

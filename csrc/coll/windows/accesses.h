@@ -40,6 +40,7 @@ class Accesses {
   bool send(OperationList& done);
   bool serve(OperationList& done);
   bool put(const Transfer& put);
+  bool closed_only(const Transfer& wait) const;
   Error closed(const Operation& op) const;
 
   Mesh& mesh_;

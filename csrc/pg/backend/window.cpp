@@ -153,7 +153,8 @@ WindowOCCL::Announcement WindowOCCL::announce(const char* call,
     if (registered_) invalid(call, "a tensor is registered already: all ranks call tensor_deregister first");
   }
   const at::Tensor& t = *tensor;
-  own.handle = window_->handle(mapped_memory(call, t, engine().endpoint()->regions()), t.nbytes());
+  const shm::Ref at = mapped_memory(call, t, engine().endpoint()->regions());  // first of all checks t
+  own.handle = window_->handle(at, t.nbytes());
   own.has_tensor = 1;
   own.type = static_cast<std::int32_t>(t.scalar_type());
   own.device = static_cast<std::int32_t>(t.device().type());
