@@ -155,6 +155,7 @@ class WindowAccessType:
 
     UNIFIED: WindowAccessType
     SEPARATE: WindowAccessType
+    def __init__(self, value: int) -> None: ...
     @property
     def name(self) -> str: ...
     @property

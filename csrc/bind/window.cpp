@@ -41,12 +41,12 @@ void bind_base(py::module_& module) {
            without_gil())
       .def("tensor_deregister", &WindowBase::tensor_deregister, without_gil())
       .def("put", &WindowBase::put, py::arg("tensor"), py::arg("dst_rank"), py::arg("target_offset_nelems"),
-           py::arg("async_op"), py::arg("opts") = pg::PutOptions(), without_gil())
+           py::arg("async_op"), py::arg_v("opts", pg::PutOptions(), "..."), without_gil())
       .def("map_remote_tensor", &WindowBase::map_remote_tensor, py::arg("rank"), without_gil())
       .def("signal", &WindowBase::signal, py::arg("peer_rank"), py::arg("async_op"),
-           py::arg("opts") = pg::SignalOptions(), without_gil())
+           py::arg_v("opts", pg::SignalOptions(), "..."), without_gil())
       .def("wait_signal", &WindowBase::wait_signal, py::arg("peer_rank"), py::arg("async_op"),
-           py::arg("opts") = pg::WaitSignalOptions(), without_gil())
+           py::arg_v("opts", pg::WaitSignalOptions(), "..."), without_gil())
       .def("get_attr", &WindowBase::get_attr, py::arg("peer_rank"), without_gil());
 }
 #endif

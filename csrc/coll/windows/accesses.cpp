@@ -77,7 +77,8 @@ bool Accesses::serve(OperationList& done) {
   return moved;
 }
 
-/// Whether the other rank has closed the window and is still in the group. If it is not, Group::check knows why.
+/// Whether the other rank has closed the window and is still in the group. If it is not, Group::check knows
+/// why.
 bool Accesses::closed_only(const Transfer& wait) const {
   const Member& member = mesh_.member(wait.peer);
   return wait.window->closed(wait.peer) && !member.aborted() && !member.gone();

@@ -49,9 +49,8 @@ struct Window::State {
   bool over() const {
     // sync: window-number
     if (row->number.load(std::memory_order_acquire) != 0) return false;
-    return announced
-               ? !peers.empty() && std::all_of(peers.begin(), peers.end(), std::mem_fn(&Peer::has_closed))
-               : true;
+    if (!announced) return true;
+    return !peers.empty() && std::all_of(peers.begin(), peers.end(), std::mem_fn(&Peer::has_closed));
   }
 };
 
@@ -95,8 +94,8 @@ void Window::keep(std::shared_ptr<void> memory) { state_->kept = std::move(memor
 
 void Window::signal(int rank) {
   auto& count = own().signals(rank).count;
-  // relaxed: own write. sync: window-signal
-  count.store(count.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+  const std::uint64_t sent = count.load(std::memory_order_relaxed);  // own write
+  count.store(sent + 1, std::memory_order_release);                  // sync: window-signal
 }
 
 bool Window::take(int rank, std::uint64_t pass) {
