@@ -201,8 +201,8 @@ MUTATIONS = [
     Mutation("arrived messages are not preferred", "coll/messages/inbox.cpp", "  if (it == unexpected_.end()) return false;", "  return false;", MESSAGES),
     # Windows.
     Mutation("a signal is stored with relaxed", "coll/windows/window.cpp", f"count.store(sent + 1, {RELEASE})", f"count.store(sent + 1, {RELAXED})", ("explore/test_interleavings:signals: none",)),
-    Mutation("a signal is looked for with acquire", "coll/windows/window.cpp", f"signals(mesh_.rank()).count.load({SEQ})", f"signals(mesh_.rank()).count.load({ACQUIRE})", ("explore/test_interleavings:signals: none",)),
-    Mutation("a signal rings no bell", "coll/windows/accesses.cpp", "      if (t.peer != mesh_.rank()) mesh_.bells().ring_soon(t.peer);\n", "", ("explore/test_interleavings:signals: none",)),
+    Mutation("a signal is looked for with acquire", "coll/windows/window.cpp", f"signals(mesh_.rank()).count.load({SEQ})", f"signals(mesh_.rank()).count.load({ACQUIRE})", ("explore/test_interleavings:signals: a rank that sleeps",)),
+    Mutation("a signal rings no bell", "coll/windows/accesses.cpp", "      if (t.peer != mesh_.rank()) mesh_.bells().ring_soon(t.peer);\n", "", ("explore/test_interleavings:signals: a rank that sleeps",)),
     Mutation("each of several waits looks anew", "coll/windows/window.cpp", "if (peer.pass != pass) {", "if (peer.pass != pass || peer.taken == peer.seen) {", ("explore/test_interleavings:signals: two waits",)),
     Mutation("a signal ends two waits", "coll/windows/window.cpp", "  ++peer.taken;\n", "  peer.taken += (pass & 1);\n", ("plain/test_windows:as many waits",)),
     Mutation("that a window is closed is seen before its last signal", "coll/windows/window.cpp", "if (peer.taken == peer.seen) return false;", "if (peer.taken == peer.seen || peer.closed) return false;", ("plain/test_windows:gets its last signal",)),

@@ -433,6 +433,31 @@ TEST("signals: none is lost, none comes early, and what was written before it is
             150);
 }
 
+TEST("signals: a rank that sleeps is woken") {
+  check_all(sample(
+                [] {
+                  Cluster cluster(2, small());
+                  WindowRanks window(cluster, 64);
+                  cluster.each([&](Rank& rank) {
+                    for (const int busy : {4, 12, 30}) {
+                      if (rank.rank == 1) {
+                        rank.run(window.wait(1, 0), kPatience);
+                        rank.run(window.signal(1, 0), kPatience);
+                        continue;
+                      }
+                      for (int i = 0; i < busy; ++i) {  // meanwhile the other one falls asleep
+                        rank.run(window.signal(0, 0), kPatience);
+                        rank.run(window.wait(0, 0), kPatience);
+                      }
+                      rank.run(window.signal(0, 1), kPatience);
+                      rank.run(window.wait(0, 1), kPatience);
+                    }
+                  });
+                },
+                200 * kFactor, kSeed),
+            200);
+}
+
 TEST("signals: two waits for one rank end in the order of their calls") {
   check_all(sample(
                 [] {
