@@ -212,7 +212,6 @@ MUTATIONS = [
     Mutation("a signal overtakes the rest of a long put", "coll/windows/accesses.cpp", "if (!put(t)) break;", "put(t);", ("plain/test_windows:of every size",)),
     Mutation("an access overtakes one on hold", "coll/progress/messages.cpp", "if (before == op) return op;", "if (before == op || op->transfer().window) return op;", ("plain/test_windows:keeps back those",)),
     Mutation("an access waits for messages on hold", "coll/progress/messages.cpp", "while (before->transfer().window != op->transfer().window) before", "while (false) before", ("plain/test_windows:and no access",)),
-    Mutation("a rank that has left has not signalled", "coll/group/group.cpp", "if (advance_collectives(done) || advance_messages(done) || messenger_.hear", "if (advance_collectives(done) || messenger_.advance(done) || messenger_.hear", ("explore/test_interleavings:signals: a rank leaves",)),
     Mutation("a put into a rank that left is carried out", "coll/group/group.cpp", "if (!t.send || t.peer == rank() || !mesh_->member(t.peer).gone()) return", "return", ("plain/test_windows:a rank that left",)),
     Mutation("a wait for a signal has no deadline", "coll/group/group.cpp", "{messenger_.overdue(), accesses_.overdue()}", "{messenger_.overdue()}", ("plain/test_windows:times out",)),
     Mutation("a rank that left is not missed by a wait for its signal", "coll/group/group.cpp", "return message ? message : accesses_.needs(rank);", "return message;", ("plain/test_windows:a rank that left",)),
