@@ -94,6 +94,10 @@ class ProcessGroupOCCL(c10d.Backend):
     def memory_stats(self) -> dict[str, int]:
         """Bytes of shared memory by what they are for: `group.control_bytes`, `process.staging_bytes`, ..."""
 
+    def _supports_window(self) -> bool: ...
+    def _new_window(self, tensor: torch.Tensor | None = None) -> Window:
+        """See `occl.new_window`."""
+
     def _start_time_estimate(self) -> None: ...
     def _end_time_estimate(self) -> float: ...
     def _register_on_completion_hook(self, hook: object, /) -> None: ...
@@ -107,6 +111,96 @@ class WorkOCCL(c10d.Work):
     `wait()` raises DistBackendError if the operation failed: a mismatch, a timeout, or a rank that has gone.
     On `dev` it makes the current stream wait, and not the host.
     """
+
+class PutOptions:
+    """Of a put: the timeout, by default the group's. From PyTorch 2.14 on its own class, as the next ones."""
+
+    def __init__(self) -> None: ...
+    @property
+    def timeout(self) -> timedelta: ...
+    @timeout.setter
+    def timeout(self, arg0: timedelta) -> None: ...
+    @property
+    def hints(self) -> dict[str, str]:
+        """Not used."""
+    @hints.setter
+    def hints(self, arg0: Mapping[str, str]) -> None: ...
+
+class SignalOptions:
+    """The same of a signal."""
+
+    def __init__(self) -> None: ...
+    @property
+    def timeout(self) -> timedelta: ...
+    @timeout.setter
+    def timeout(self, arg0: timedelta) -> None: ...
+    @property
+    def hints(self) -> dict[str, str]: ...
+    @hints.setter
+    def hints(self, arg0: Mapping[str, str]) -> None: ...
+
+class WaitSignalOptions:
+    """The same of a wait for a signal."""
+
+    def __init__(self) -> None: ...
+    @property
+    def timeout(self) -> timedelta: ...
+    @timeout.setter
+    def timeout(self, arg0: timedelta) -> None: ...
+    @property
+    def hints(self) -> dict[str, str]: ...
+    @hints.setter
+    def hints(self, arg0: Mapping[str, str]) -> None: ...
+
+class WindowAccessType:
+    """UNIFIED: there is one copy, the rank's own memory."""
+
+    UNIFIED: WindowAccessType
+    SEPARATE: WindowAccessType
+    def __init__(self, value: int) -> None: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> int: ...
+
+class WindowAttr:
+    """What kind of access a window gives to a rank's memory."""
+
+    @property
+    def access_type(self) -> WindowAccessType: ...
+
+class Window:
+    """Memory of each rank that the others read and write without its taking part: docs/one-sided.md."""
+
+    def tensor_register(self, tensor: torch.Tensor, owning: bool = True) -> None:
+        """Registers this rank's tensor. All ranks call it in the same order."""
+
+    def tensor_deregister(self) -> None:
+        """Waits for this rank's accesses, and for all ranks: then none writes into the tensor any more."""
+
+    def put(
+        self,
+        tensor: torch.Tensor,
+        dst_rank: int,
+        target_offset_nelems: int,
+        async_op: bool,
+        opts: PutOptions = ...,
+    ) -> c10d.Work:
+        """Writes a tensor into that of another rank, from an element on."""
+
+    def map_remote_tensor(self, rank: int) -> torch.Tensor:
+        """The tensor of a rank, in that rank's memory."""
+
+    def signal(self, peer_rank: int, async_op: bool, opts: SignalOptions = ...) -> c10d.Work:
+        """Signals a rank, after all earlier puts of this one."""
+
+    def wait_signal(self, peer_rank: int, async_op: bool, opts: WaitSignalOptions = ...) -> c10d.Work:
+        """Waits for one more signal of a rank."""
+
+    def get_attr(self, peer_rank: int) -> WindowAttr: ...
+
+class WindowOCCL(Window):
+    """A window of the backend."""
 
 def _share_cpu_memory(min_bytes: int | None) -> int | None: ...
 def _cpu_memory_stats() -> dict[str, int]: ...

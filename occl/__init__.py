@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from occl.distributed.groups import shrink_group
     from occl.distributed.stats import OperationStats, stats
     from occl.distributed.tracing import trace
+    from occl.distributed.windows import new_window, supports_window
     from occl.memory import empty_shared, share_cpu_memory, shared_cpu_memory_stats
     from occl.notebook import launch
 
@@ -35,6 +36,7 @@ _FROM = {
     "empty_shared": "memory",
     "launch": "notebook",
     "memory_stats": "deprecated",
+    "new_window": "distributed.windows",
     "replace": "deprecated",
     "replace_gloo": "distributed.gloo",
     "serves": "deprecated",
@@ -42,6 +44,7 @@ _FROM = {
     "shared_cpu_memory_stats": "memory",
     "shrink_group": "distributed.groups",
     "stats": "distributed.stats",
+    "supports_window": "distributed.windows",
     "trace": "distributed.tracing",
     "uses_occl": "distributed.gloo",
 }
@@ -52,11 +55,13 @@ __all__ = [
     "__version__",
     "empty_shared",
     "launch",
+    "new_window",
     "replace_gloo",
     "share_cpu_memory",
     "shared_cpu_memory_stats",
     "shrink_group",
     "stats",
+    "supports_window",
     "trace",
     "uses_occl",
 ]

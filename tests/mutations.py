@@ -58,6 +58,7 @@ KEPT_RANKS = ("tests/test_testing_kept_ranks.py::test_ranks_that_are_not_as_they
 HOSTILE = ("plain/test_hostile",)
 ENDPOINT = ("plain/test_endpoint",)
 ACTIVITY = ("plain/test_activity",)
+WINDOW_ERRORS = "tests/distributed/test_windows_errors.py::"
 TOP = "tests/distributed/test_top.py::"
 
 STREAMS = "tests/distributed/test_side_streams.py::"
@@ -200,6 +201,28 @@ MUTATIONS = [
     Mutation("a message that begins overtakes one that waits for room", "coll/messages/outbox.cpp", "if (room) push_pieces(sending_.back());", "push_pieces(sending_.back());", ("explore/test_interleavings:end in their order",)),
     Mutation("the sender of a small message hears of no misfit", "coll/messages/inbox.cpp", "  answers_.add(nack);", "  if (e.record != Record::eager) answers_.add(nack);", ("plain/test_messenger:does not fit",)),
     Mutation("arrived messages are not preferred", "coll/messages/inbox.cpp", "  if (it == unexpected_.end()) return false;", "  return false;", MESSAGES),
+    # Windows.
+    Mutation("a signal is stored with relaxed", "coll/windows/window.cpp", f"count.store(sent + 1, {RELEASE})", f"count.store(sent + 1, {RELAXED})", ("explore/test_interleavings:signals: none",)),
+    Mutation("a signal is looked for with acquire", "coll/windows/window.cpp", f"signals(mesh_.rank()).count.load({SEQ})", f"signals(mesh_.rank()).count.load({ACQUIRE})", ("explore/test_interleavings:signals: a rank that sleeps",)),
+    Mutation("a signal rings no bell", "coll/windows/accesses.cpp", "      if (t.peer != mesh_.rank()) mesh_.bells().ring_soon(t.peer);\n", "", ("explore/test_interleavings:signals: a rank that sleeps",)),
+    Mutation("each of several waits looks anew", "coll/windows/window.cpp", "if (peer.pass != pass) {", "if (peer.pass != pass || peer.taken == peer.seen) {", ("explore/test_interleavings:signals: two waits",)),
+    Mutation("a signal ends two waits", "coll/windows/window.cpp", "  ++peer.taken;\n", "  peer.taken += (pass & 1);\n", ("plain/test_windows:as many waits",)),
+    Mutation("that a window is closed is seen before its last signal", "coll/windows/window.cpp", "if (peer.taken == peer.seen) return false;", "if (peer.taken == peer.seen || peer.closed) return false;", ("plain/test_windows:gets its last signal",)),
+    Mutation("a wait goes on when the window is closed", "coll/windows/accesses.cpp", "if (!signalled && !closed_only(t)) {", "if (!signalled) {", ("plain/test_windows:gets its last signal",)),
+    Mutation("a row is used again while another rank has the window", "coll/windows/window.cpp", "    return !peers.empty() && std::all_of", "    return true || std::all_of", ("plain/test_windows:rows",)),
+    Mutation("a row keeps the signals of its last window", "coll/windows/window.cpp", "state->row->signals(i).count.store(0,", "state->row->signals(i).count.store(state->row->signals(i).count.load(),", ("plain/test_windows:rows",)),
+    Mutation("a signal overtakes the rest of a long put", "coll/windows/accesses.cpp", "if (!put(t)) break;", "put(t);", ("plain/test_windows:of every size",)),
+    Mutation("an access overtakes one on hold", "coll/progress/messages.cpp", "if (before == op) return op;", "if (before == op || op->transfer().window) return op;", ("plain/test_windows:keeps back those",)),
+    Mutation("an access waits for messages on hold", "coll/progress/messages.cpp", "while (before->transfer().window != op->transfer().window) before", "while (false) before", ("plain/test_windows:and no access",)),
+    Mutation("a put into a rank that left is carried out", "coll/group/group.cpp", "if (!t.send || t.peer == rank() || !mesh_->member(t.peer).gone()) return", "return", ("plain/test_windows:a rank that left",)),
+    Mutation("a wait for a signal has no deadline", "coll/group/group.cpp", "{messenger_.overdue(), accesses_.overdue()}", "{messenger_.overdue()}", ("plain/test_windows:times out",)),
+    Mutation("a rank that left is not missed by a wait for its signal", "coll/group/group.cpp", "return message ? message : accesses_.needs(rank);", "return message;", ("plain/test_windows:a rank that left",)),
+    Mutation("a misaligned row of a window is taken", "coll/windows/window.cpp", "if (it.row % kLine != 0)", "if (false)", ("plain/test_windows:cannot be",)),
+    Mutation("a put may end behind the tensor", "pg/request/one_sided.cpp", " || t.numel() > target.elements - offset)", ")", (WINDOW_ERRORS + "test_accesses_with_wrong_arguments_raise_before_a_byte_moves",)),
+    Mutation("a put may have another type", "pg/request/one_sided.cpp", "if (t.scalar_type() != target.type)", "if (false)", (WINDOW_ERRORS + "test_accesses_with_wrong_arguments_raise_before_a_byte_moves",)),
+    Mutation("a window keeps nothing", "pg/backend/window.cpp", "owning ? std::make_shared<at::Tensor>(*tensor) : nullptr", "owning ? nullptr : nullptr", ("tests/distributed/test_windows.py::test_memory_is_kept_while_another_rank_has_the_window",)),
+    Mutation("deregistering waits for no access", "pg/backend/window.cpp", "    wait_for_accesses(backend->getBackendOptions()->timeout);\n", "", ("tests/distributed/test_windows.py::test_deregistering_waits_for_what_is_under_way",)),
+    Mutation("a forked child closes its parent's window", "pg/backend/window.cpp", "if (is_forked_from(*group)) new", "if (false) new", (WINDOW_ERRORS + "test_a_forked_child_cannot_use_the_parents_window",)),
     # Which thread drives.
     Mutation("a rank that stops waiting hands nothing over", "coll/progress/engine.cpp", "// sync: waiters\n    engine_.hand_over();", "// sync: waiters", ("explore/test_interleavings:flight", "plain/test_group")),
     Mutation("a thread that hands over rings no bell", "coll/progress/engine.cpp", "  ring();  // another waiter may have found", "  // another waiter may have found", ("explore/test_interleavings:flight",)),
@@ -411,7 +434,7 @@ MUTATIONS = [
     Mutation("a step begins before the last one has ended elsewhere", "coll/execution/executor.cpp", "  arrivals_.restart();\n  stage_ = Stage::sync;\n", "  stage_ = Stage::sync;\n", WHOLE),
     Mutation("a tick rings no bell", "coll/execution/executor.cpp", "  OCCL_FAULT_POINT(\"tick.stamped\");\n  mesh_.bells().ring_for_arrival_soon();", "  OCCL_FAULT_POINT(\"tick.stamped\");", ("explore/test_interleavings:every path",)),
     Mutation("a collective on hold begins", "coll/progress/collectives.cpp", "    if (!op.ready()) {\n      activity_.held(op);\n      return moved;\n    }\n", "", HOLD),
-    Mutation("a message on hold begins", "coll/progress/messages.cpp", "while (!waiting_.empty() && waiting_.front().ready())", "while (!waiting_.empty())", HOLD),
+    Mutation("a message on hold begins", "coll/progress/messages.cpp", "    if (!op->ready()) continue;\n", "", HOLD),
     Mutation("a message passes one on hold", "coll/progress/messages.h", "{ waiting_.push(op); }", "{\n    OperationList held;\n    if (op.ready()) held.take(waiting_);\n    waiting_.push(op);\n    waiting_.take(held);\n  }", HOLD),
     Mutation("what is released is left to the next look", "coll/progress/engine.cpp", "  op.make_ready();\n  poll(group);", "  op.make_ready();", ("explore/test_interleavings:released",)),
     Mutation("a release looks before it releases", "coll/progress/engine.cpp", "  op.make_ready();\n  poll(group);", "  poll(group);\n  op.make_ready();", ("explore/test_interleavings:released",)),
@@ -419,7 +442,7 @@ MUTATIONS = [
     Mutation("an end is told before it is stored", "coll/progress/communicator.cpp", "    op->finish();\n  }\n  engine_.ring();  // another thread of this process may wait for one of them\n  while (!done.empty()) {\n    Operation& op = done.pop();\n    const bool keep = op.error() && op.exposed();\n    op.listener().completed(op);\n", "  }\n  engine_.ring();  // another thread of this process may wait for one of them\n  while (!done.empty()) {\n    Operation& op = done.pop();\n    const bool keep = op.error() && op.exposed();\n    op.listener().completed(op);\n    op.finish();\n", ("plain/test_group:ended together",)),
     Mutation("ends are told one by one", "coll/progress/communicator.cpp", "    op->finish();\n  }\n  engine_.ring();  // another thread of this process may wait for one of them\n  while (!done.empty()) {\n    Operation& op = done.pop();\n    const bool keep = op.error() && op.exposed();\n", "  }\n  engine_.ring();  // another thread of this process may wait for one of them\n  while (!done.empty()) {\n    Operation& op = done.pop();\n    const bool keep = op.error() && op.exposed();\n    op.finish();\n", ("plain/test_group:ended together",)),
     Mutation("a rank leaves before it has told why", "coll/group/group.cpp", "  mesh_->check_aborts();\n  check_gone(false, done);", "  check_gone(false, done);\n  mesh_->check_aborts();", ("plain/test_group:heard to have aborted",)),
-    Mutation("a rank that has left has not done its part", "coll/group/group.cpp", "    if (advance_collectives(done) || messenger_.advance(done) || messenger_.hear(i, done)) return;\n", "", ("explore/test_interleavings:done its part",)),
+    Mutation("a rank that has left has not done its part", "coll/group/group.cpp", "    if (advance_collectives(done) || advance_messages(done) || messenger_.hear(i, done)) return;\n", "", ("explore/test_interleavings:done its part",)),
     Mutation("a refused call is not told", "coll/group/refusals.cpp", f"if (refusal.number.load({ACQUIRE}) != number)", "if (true)", ("plain/test_survivors:refused call is told why",)),
     Mutation("a refused call that was made is told all the same", "coll/group/refusals.cpp", f"block.post(i).number.load({RELAXED}) >= number", "false", ("plain/test_survivors:not why its rank exits",)),
     Mutation("a message made again is not forgiven", "coll/progress/communicator.cpp", "  if (op.is_transfer()) messages_.machine().clear_refusal(op.transfer());\n", "", ("plain/test_survivors:message that was refused at first",)),

@@ -30,11 +30,9 @@ NO_RULE = {
     "getMemAllocator": "its result is a type of C++ that Python has no counterpart of",
     "get_reconfigure_handle": "no backend at hand can be made anew with other ranks",
     "isInitialized": "only C++ calls it",
-    "new_window": "no backend at hand has one-sided operations",
     "reconfigure": "as get_reconfigure_handle",
     "setBoundDeviceId": "as getBoundDeviceId",
     "supportsReconfigure": "as get_reconfigure_handle",
-    "supportsWindow": "as new_window",
 }
 """Methods of any supported version of PyTorch that the suite does not call, and why."""
 

@@ -19,6 +19,7 @@ OF_GROUPS = (
     "occl/distributed/gloo.py",
     "occl/distributed/groups.py",
     "occl/distributed/inter_node.py",
+    "occl/distributed/windows.py",
 )
 
 LOG = "a line of the log about a group"
@@ -39,6 +40,8 @@ INTERNAL = {
     "create group ... of ranks ... of group": PART,
     "...uneven...dimensions in another order...": PART,
     "send(...recv(...dst=...src=..., tag=...": PART,
+    "put(...[...], dst=..., offset=...": PART,
+    "signal(dst=...wait_signal(src=...": PART,
     "shows a list of ranks that group ... of ... ranks cannot have": PROTOCOL,
     "copied more of a message than there is": PROTOCOL,
     "the process (...) gave its staging region the number ..., and there are": PROTOCOL,
@@ -46,6 +49,8 @@ INTERNAL = {
     "the process (...) pointed outside of its control region": PROTOCOL,
     "the process (...) pointed into memory region ..., and there are": PROTOCOL,
     "the process (...) pointed outside of its memory region": PROTOCOL,
+    "announced a misaligned row of a window": PROTOCOL,
+    "announced a tensor that cannot be": PROTOCOL,
     "a peer sent a descriptor that is not a sealed shared memory region": PROTOCOL,
     "a peer sent a shared memory region of ...": PROTOCOL,
     "fstatfs on a peer's region failed": SYSTEM,

@@ -57,7 +57,8 @@ ROOMS = {
         "progress": {"task", "observe"},
         "execution": {"task", "plan", "mesh", "observe"},
         "messages": {"task", "plan", "mesh", "observe"},
-        "group": {"task", "plan", "mesh", "observe", "progress", "execution", "messages"},
+        "windows": {"task", "plan", "mesh", "observe", "messages"},
+        "group": {"task", "plan", "mesh", "observe", "progress", "execution", "messages", "windows"},
     },
     "pg": {
         "compat": set(),

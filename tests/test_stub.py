@@ -37,6 +37,8 @@ def members(node: ast.Module | ast.ClassDef) -> dict[str, list[ast.AST]]:
     for child in node.body:
         if isinstance(child, (ast.FunctionDef, ast.ClassDef)):
             found.setdefault(child.name, []).append(child)
+        elif isinstance(child, ast.AnnAssign):
+            found.setdefault(ast.unparse(child.target), []).append(child)
     return found
 
 
@@ -86,10 +88,13 @@ def differences(stub: ast.Module | ast.ClassDef, module) -> list[str]:
             if not (isinstance(node, ast.ClassDef) and inspect.isclass(value)):
                 found.append(f"a class in one of them only: {name}")
                 continue
-            bases = [base.__name__ for base in value.__bases__]
+            bases = [base.__name__ for base in value.__bases__ if base.__name__ != "pybind11_object"]
             if [ast.unparse(base).split(".")[-1] for base in node.bases] != bases:
                 found.append(f"another base: {name}")
             found += differences(node, value)
+        elif isinstance(node, ast.AnnAssign):  # a value of an enumeration
+            if type(value).__name__ != ast.unparse(node.annotation):
+                found.append(f"of another type: {name}")
         elif isinstance(value, property):
             if "property" not in [ast.unparse(decorator) for decorator in node.decorator_list]:
                 found.append(f"not a property in the stub: {name}")

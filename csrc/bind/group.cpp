@@ -203,6 +203,7 @@ void bind_group(py::module_& module) {
            py::call_guard<py::gil_scoped_release>())
       .def("_wait_for_pending_works", &ProcessGroupOCCL::waitForPendingWorks,
            py::call_guard<py::gil_scoped_release>());
+  bind_window(module, group);
   py::class_<pg::WorkOCCL, c10::intrusive_ptr<pg::WorkOCCL>, c10d::Work>(module, "WorkOCCL");
 
   module.def("_init_device_groups", &pg::register_for_device);

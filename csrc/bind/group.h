@@ -10,5 +10,7 @@ using GroupClass = py::class_<pg::ProcessGroupOCCL, c10::intrusive_ptr<pg::Proce
 
 /// Adds the nested class Options.
 void bind_options(GroupClass& group);
+/// Adds the methods that make windows, and the classes of these, which PyTorch has from 2.14 on.
+void bind_window(py::module_& module, GroupClass& group);
 
 }  // namespace occl::bind

@@ -13,6 +13,7 @@
 #include "shm/bell.h"
 #include "shm/ring.h"
 #include "shm/two_ends.h"
+#include "windows.h"
 
 using namespace occl;
 using namespace occl::coll;
@@ -22,6 +23,7 @@ using explore::sample;
 using occl::test::Call;
 using occl::test::Cluster;
 using occl::test::Rank;
+using occl::test::WindowRanks;
 
 namespace {
 
@@ -407,6 +409,107 @@ TEST("two ends: each piece is taken once, and a rank that waits no more has the 
                   },
                   {.preemptions = 3}),
               40);
+}
+
+TEST("signals: none is lost, none comes early, and what was written before it is seen") {
+  check_all(sample(
+                [] {
+                  Cluster cluster(2, small());
+                  WindowRanks window(cluster, 64);
+                  Plain<int> written[2];
+                  cluster.each([&](Rank& rank) {
+                    const int me = rank.rank, other = 1 - me;
+                    for (int round = 1; round <= 3; ++round) {
+                      written[me].set(round);
+                      rank.run(window.signal(me, other), kPatience);
+                      rank.run(window.wait(me, other), kPatience);
+                      CHECK(written[other].get() == round);
+                      rank.run(window.signal(me, other), kPatience);  // it has read
+                      rank.run(window.wait(me, other), kPatience);
+                    }
+                  });
+                },
+                150 * kFactor, kSeed),
+            150);
+}
+
+TEST("signals: a rank that sleeps is woken") {
+  check_all(sample(
+                [] {
+                  Cluster cluster(2, small());
+                  WindowRanks window(cluster, 64);
+                  cluster.each([&](Rank& rank) {
+                    for (const int busy : {4, 12, 30}) {
+                      if (rank.rank == 1) {
+                        rank.run(window.wait(1, 0), kPatience);
+                        rank.run(window.signal(1, 0), kPatience);
+                        continue;
+                      }
+                      for (int i = 0; i < busy; ++i) {  // meanwhile the other one falls asleep
+                        rank.run(window.signal(0, 0), kPatience);
+                        rank.run(window.wait(0, 0), kPatience);
+                      }
+                      rank.run(window.signal(0, 1), kPatience);
+                      rank.run(window.wait(0, 1), kPatience);
+                    }
+                  });
+                },
+                200 * kFactor, kSeed),
+            200);
+}
+
+TEST("signals: two waits for one rank end in the order of their calls") {
+  check_all(sample(
+                [] {
+                  Cluster cluster(2, small());
+                  WindowRanks window(cluster, 64);
+                  cluster.each([&](Rank& rank) {
+                    if (rank.rank == 0) {
+                      rank.run(window.signal(0, 1), kPatience);
+                      rank.run(window.wait(0, 1), kPatience);
+                      return rank.run(window.signal(0, 1), kPatience);
+                    }
+                    Call first(window.wait(1, 0), kPatience), second(window.wait(1, 0), kPatience);
+                    rank.submit(first), rank.submit(second);
+                    rank.wait(first);
+                    CHECK(!second.operation.finished());
+                    rank.run(window.signal(1, 0), kPatience);
+                    rank.wait(second);
+                  });
+                },
+                400 * kFactor, kSeed),
+            400);
+}
+
+TEST("signals: a window is closed while another rank waits") {
+  check_all(sample(
+                [] {
+                  Cluster cluster(2, small());
+                  WindowRanks window(cluster, 64);
+                  cluster.each([&](Rank& rank) {
+                    if (rank.rank == 0) {
+                      rank.run(window.signal(0, 1), kPatience);
+                      return window.windows[0].reset();
+                    }
+                    rank.run(window.wait(1, 0), kPatience);
+                  });
+                },
+                150 * kFactor, kSeed),
+            150);
+}
+
+TEST("signals: a rank leaves after its signal") {
+  check_all(sample(
+                [] {
+                  Cluster cluster(2, small());
+                  WindowRanks window(cluster, 64);
+                  cluster.each([&](Rank& rank) {
+                    rank.run(rank.rank == 0 ? window.signal(0, 1) : window.wait(1, 0), kPatience);
+                    if (rank.rank == 0) rank.group->close();
+                  });
+                },
+                150 * kFactor, kSeed),
+            150);
 }
 
 TEST("messages of every kind in both directions") {

@@ -66,12 +66,11 @@ Error Diagnosis::timed_out(const Operation& message) const {
 Error Diagnosis::gone(int rank, bool died, const Operation* needed_by) const {
   const Mesh& mesh = group_.mesh();
   const bool left = mesh.member(rank).left();
-  const bool collective = needed_by && !needed_by->is_transfer();
-  return Error(
-      left ? Errc::peer_left : Errc::peer_exited,
-      concat(mesh.describe(rank), left ? " left the group during " : " exited during ",
-             collective ? operation(*needed_by) : concat("a message exchange of group ", mesh.name()),
-             needed_by ? refusals_.of(rank, *needed_by) : "", died ? "" : mesh.exited_ranks(rank)));
+  const bool message = !needed_by || (needed_by->is_transfer() && !needed_by->transfer().window);
+  return Error(left ? Errc::peer_left : Errc::peer_exited,
+               concat(mesh.describe(rank), left ? " left the group during " : " exited during ",
+                      message ? concat("a message exchange of group ", mesh.name()) : operation(*needed_by),
+                      needed_by ? refusals_.of(rank, *needed_by) : "", died ? "" : mesh.exited_ranks(rank)));
 }
 
 /// What a rank that others wait for was seen to do last.

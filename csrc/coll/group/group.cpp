@@ -31,6 +31,8 @@ Group::Group(Engine& engine, std::unique_ptr<Mesh> mesh)
       refusals_(*mesh_),
       executor_(*mesh_, activity()),
       messenger_(*mesh_, activity()),
+      windows_(*mesh_),
+      accesses_(*mesh_, activity()),
       diagnosis_(*this, messenger_, refusals_) {
   activity().set_memory(mesh_->block_bytes());
 }
@@ -61,6 +63,29 @@ void Group::monitored_barrier(std::chrono::milliseconds timeout, bool all_ranks,
 
 Outcome Group::advance() { return executor_.advance(Engine::driver()); }
 
+std::shared_ptr<Window> Group::make_window(std::shared_ptr<void> self) {
+  collect_windows();
+  const DrivingLock lock(*this);
+  return windows_.make(std::move(self));
+}
+
+void Group::collect_windows() {
+  std::vector<std::shared_ptr<void>> kept;
+  {
+    const DrivingLock lock(*this);
+    kept = windows_.collect();
+  }
+}
+
+void Group::take_over(Operation& op, OperationList& done) {
+  const Transfer& t = op.transfer();
+  if (t.access == Access::none) return messenger_.take_over(op, done);
+  // A put and a signal wait for nothing, so nothing else looks whether their rank is there.
+  if (!t.send || t.peer == rank() || !mesh_->member(t.peer).gone()) return accesses_.take_over(op);
+  const Error error = diagnosis_.gone(t.peer, mesh_->member(t.peer).died(), &op);
+  accesses_.end(op, done, &error);
+}
+
 // ---- trouble
 
 /// In the order of causes: after a death ranks abort, and after an abort they leave. A collective that only
@@ -81,13 +106,23 @@ void Group::check_gone(bool died, OperationList& done) {
   for (int i = 0; i < mesh_->size(); ++i) {
     const Member& member = mesh_->member(i);
     if (i == mesh_->rank() || !(died ? member.died() : member.gone())) continue;
-    const Operation* needed_by = collectives().empty() ? messenger_.needs(i) : collectives().begin();
+    const Operation* needed_by = collectives().empty() ? message_that_needs(i) : collectives().begin();
     if (!died && !needed_by) continue;
-    if (advance_collectives(done) || messenger_.advance(done) || messenger_.hear(i, done)) return;
+    if (advance_collectives(done) || advance_messages(done) || messenger_.hear(i, done)) return;
     const Error error = diagnosis_.gone(i, died, needed_by);
     if (died || !collectives().empty()) throw error;
-    messenger_.fail(i, error, done);
+    fail_messages_of(i, error, done);
   }
+}
+
+const Operation* Group::message_that_needs(int rank) const {
+  const Operation* const message = messenger_.needs(rank);
+  return message ? message : accesses_.needs(rank);
+}
+
+void Group::fail_messages_of(int rank, const Error& error, OperationList& done) {
+  messenger_.fail(rank, error, done);
+  accesses_.fail(rank, error, done);
 }
 
 std::optional<Error> Group::trouble() {
@@ -136,7 +171,8 @@ void Group::check_deadlines(OperationList& done) {
     throw diagnosis_.timed_out(*op, collectives().front(), executor_.missing());
   }
   if (const auto [op, held] = overdue_on_hold(); op) throw diagnosis_.timed_out(*op, *held, {});
-  if (const Operation* op = messenger_.overdue()) throw diagnosis_.timed_out(*op);
+  for (const Operation* op : {messenger_.overdue(), accesses_.overdue()})
+    if (op) throw diagnosis_.timed_out(*op);
 }
 
 double Group::seconds(const Task& task, bool mapped) const {

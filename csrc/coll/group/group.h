@@ -15,6 +15,8 @@
 #include "coll/messages/messenger.h"
 #include "coll/progress/communicator.h"
 #include "coll/task/operation.h"
+#include "coll/windows/accesses.h"
+#include "coll/windows/window.h"
 
 namespace occl::coll {
 
@@ -51,6 +53,10 @@ class Group final : public Communicator, private Collectives::Machine, private M
   std::optional<Error> trouble();
   /// Ends a receive that no message has reached yet; false if one has.
   bool withdraw(Operation& receive);
+  /// A window on this rank, which the others connect to. `self`: this group. Throws Error(out_of_memory).
+  std::shared_ptr<Window> make_window(std::shared_ptr<void> self);
+  /// Lets go of what windows keep that all ranks have closed.
+  void collect_windows();
   /// The ranks that the current collective waits for.
   std::vector<int> missing() const;
 
@@ -77,11 +83,14 @@ class Group final : public Communicator, private Collectives::Machine, private M
   }
 
   // Messages::Machine
-  void take_over(Operation& message, OperationList& done) override { messenger_.take_over(message, done); }
-  bool advance_messages(OperationList& done) override { return messenger_.advance(done); }
+  void take_over(Operation& message, OperationList& done) override;
+  bool advance_messages(OperationList& done) override {
+    const bool accessed = accesses_.advance(done);
+    return messenger_.advance(done) || accessed;
+  }
   bool owes_answers() const override { return messenger_.has_answers(); }
   void fail_messages(const Error& error, OperationList& done) override {
-    messenger_.fail(Transfer::kAnyRank, error, done);
+    fail_messages_of(Transfer::kAnyRank, error, done);
   }
   void note_refused_message(int peer, bool send, const std::string& text) override {
     refusals_.refuse_message(peer, send, text);
@@ -100,6 +109,8 @@ class Group final : public Communicator, private Collectives::Machine, private M
     return diagnosis_.calls_ahead(process);
   }
 
+  void fail_messages_of(int rank, const Error& error, OperationList& done);
+  const Operation* message_that_needs(int rank) const;
   void check_gone(bool died, OperationList& done);
   void check_deadlines(OperationList& done);
 
@@ -108,6 +119,8 @@ class Group final : public Communicator, private Collectives::Machine, private M
   const Refusals refusals_;
   Executor executor_;
   Messenger messenger_;
+  Windows windows_;
+  Accesses accesses_;
   const Diagnosis diagnosis_;
 };
 

@@ -264,8 +264,11 @@ void Activity::message_posted(Operation& op) {
   {
     const Writing writing(r);
     r.message.set(op.sequence());
+    const bool one_sided = t.access != Access::none;
+    const auto tag = one_sided ? static_cast<std::uint64_t>(t.access) : t.tag;
     r.message_envelope.set(static_cast<std::uint16_t>(t.peer + 1) | std::uint64_t{t.send} << 16 |
-                           static_cast<std::uint64_t>(t.dtype) << 17 | std::uint64_t{t.tag} << 32);
+                           static_cast<std::uint64_t>(t.dtype) << 17 | std::uint64_t{one_sided} << 31 |
+                           tag << 32);
     r.message_volume.set(t.bytes());
     r.message_posted.set(now);
     r.message_deadline.set(static_cast<std::uint64_t>(op.deadline().at_ns()));

@@ -88,9 +88,11 @@ struct alignas(kLine) ActivityRecord {
   RecordWord last;         // 1 + the rank that arrived last in the last collective that met, 0: unknown
   RecordWord collectives;  // posted so far: the stamp of the last post (coll/mesh/layout.h)
   // The last message that this rank posted.
-  RecordWord message;           // its number; 0: none yet
-  RecordWord message_envelope;  // peer + 1 in 16 bits (0: any), 1 bit: a send, 15 bits: dtype, 32 bits: tag
-  RecordWord message_volume;    // bytes
+  RecordWord message;  // its number; 0: none yet
+  // peer + 1 in 16 bits (0: any), 1 bit: a send, 14 bits: dtype, 1 bit: an access of a window, 32 bits: tag,
+  // or which Access
+  RecordWord message_envelope;
+  RecordWord message_volume;  // bytes
   RecordWord message_posted;
   RecordWord messages_open;  // messages that have not ended
 

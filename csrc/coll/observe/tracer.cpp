@@ -67,12 +67,13 @@ void Tracer::record(const Activity& of, const Event& event) noexcept {
 void Tracer::begin(const Activity& of, const Event& event) {
   Notes& notes = event.operation.notes();
   notes = {};
+  const Operation& op = event.operation;
+  if (op.is_transfer() && op.transfer().access != Access::none) return;  // it has no counterpart to show
   const std::uint16_t number = group(of);
   if (of.notes().number == kLeftOut) return;
   std::uint64_t stamp = 0;
   TraceRecord* const record = file_->begin(stamp);
   if (!record) return;
-  const Operation& op = event.operation;
   record->has_future = 0;
   record->submitted = event.at;
   record->number = op.sequence();

@@ -7,20 +7,35 @@
 namespace occl::coll {
 
 void Messages::begin_ready(OperationList& done) {
-  while (!waiting_.empty() && waiting_.front().ready()) {
-    Operation& op = waiting_.front();
-    const auto next = ask(op, [&op] { return op.listener().beginning(op); });
-    if (next == Listener::Next::later) continue;
-    waiting_.pop();
-    activity_.message_posted(op);
-    if (next == Listener::Next::goes_on) {
-      in_hand_ = &op;
-      machine_.take_over(op, done);
-      in_hand_ = nullptr;
-    } else {
-      activity_.message_ended(op);
-      done.push(op);
-    }
+  while (Operation* const op = next_ready()) begin(*op, done);
+}
+
+/// The first with the window of this one, or with none, if it has none.
+const Operation& Messages::first_like(const Operation& op) const {
+  const Operation* first = waiting_.begin();
+  while (first->transfer().window != op.transfer().window) first = OperationList::next(*first);
+  return *first;
+}
+
+/// The first that is not on hold, nor behind another one like it; or null.
+Operation* Messages::next_ready() const {
+  for (Operation* op = waiting_.begin(); op; op = OperationList::next(*op))
+    if (op->ready() && &first_like(*op) == op) return op;
+  return nullptr;
+}
+
+void Messages::begin(Operation& op, OperationList& done) {
+  const auto next = ask(op, [&op] { return op.listener().beginning(op); });
+  if (next == Listener::Next::later) return;
+  waiting_.remove(op);
+  activity_.message_posted(op);
+  if (next == Listener::Next::goes_on) {
+    in_hand_ = &op;
+    machine_.take_over(op, done);
+    in_hand_ = nullptr;
+  } else {
+    activity_.message_ended(op);
+    done.push(op);
   }
 }
 
@@ -52,9 +67,13 @@ void Messages::settle(OperationList& done) {
 }
 
 Messages::Overdue Messages::overdue() const {
-  for (const OperationList* list : {&waiting_, &completing_})
-    for (const Operation* op = list->begin(); op; op = OperationList::next(*op))
-      if (op->deadline().passed() && !list->front().ready()) return {op, &list->front()};
+  const auto behind = [](const Operation& op, const Operation& held) {
+    return op.deadline().passed() && !held.ready();
+  };
+  for (const Operation* op = waiting_.begin(); op; op = OperationList::next(*op))
+    if (behind(*op, first_like(*op))) return {op, &first_like(*op)};
+  for (const Operation* op = completing_.begin(); op; op = OperationList::next(*op))
+    if (behind(*op, completing_.front())) return {op, &completing_.front()};
   return {};
 }
 

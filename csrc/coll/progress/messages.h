@@ -21,7 +21,7 @@ class Messages {
   /// What a kind of group moves its messages with.
   class Machine {
    public:
-    /// Takes over a send or receive, which may end at once.
+    /// Takes over a send, a receive or an access, which may end at once.
     virtual void take_over(Operation& message, OperationList& done) = 0;
     /// Moves messages; true if there was anything to move.
     virtual bool advance_messages(OperationList& done) = 0;
@@ -44,7 +44,8 @@ class Messages {
 
   void push(Operation& op) { waiting_.push(op); }
 
-  /// Begins those that are not on hold. None overtakes one that is.
+  /// Begins those that are not on hold. No message overtakes one that is, and no access another one of its
+  /// window.
   void begin_ready(OperationList& done);
 
   /// Moves what can be moved now. Those that end go to `done`. True if something moved.
@@ -69,13 +70,16 @@ class Messages {
   Overdue overdue() const;
 
  private:
+  const Operation& first_like(const Operation& op) const;
+  Operation* next_ready() const;
+  void begin(Operation& op, OperationList& done);
   template <class F>
   static Listener::Next ask(Operation& op, F&& f);
   void fail(Operation& op, const Error& error, OperationList& done);
 
   Machine& machine_;
   Activity& activity_;
-  OperationList waiting_;         // the first one is on hold
+  OperationList waiting_;         // those on hold, and those behind them
   OperationList completing_;      // their bytes have moved; they are on hold, or behind one
   Operation* in_hand_ = nullptr;  // that the machine is taking over, or whose take_over has thrown
   std::optional<Error> failed_;   // no message can be on hold any more

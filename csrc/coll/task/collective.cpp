@@ -1,14 +1,22 @@
 #include "coll/task/collective.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "base/error.h"
 #include "base/hash.h"
 
 namespace occl::coll {
 
+namespace {
+
+constexpr const char* kComposites[] = {"an unknown call", "all_reduce_sparse", "new_window",
+                                       "tensor_register", "tensor_deregister"};
+
+}  // namespace
+
 const char* name_of(const Collective& c) {
-  return c.part_of == Composite::all_reduce_sparse ? "all_reduce_sparse" : traits(c.kind).name;
+  return c.part_of == Composite::none ? traits(c.kind).name : kComposites[static_cast<int>(c.part_of)];
 }
 
 void set_sizes(Collective& c, const std::vector<std::size_t>& counts) {
@@ -40,8 +48,10 @@ std::string Signature::describe() const {
   };
   const std::uint64_t kind = word & kKindMask;
   if (kind >= kKinds) return "an unknown operation";
-  if (field(kPartOfBit, kDTypeBit) == static_cast<std::uint64_t>(Composite::all_reduce_sparse))
-    return "all_reduce_sparse(...)";
+  if (field(kIsPartBit, kDTypeBit)) {
+    const std::uint64_t call = field(kRootBit, kCountBit);
+    return concat(kComposites[call < std::size(kComposites) ? call : 0], "(...)");
+  }
   const Traits& t = kTraits[kind];
   if (static_cast<Kind>(kind) == Kind::barrier) return "barrier()";
   const auto count = even();

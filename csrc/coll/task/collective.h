@@ -32,8 +32,14 @@ enum class Kind : std::uint8_t {
 };
 inline constexpr int kKinds = static_cast<int>(Kind::all_to_all) + 1;
 
-/// The call that a collective is a part of, if that call consists of several collectives.
-enum class Composite : std::uint8_t { none, all_reduce_sparse };
+/// The call that a collective is a part of, if that is not the collective itself. Its kind has no root.
+enum class Composite : std::uint8_t {
+  none,
+  all_reduce_sparse,
+  new_window,
+  tensor_register,
+  tensor_deregister
+};
 
 struct Traits {
   const char* name;
@@ -99,15 +105,18 @@ const char* name_of(const Collective& c);
 /// Everything that all ranks must agree on, in one word. Only uneven sizes are hashed; the rest can be
 /// printed.
 ///
-///     bit  0     4        5      11  15    24
-///          kind  part of  dtype  op  root  volume
+///     bit  0     4        5      11  15       24
+///          kind  is part  dtype  op  root     volume
+///                                    part of
 struct Signature {
   std::uint64_t word = 0;
 
   static Signature of(const Collective& c) {
-    return {static_cast<std::uint64_t>(c.kind) | static_cast<std::uint64_t>(c.part_of) << kPartOfBit |
+    return {static_cast<std::uint64_t>(c.kind) |
+            static_cast<std::uint64_t>(c.part_of != Composite::none) << kIsPartBit |
             static_cast<std::uint64_t>(c.dtype) << kDTypeBit | static_cast<std::uint64_t>(c.op) << kOpBit |
-            static_cast<std::uint64_t>(c.root) << kRootBit |
+            static_cast<std::uint64_t>(c.part_of == Composite::none ? c.root : static_cast<int>(c.part_of))
+                << kRootBit |
             std::min<std::uint64_t>(c.volume, kCountMax) << kCountBit};
   }
   /// Equal, or two all_to_alls of which one lists a size for each rank and the other says that all are equal.
@@ -124,10 +133,10 @@ struct Signature {
   friend bool operator==(Signature, Signature) = default;
 
  private:
-  static constexpr int kPartOfBit = 4, kDTypeBit = 5, kOpBit = 11, kRootBit = 15, kCountBit = 24;
-  static constexpr std::uint64_t kKindMask = (std::uint64_t{1} << kPartOfBit) - 1;
+  static constexpr int kIsPartBit = 4, kDTypeBit = 5, kOpBit = 11, kRootBit = 15, kCountBit = 24;
+  static constexpr std::uint64_t kKindMask = (std::uint64_t{1} << kIsPartBit) - 1;
   static constexpr std::uint64_t kCountMax = (kUneven << 1) - 1;
-  static_assert(kKinds <= 1 << kPartOfBit && kDTypes <= 1 << (kOpBit - kDTypeBit) &&
+  static_assert(kKinds <= 1 << kIsPartBit && kDTypes <= 1 << (kOpBit - kDTypeBit) &&
                 kReduceOps < 1 << (kRootBit - kOpBit));
 };
 

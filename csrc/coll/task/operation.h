@@ -16,7 +16,13 @@
 
 namespace occl::coll {
 
-/// A point-to-point message. In a receive, `peer` may be kAnyRank: the first message with the tag is taken.
+class Window;
+
+/// A transfer in which the other rank takes no part (coll/windows/accesses.h).
+enum class Access : std::uint8_t { none, put, signal, wait_signal };
+
+/// A point-to-point message, or a one-sided access of a window. In a receive, `peer` may be kAnyRank: the
+/// first message with the tag is taken.
 struct Transfer {
   static constexpr int kAnyRank = -1;
   bool send = false;
@@ -26,13 +32,17 @@ struct Transfer {
   Block buffer;
   /// How the tensor's dimensions are ordered in memory, 0: contiguous. Both sides must have the same order.
   std::uint32_t order = 0;
+  /// A put and a signal count as sends, a wait as a receive without data.
+  Access access = Access::none;
+  Window* window = nullptr;  // of the access; it lives as long as the operation
+  std::size_t offset = 0;    // elements into the peer's memory at which a put writes
 
   std::size_t bytes() const { return buffer.count * size_of(dtype); }
 };
 
 /// What an operation does.
 using Task = std::variant<Collective, Transfer>;
-/// "all_reduce(float32[4], SUM)", "recv(float32[4], src=1, tag=0)".
+/// "all_reduce(float32[4], SUM)", "recv(float32[4], src=1, tag=0)", "put(float32[4], dst=1, offset=8)".
 std::string describe(const Task& task);
 
 /// The thread that drives: one of the program's that goes on with something else, or that waits and has

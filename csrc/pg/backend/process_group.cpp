@@ -7,6 +7,8 @@
 #include <utility>
 
 #include "pg/backend/side_streams.h"
+#include "pg/backend/window.h"
+#include "pg/observe/call_names.h"
 #include "pg/observe/param_comms.h"
 #include "pg/process/engine.h"
 #include "pg/process/python_hooks.h"
@@ -165,7 +167,8 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::launch(std::span<Request> requests,
   SideStreams streams;
   for (const Request& request : requests) streams.add(request);
   CallObservers observers = this->observers();
-  if (recorded_) observers.push_back(FlightRecorder::get()->record(recorded_, facts(), requests, false));
+  if (recorded_ && names_of(requests).recorder)
+    observers.push_back(FlightRecorder::get()->record(recorded_, facts(), requests, false));
   if (streams.empty())
     return WorkOCCL::launch(lifecycle_.group(), requests, async ? Mode::background : Mode::blocking,
                             std::move(observers));
@@ -351,15 +354,43 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::reduce_scatter_tensor_coalesced(
 
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::allreduce_sparse(Tensors& tensors,
                                                              const c10d::AllreduceOptions& opts) {
-  if (estimate_.runs() || coalesced_)
-    raise(
-        Error(Errc::not_implemented, "all_reduce of sparse tensors can be neither coalesced nor estimated"));
+  check_alone("all_reduce of sparse tensors");
   return call(opts, [&] { return all_reduce_sparse(self(), tensors, opts); });
 }
 
 void ProcessGroupOCCL::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
   check_not_forked(group());
   translated([&] { group().monitored_barrier(or_default(opts.timeout), wait_all_ranks, interrupt_check()); });
+}
+
+bool ProcessGroupOCCL::supportsWindow() const {
+  return dynamic_cast<const coll::Group*>(lifecycle_.group().get()) != nullptr;
+}
+
+c10::intrusive_ptr<WindowBase> ProcessGroupOCCL::new_window(const std::optional<at::Tensor>& tensor) {
+  check_not_forked(group());
+  return WindowOCCL::make(*this, tensor);
+}
+
+void ProcessGroupOCCL::check_alone(const char* call) const {
+  if (estimate_.runs() || coalesced_)
+    raise(Error(Errc::not_implemented, concat(call, " can be neither coalesced nor estimated")));
+}
+
+void ProcessGroupOCCL::meet_for_window(const char* call, const std::function<Request()>& make) {
+  check_alone(call);
+  Request made = checked(make);
+  launch(as_span(made), c10d::kUnsetTimeout, false);
+}
+
+ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::access_window(const char* call, std::int64_t rank, bool send,
+                                                          const std::function<Request()>& make,
+                                                          std::chrono::milliseconds timeout, bool async) {
+  check_alone(call);
+  Request made = checked(make, [&](const std::string& why) {
+    if (rank >= 0 && rank < getSize()) group().refuse_message(static_cast<int>(rank), send, why);
+  });
+  return launch(as_span(made), timeout, async);
 }
 
 void ProcessGroupOCCL::startTimeEstimate() {

@@ -4,7 +4,9 @@
 
 #include <torch/csrc/distributed/c10d/logging.h>
 
+#include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -122,6 +124,16 @@ class ProcessGroupOCCL final : public BackendBase {
     return allocate_shared(size, options);
   }
 
+  /// One-sided access to memory of other ranks (window.h): in groups of one host.
+  bool supportsWindow() const override;
+  c10::intrusive_ptr<WindowBase> new_window(const std::optional<at::Tensor>& tensor) override;
+  /// For WindowOCCL: carry out the request that `make` returns. If it throws, ranks that wait for this one
+  /// are told why: in meet_for_window all, and in access_window `rank`.
+  void meet_for_window(const char* call, const std::function<Request()>& make);
+  WorkPtr access_window(const char* call, std::int64_t rank, bool send, const std::function<Request()>& make,
+                        std::chrono::milliseconds timeout, bool async);
+  const std::shared_ptr<coll::Communicator>& communicator() const { return lifecycle_.group(); }
+
   /// From now on calls `hook` once for each Work, when it has ended, on the thread that saw it end. Raises
   /// ValueError if there is a hook already.
   void registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
@@ -160,6 +172,8 @@ class ProcessGroupOCCL final : public BackendBase {
   WorkPtr transfer(Tensors& tensors, int peer, int tag, bool send);
   WorkPtr launch(std::span<Request> requests, std::chrono::milliseconds timeout, bool async = true);
   WorkPtr estimate(std::span<const Request> requests);
+  /// Raises NotImplementedError between startCoalescing and endCoalescing, and in an estimate.
+  void check_alone(const char* call) const;
   /// Raises ValueError if the requests are collectives that this thread's callback calls too late
   /// (callback_order.h).
   void check_order(std::span<const Request> requests) const;

@@ -13,12 +13,14 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <unordered_map>
 #include <vector>
 
 #include "pg/compat/hooks.h"
+#include "pg/compat/window_base.h"
 
 namespace occl::pg {
 
@@ -40,6 +42,8 @@ class BackendBase : public c10d::Backend {
   virtual void addEphemeralTimeout(const std::chrono::milliseconds& timeout) = 0;
   virtual void registerAbortHook(std::int64_t id, AbortHook hook) = 0;
   virtual void unregisterAbortHook(std::int64_t id) = 0;
+  virtual bool supportsWindow() const = 0;
+  virtual c10::intrusive_ptr<WindowBase> new_window(const std::optional<at::Tensor>& tensor) = 0;
   /// Override PyTorch's methods from 2.15 on. Remove with 2.14.
   virtual void startTimeEstimate() = 0;
   virtual float endTimeEstimate() = 0;

@@ -3,7 +3,15 @@
 namespace occl::pg {
 namespace {
 
+/// A wait is a message from the rank that signals. A put has no counterpart.
+CallNames of_access(coll::Access access) {
+  return access == coll::Access::put      ? CallNames{"put", nullptr}
+         : access == coll::Access::signal ? CallNames{"signal", "send"}
+                                          : CallNames{"wait_signal", "recv"};
+}
+
 CallNames of_one(const Request& request) {
+  if (request.window) return of_access(request.transfer()->access);
   using c10d::OpType;
   switch (request.type) {
     case OpType::BROADCAST:

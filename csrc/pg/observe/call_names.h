@@ -9,7 +9,8 @@ namespace occl::pg {
 
 struct CallNames {
   const char* event;     // in `record_param_comms`: "allreduce"
-  const char* recorder;  // in the flight recorder, whose analyser refuses other names: "all_reduce"
+  const char* recorder;  // in the flight recorder, whose analyser refuses other names: "all_reduce". Null:
+                         // the call is not recorded
 };
 
 /// The names of a call that launches these requests, of which there is at least one.

@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -34,6 +35,8 @@ struct Request {
   std::chrono::milliseconds timeout{};  // set when the request is launched
   std::vector<coll::Block> in, out;     // what Blocks::list points to, if the task lists blocks
   FewTensors inputs, outputs;           // kept alive; outputs are the result
+
+  std::shared_ptr<coll::Window> window;  // of an access: kept alive
 
   /// Copies on this rank, to `first` from `second`, in the group's order. `before`: into what the operation
   /// reads. `after`: out of what it has written.

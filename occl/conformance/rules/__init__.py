@@ -6,8 +6,9 @@ from occl.conformance.rules import (
     groups,
     messages,
     offers,
+    windows,
     works,
     wrong_arguments,
 )
 
-__all__ = ["collectives", "failures", "groups", "messages", "offers", "works", "wrong_arguments"]
+__all__ = ["collectives", "failures", "groups", "messages", "offers", "windows", "works", "wrong_arguments"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator
 
-PROTOCOL = 15  # shm::kProtocolVersion
+PROTOCOL = 16  # shm::kProtocolVersion
 MAGIC = 0x6C63636F  # shm::kMagic
 RECORD_MAGIC = 0x61636C6F  # coll::kRecordMagic
 MAX_RANKS = 256
@@ -37,6 +37,10 @@ assert HEADER.size == 256 and IDENTITY.size == 192 and WORDS.size == 8 * (len(FI
 
 OPEN, ENDED = 1, 2  # RecordState
 SPANS_NODES, PART_OF_ANOTHER = 1, 2  # bits of the flags
+COMPOSITES = ["?", "all_reduce_sparse", "new_window", "tensor_register", "tensor_deregister"]
+"""coll::Composite, by number."""
+ACCESSES = ["?", "put", "signal", "wait_signal"]
+"""coll::Access, by number."""
 STAGES = ("idle", "held", "meeting", "moving", "syncing")
 
 Read = Callable[[int, int], bytes]

@@ -187,13 +187,17 @@ def _message(w: dict[str, int], names: Names, posted: int) -> Message:
     envelope = w["envelope"]
     peer = (envelope & 0xFFFF) - 1
     send = bool(envelope >> 16 & 1)
-    type_number = envelope >> 17 & 0x7FFF
+    type_number = envelope >> 17 & 0x3FFF
     dtype = Names.at(names.dtypes, type_number)
     size = names.sizes[type_number] if type_number < len(names.sizes) else 1
     tag = envelope >> 32
     kind, side = ("send", "dst") if send else ("recv", "src")
     number, count = w["message"], w["message_volume"]
     text = f"{kind}({dtype}[{count // size}], {side}={'any' if peer < 0 else peer}, tag={tag})"
+    if envelope >> 31 & 1:
+        kind, tag = Names.at(layout.ACCESSES, tag), 0
+        what = f"{dtype}[{count // size}], " if kind == "put" else ""
+        text = f"{kind}({what}{side}={peer})"
     deadline = w["message_deadline"] if w["message_deadline"] < NEVER else None
     return Message(kind, number, dtype, count, text, posted, deadline, None if peer < 0 else peer, tag)
 
@@ -202,7 +206,8 @@ def describe(signature: int, names: Names) -> tuple[str, str, str]:
     """Kind, dtype and text of a collective: as coll::Signature::describe."""
     kind = Names.at(names.kinds[:-2], signature & 0xF)
     if signature >> 4 & 1:
-        return "all_reduce_sparse", "", "all_reduce_sparse(...)"
+        call = Names.at(layout.COMPOSITES, signature >> 15 & 0x1FF)
+        return call, "", f"{call}(...)"
     if kind in ("barrier", "?"):
         return kind, "", f"{kind}()"
     dtype = Names.at(names.dtypes, signature >> 5 & 0x3F)

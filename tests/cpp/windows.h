@@ -1,0 +1,42 @@
+// A window of every rank of a cluster, each over mapped memory of its own.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "cluster.h"
+#include "coll/windows/window.h"
+
+namespace occl::test {
+
+class WindowRanks {
+ public:
+  WindowRanks(Cluster& cluster, std::size_t bytes) {
+    std::vector<coll::WindowHandle> handles;
+    for (int i = 0; i < cluster.size(); ++i) {
+      auto region =
+          std::make_shared<shm::Region>(shm::Region::create("test", bytes, shm::Access::read_write));
+      region->commit(0, bytes);
+      windows.push_back(cluster[i].group->make_window(cluster[i].group));
+      handles.push_back(windows[i]->handle({cluster[i].regions->add(region), 0}, bytes));
+      memory.push_back(std::move(region));
+    }
+    for (int i = 0; i < cluster.size(); ++i)
+      windows[i]->connect(handles, memory[i]->base(), Deadline::after(std::chrono::seconds(60)));
+  }
+
+  coll::Transfer put(int rank, int to, std::byte* data, std::size_t bytes, std::size_t offset) const {
+    return {true, to, 0, DType::u8, {data, bytes}, 0, coll::Access::put, windows[rank].get(), offset};
+  }
+  coll::Transfer signal(int rank, int to) const {
+    return {true, to, 0, DType::u8, {}, 0, coll::Access::signal, windows[rank].get()};
+  }
+  coll::Transfer wait(int rank, int from) const {
+    return {false, from, 0, DType::u8, {}, 0, coll::Access::wait_signal, windows[rank].get()};
+  }
+
+  std::vector<std::shared_ptr<shm::Region>> memory;
+  std::vector<std::shared_ptr<coll::Window>> windows;
+};
+
+}  // namespace occl::test
