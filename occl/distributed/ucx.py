@@ -5,6 +5,7 @@ What the user's ``UCX_*`` variables say is never overridden.
 
 from __future__ import annotations
 
+import ctypes.util
 import importlib.util
 import os
 from pathlib import Path
@@ -43,6 +44,11 @@ def libraries() -> list[str]:
     folders = found.submodule_search_locations or [] if found else []
     packaged = [Path(folder, "lib", SYSTEM) for folder in folders]
     return [*(str(path) for path in packaged if path.exists()), SYSTEM]
+
+
+def found() -> bool:
+    """Whether a library of UCX is installed. It is not opened."""
+    return len(libraries()) > 1 or ctypes.util.find_library("ucp") is not None
 
 
 def devices(interface: str) -> list[str]:
