@@ -24,7 +24,7 @@ void Caretaker::wake(bool for_sleeper) {
     std::lock_guard lock(mutex_);
     if (stop_) return;
     if (!thread_.joinable())
-      thread_ = start_thread<Thread>("that moves messages of other nodes", [this] { run(); });
+      thread_ = start_thread<std::thread>("that moves messages of other nodes", [this] { run(); });
     if (for_sleeper) ++sleepers_;
     wanted_ = true;
     attending_.store(true, std::memory_order_seq_cst);  // pairs with attend

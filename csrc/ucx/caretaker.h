@@ -6,7 +6,10 @@
 // for it in its place (`watch`).
 #pragma once
 
-#include "base/sync.h"
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
 
 namespace occl::ucx {
 
@@ -36,12 +39,12 @@ class Caretaker {
   void wait_for_arrival();
 
   Worker& worker_;
-  Atomic<bool> attending_ = false;  // the thread looks by itself
-  Mutex mutex_;
-  Condition work_;
+  std::atomic<bool> attending_ = false;  // the thread looks by itself
+  std::mutex mutex_;
+  std::condition_variable work_;
   int sleepers_ = 0;  // under mutex_, as are the next
   bool wanted_ = false, stop_ = false;
-  Thread thread_;
+  std::thread thread_;
 };
 
 }  // namespace occl::ucx

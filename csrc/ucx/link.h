@@ -5,11 +5,11 @@
 //     Link of group 9 ──┘
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "base/sync.h"
 #include "coll/progress/network.h"
 #include "hosts/group_numbers.h"
 #include "hosts/link.h"
@@ -61,14 +61,14 @@ class Link final : public hosts::Link {
         : carrier(std::move(through)), group(std::move(name)) {}
     const std::shared_ptr<Carrier> carrier;
     const std::string group;
-    Atomic<bool> stuck = false;  // relaxed: read by the thread that gives messages up
+    std::atomic<bool> stuck = false;  // relaxed: read by the thread that gives messages up
   };
 
  private:
   const std::shared_ptr<Carrier> carrier_;
   const std::vector<int> ranks_;
   const std::shared_ptr<Facts> facts_;
-  std::vector<Atomic<bool>> used_;  // by rank of the group: it has messages; relaxed: read at the end
+  std::vector<std::atomic<bool>> used_;  // by rank of the group: it has messages; relaxed: read at the end
 };
 
 }  // namespace occl::ucx

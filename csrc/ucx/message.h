@@ -1,13 +1,13 @@
 // An in-flight message, which its starter shares with the worker.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
 
-#include "base/sync.h"
 #include "hosts/link.h"
 
 namespace occl::ucx {
@@ -50,7 +50,7 @@ class Message {
  private:
   enum class Stage : std::uint8_t { started, awaited, ended };
 
-  Atomic<Stage> stage_ = Stage::started;
+  std::atomic<Stage> stage_ = Stage::started;
   std::string why_;
 };
 

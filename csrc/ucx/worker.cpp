@@ -12,6 +12,7 @@
 #include "base/deadline.h"
 #include "hosts/broken_connection.h"
 #include "hosts/group_info.h"
+#include "hosts/group_numbers.h"
 
 namespace occl::ucx {
 namespace {
@@ -354,16 +355,16 @@ void Worker::end_group(std::uint32_t number, const std::vector<int>& ranks) {
     for (Peer& peer : peers_)
       if (peer.over.erase(number) > 0) throw_away(peer.rank, number);
   }
-  const auto content = std::make_shared<std::uint32_t>(number);
+  const auto content = std::make_shared<EndOfGroup>(EndOfGroup{static_cast<std::uint32_t>(rank_), number});
   for (const int rank : ranks) {
-    const auto message = std::make_shared<Message>(*this, true, rank, sizeof(number), content);
+    const auto message = std::make_shared<Message>(*this, true, rank, sizeof(EndOfGroup), content);
     std::lock_guard lock(mutex_);
     Peer& peer = peers_[rank];
     if (!peer.endpoint) continue;
     abi::RequestParams params = params_for(message.get());
     params.callback.send = sent;
     const StatusOrRequest started =
-        api_.send(peer.endpoint, content.get(), sizeof(number), kEndOfGroup | tag_of(rank_, 0), &params);
+        api_.send(peer.endpoint, content.get(), sizeof(EndOfGroup), kEndOfGroup | tag_of(rank_, 0), &params);
     peer.unsettled = true;
     if (started && !abi::is_error(started)) {
       message->request = started;
@@ -395,16 +396,16 @@ void Worker::group_ended(void* request, abi::Status status, const abi::ReceiveIn
   auto& self = *static_cast<Worker*>(data);
   if (std::exchange(self.expecting_end_, nullptr)) self.api_.request_free(request);
   if (status != abi::kOk) return;
-  self.take_end(static_cast<int>((info->sender_tag & ~kEndOfGroup) >> kRankShift), self.end_);
+  if (info->length == sizeof(EndOfGroup)) self.take_end(self.end_);
   self.end_arrived_ = true;
 }
 
-void Worker::take_end(int rank, std::uint32_t number) {
-  if (rank >= size()) return;
-  if (ended_.contains(number))
-    throw_away(rank, number);
+void Worker::take_end(const EndOfGroup& end) {
+  if (end.rank >= peers_.size() || end.number > hosts::kLastGroupNumber) return;  // no rank of ours sent it
+  if (ended_.contains(end.number))
+    throw_away(static_cast<int>(end.rank), end.number);
   else
-    peers_[rank].over.insert(number);
+    peers_[end.rank].over.insert(end.number);
 }
 
 /// What has arrived from a rank for a group that expects nothing more.

@@ -2,22 +2,24 @@
 //
 // No thread belongs to a message. The thread that asks whether a message has ended lets the worker move all
 // messages (`progress`). A thread of the engine that sleeps waits for the worker's descriptor too
-// (ucx/sleep.h). What must go on while no thread asks, because an operation ends before its last message has
+// (Carrier::sleep). What must go on while no thread asks, because an operation ends before its last message has
 // left this process, is the caretaker's (ucx/caretaker.h).
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
-#include "base/sync.h"
 #include "hosts/link.h"
 #include "ucx/api.h"
 #include "ucx/caretaker.h"
@@ -75,6 +77,10 @@ class Worker {
   bool settle();
 
  private:
+  /// What a rank sends when a group has ended there, which is the last message for that group.
+  struct EndOfGroup {
+    std::uint32_t rank = 0, number = 0;
+  };
   struct Peer {
     Worker* worker = nullptr;
     int rank = 0;
@@ -97,7 +103,7 @@ class Worker {
   void took(Message& message, abi::StatusOrRequest started);
   void forget(Message& message);
   void expect_end();
-  void take_end(int rank, std::uint32_t number);
+  void take_end(const EndOfGroup& end);
   void throw_away(int rank, std::uint32_t number);
   bool settled();
   std::string text(abi::Status status) const { return api_.status_string(status); }
@@ -114,17 +120,17 @@ class Worker {
   abi::Worker* worker_ = nullptr;
   int descriptor_ = -1;
 
-  Mutex mutex_;
+  std::mutex mutex_;
   std::vector<Peer> peers_;  // by rank
   std::vector<std::pair<Peer*, abi::Status>> failed_;  // noted by callbacks, for `move`
   std::vector<void*> leaving_;                         // requests for connections to be flushed or closed
   std::size_t sending_ = 0;                            // sends that UCX has
   std::set<std::uint32_t> ended_;                      // groups, here
-  std::uint32_t end_ = 0;                              // the next group that ends on another rank
+  EndOfGroup end_;                                     // the next one of another rank
   void* expecting_end_ = nullptr;
   bool end_arrived_ = false;
   bool stuck_ = false;  // a message did not end after its connection was closed
-  Atomic<std::uint64_t> looks_ = 0;
+  std::atomic<std::uint64_t> looks_ = 0;
   Caretaker caretaker_;  // the first to be destroyed: its thread uses the rest
 };
 

@@ -17,7 +17,7 @@ PACKAGE = "libucx"
 """The import package of libucx-cu12 and libucx-cu13, which work without CUDA."""
 
 CONTEXT = {
-    "TLS": "^sm,cuda,rocm,ze",  # nodes have shared memory of our own
+    "TLS": "^sm,self,cuda,rocm,ze",  # nodes have shared memory of our own
 }
 """What a worker gets, besides its devices."""
 WISHES = {
