@@ -4,7 +4,10 @@
 
 #include <chrono>
 #include <mutex>
+#include <set>
 
+#include "base/deadline.h"
+#include "base/fork.h"
 #include "base/thread.h"
 #include "ucx/worker.h"
 
@@ -17,7 +20,39 @@ constexpr std::chrono::milliseconds kNap{1};
 /// It looks for the end this often.
 constexpr int kPollMs = 50;
 
+/// Time limit for what was sent to leave a process that exits.
+constexpr std::chrono::seconds kLinger{1};
+
+// Of the process: a deliberate global, because UCX's cleanup is one.
+ForkMutex living_mutex;
+std::set<Caretaker*> living;
+
+void forget_parent() { living.clear(); }
+
 }  // namespace
+
+Caretaker::Caretaker(Worker& worker) : worker_(worker) {
+  in_child_after_fork<forget_parent>();
+  std::lock_guard lock(living_mutex);
+  living.insert(this);
+}
+
+Caretaker::~Caretaker() {
+  {
+    std::lock_guard lock(living_mutex);
+    living.erase(this);
+  }
+  stop();
+}
+
+void Caretaker::stop_all() {
+  std::lock_guard lock(living_mutex);
+  const auto until = Deadline::after(kLinger);
+  for (Caretaker* caretaker : living) {
+    caretaker->stop();
+    while (!until.passed() && !caretaker->worker_.settle()) std::this_thread::sleep_for(kNap);
+  }
+}
 
 void Caretaker::wake(bool for_sleeper) {
   {

@@ -17,8 +17,8 @@ class Worker;
 
 class Caretaker {
  public:
-  explicit Caretaker(Worker& worker) : worker_(worker) {}
-  ~Caretaker() { stop(); }
+  explicit Caretaker(Worker& worker);
+  ~Caretaker();
   Caretaker(const Caretaker&) = delete;
   Caretaker& operator=(const Caretaker&) = delete;
 
@@ -30,8 +30,11 @@ class Caretaker {
   /// From now on a message that arrives is moved at once, until `unwatch`.
   void watch() { wake(true); }
   void unwatch();
-  /// Ends the thread.
+  /// Ends the thread for good.
   void stop();
+  /// Of all caretakers of the process, which is about to exit: UCX cleans up then, and no thread may use it.
+  /// Waits a moment until what was sent has left the process.
+  static void stop_all();
 
  private:
   void wake(bool for_sleeper);
