@@ -85,7 +85,12 @@ def headers() -> list[Path]:
 
 def program() -> str:
     """A source file that compiles only if both sides agree."""
-    lines = ["#include <cstddef>", "#include <type_traits>", "#include <ucp/api/ucp.h>", '#include "ucx/abi.h"']
+    lines = [
+        "#include <cstddef>",
+        "#include <type_traits>",
+        "#include <ucp/api/ucp.h>",
+        '#include "ucx/abi.h"',
+    ]
     lines += ["#include <ucs/config/global_opts.h>", "using namespace occl::ucx::abi;"]
     for (ours, theirs), fields in FIELDS.items():
         for mine, other in fields.items():
@@ -131,5 +136,8 @@ def test_our_declarations_are_those_of_ucx(include, tmp_path):
 
 @pytest.mark.skipif(not headers(), reason="UCX's headers are not installed (Debian: libucx-dev).")
 def test_a_wrong_declaration_is_found(tmp_path):
-    wrong = program() + "static_assert(offsetof(EndpointParams, address) == offsetof(ucp_ep_params_t, err_mode));\n"
+    wrong = (
+        program()
+        + "static_assert(offsetof(EndpointParams, address) == offsetof(ucp_ep_params_t, err_mode));\n"
+    )
     assert compile_with(headers()[0], wrong, tmp_path).returncode != 0

@@ -30,7 +30,8 @@ class GroupNumbers {
   }
   /// Whether `next` of this rank can return such a number.
   bool can_come_from(int rank, std::uint32_t number) const {
-    return number >= size_ && number <= kLastGroupNumber && number % size_ == static_cast<std::uint32_t>(rank);
+    return number >= size_ && number <= kLastGroupNumber &&
+           number % size_ == static_cast<std::uint32_t>(rank);
   }
 
  private:

@@ -85,7 +85,7 @@ struct RequestParams {  // ucp_request_param_t
 inline constexpr std::uint32_t kRequestCallback = 1 << 1, kRequestUserData = 1 << 2, kRequestFlags = 1 << 4,
                                kRequestMemoryType = 1 << 6;
 inline constexpr std::uint32_t kRequestAlways = 1 << 16;  // there is a request even if it ends at once
-inline constexpr std::uint32_t kCloseAtOnce = 1 << 0;  // a flag of closing an endpoint
+inline constexpr std::uint32_t kCloseAtOnce = 1 << 0;     // a flag of closing an endpoint
 inline constexpr int kHostMemory = 0;
 
 /// Calls f(member of Functions, its name in the library) for each function.

@@ -2,8 +2,8 @@
 //
 // No thread belongs to a message. The thread that asks whether a message has ended lets the worker move all
 // messages (`progress`). A thread of the engine that sleeps waits for the worker's descriptor too
-// (Carrier::sleep). What must go on while no thread asks, because an operation ends before its last message has
-// left this process, is the caretaker's (ucx/caretaker.h).
+// (Carrier::sleep). What must go on while no thread asks, because an operation ends before its last message
+// has left this process, is the caretaker's (ucx/caretaker.h).
 #pragma once
 
 #include <atomic>
@@ -121,7 +121,7 @@ class Worker {
   int descriptor_ = -1;
 
   std::mutex mutex_;
-  std::vector<Peer> peers_;  // by rank
+  std::vector<Peer> peers_;                            // by rank
   std::vector<std::pair<Peer*, abi::Status>> failed_;  // noted by callbacks, for `move`
   std::vector<void*> leaving_;                         // requests for connections to be flushed or closed
   std::size_t sending_ = 0;                            // sends that UCX has

@@ -103,8 +103,7 @@ TEST("messages of every size arrive whole and in order, whether they or their re
       for (int i = 0; i < 5; ++i) sent.push_back(pattern(bytes, i)), arrived.emplace_back(bytes);
       std::vector<std::unique_ptr<hosts::Link::Message>> messages;
       const auto send = [&] {
-        for (const Bytes& data : sent)
-          messages.push_back(pair.links[0]->send(1, 3, data.data(), bytes));
+        for (const Bytes& data : sent) messages.push_back(pair.links[0]->send(1, 3, data.data(), bytes));
         for (int i = 0; i < 100; ++i) pair.progress();
       };
       const auto receive = [&] {

@@ -124,8 +124,8 @@ void Engine::add(const std::shared_ptr<Network>& network) {
   has_networks_.store(true, std::memory_order_relaxed);
 }
 
-/// Until the bell is rung, a message arrives, or `span` has passed. A thread can wait for one network; where a
-/// process has several, it looks at the others now and then.
+/// Until the bell is rung, a message arrives, or `span` has passed. A thread can wait for one network; where
+/// a process has several, it looks at the others now and then.
 void Engine::sleep(const shm::Bell::Sleep& bell, std::chrono::nanoseconds span) {
   if (!has_networks_.load(std::memory_order_relaxed)) return bell.wait(span);
   std::vector<std::shared_ptr<Network>> networks;

@@ -1,5 +1,5 @@
-// Messages of other hosts, as the engine's sleeping threads see them: beside the bell, something else that can
-// wake them.
+// Messages of other hosts, as the engine's sleeping threads see them: beside the bell, something else that
+// can wake them.
 #pragma once
 
 #include <chrono>

@@ -65,8 +65,8 @@ PreparedBetween between_by_gloo(bool one_network, int rank, int size, const std:
 
 PreparedBetween between_by_ucx(bool one_network, int rank, int size, const std::string& group) {
   const PreparedUcx prepared = prepare_ucx(one_network);
-  const auto carrier = std::make_shared<ucx::Carrier>(prepared.name, prepared.settings, rank, size,
-                                                      [] { engine().ring(); });
+  const auto carrier =
+      std::make_shared<ucx::Carrier>(prepared.name, prepared.settings, rank, size, [] { engine().ring(); });
   const auto connect = [=](const Store& store,
                            std::chrono::milliseconds timeout) -> std::shared_ptr<hosts::Link> {
     ucx::Worker& worker = carrier->worker();

@@ -1,5 +1,5 @@
-// What carries a group's messages between nodes, and how its ranks are connected: UCX, Gloo, or a backend that
-// the program has made.
+// What carries a group's messages between nodes, and how its ranks are connected: UCX, Gloo, or a backend
+// that the program has made.
 #pragma once
 
 #include <chrono>

@@ -108,8 +108,7 @@ bool InterNode::give_up(const std::shared_ptr<Pending>& message, const std::stri
     message->work.reset();  // Gloo's thread can still be reading into the buffer, and this waits for it
     return true;
   }
-  if (!stuck_.exchange(true, std::memory_order_relaxed))
-    hosts::tell_stuck(name_, rank, kStubborn, group);
+  if (!stuck_.exchange(true, std::memory_order_relaxed)) hosts::tell_stuck(name_, rank, kStubborn, group);
   return false;
 }
 

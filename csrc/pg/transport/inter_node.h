@@ -62,7 +62,7 @@ class InterNode {
   std::mutex mutex_;
   std::vector<std::weak_ptr<Pending>> under_way_;
   std::map<int, std::string>
-      broken_;  // by rank: the group that gave a message up, and so broke the connection
+      broken_;                       // by rank: the group that gave a message up, and so broke the connection
   std::atomic<bool> stuck_ = false;  // a message did not end after its abort; relaxed: only shortens waits
   const c10::intrusive_ptr<c10d::Backend> backend_;
   const std::string name_;
