@@ -55,7 +55,7 @@ Worker::Worker(const Settings& settings, int rank, int size, std::function<void(
     const std::string why = text(status);
     if (worker_) api_.worker_destroy(worker_);
     if (context_) api_.cleanup(context_);
-    fail(Errc::system, "UCX ", api_.version, " cannot ", what..., ": ", why);
+    fail(Errc::system, "UCX ", api_.version, " cannot ", concat(what...), ": ", why);
   };
   abi::Config* config = nullptr;
   check(api_.config_read(nullptr, nullptr, &config), "read its settings (UCX_*)");

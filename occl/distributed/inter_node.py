@@ -60,8 +60,8 @@ def places_of(one_network: bool, listener: str) -> tuple[list[str], list[str]]:
         listener: for the error: "Gloo".
 
     Raises:
-        RuntimeError: there is no interface of that name, or ``listener`` would listen where other nodes cannot
-            reach it.
+        RuntimeError: there is no interface of that name, or ``listener`` would listen where other nodes
+            cannot reach it.
     """
     found = interfaces.interfaces()
     names = interfaces.wished(os.environ)
@@ -79,7 +79,7 @@ def places_of(one_network: bool, listener: str) -> tuple[list[str], list[str]]:
         local = interfaces.is_loopback(address)
     if local and not one_network:
         raise RuntimeError(
-            f"{listener} would listen on {places[0]}, which other nodes cannot reach: set {interfaces.VARIABLE} "
-            f"to the interface between the hosts, or let the name {socket.gethostname()!r} mean its address"
+            f"{listener} would listen on {places[0]}, which other nodes cannot reach: set "
+            f"{interfaces.VARIABLE} to the interface between the hosts, or let the name {socket.gethostname()!r} mean its address"
         )
     return names, places
