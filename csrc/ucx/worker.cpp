@@ -22,7 +22,7 @@ using abi::StatusOrRequest;
 /// Time limit for a cancelled message to end by itself.
 constexpr std::chrono::milliseconds kPatience{300};
 /// Time limit for it to end after its connection was closed.
-constexpr std::chrono::milliseconds kStubborn{10'000};
+constexpr std::chrono::milliseconds kStubborn{2'000};
 /// Time limit for what was sent to leave this process when the group ends.
 constexpr std::chrono::milliseconds kLinger{1'000};
 
