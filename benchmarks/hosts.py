@@ -26,7 +26,7 @@ import torch.distributed as dist
 from benchmarks.peers import programs
 from occl.bench import machine
 from occl.bench.command import parse_size
-from occl.bench.contenders import CONTENDERS, check_available, make_groups
+from occl.bench.contenders import EVERY, check_available, make_groups
 from occl.bench.gate import Gate
 from occl.bench.launch import run_ranks
 from occl.bench.measure import Contestant, Data, Round, make_arena, measure
@@ -147,7 +147,7 @@ def work(rank: int, options: argparse.Namespace, folder: str, counters: Any) -> 
     address = {"address": options.hosts[0].address, "port": options.port}
     meet(rank, options.ranks, "cpu", backend="gloo", timeout=600.0, **address)
     gate = Gate(counters, rank)
-    groups = make_groups(name for name in options.contenders if name in CONTENDERS)
+    groups = make_groups(name for name in options.contenders if name in EVERY)
     report = Report(rank)
     tables = {}
     across = {}
@@ -179,8 +179,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--contenders",
         nargs="+",
-        choices=[*CONTENDERS, OPENMPI],
-        default=["occl-dev", "occl-cpu", "gloo", OPENMPI],
+        choices=[*EVERY, OPENMPI],
+        default=["occl-dev", "occl-cpu", "occl-ucx", "gloo", OPENMPI],
         metavar="NAME",
     )
     parser.add_argument("--shapes", nargs="+", default=["2+2", "4+4"], metavar="SHAPE")
@@ -208,7 +208,7 @@ def write(content: dict[str, Any]) -> None:
 
 def main() -> None:
     options = parse_arguments()
-    check_available([name for name in options.contenders if name in CONTENDERS])
+    check_available([name for name in options.contenders if name in EVERY])
     if OPENMPI in options.contenders:
         for name, lacking in programs.prepare([OPENMPI])[1].items():
             print(f"left out: {name} lacks {lacking}")

@@ -24,7 +24,7 @@ class ProcessGroupOCCL(c10d.Backend):
             *,
             tuning: Mapping[str, int] = ...,
             staging_bytes: int = 0,
-            inter_node: c10d.Backend | None = None,
+            inter_node: c10d.Backend | str | None = None,
         ) -> None: ...
         @property
         def tuning(self) -> Mapping[str, int]:
@@ -37,10 +37,11 @@ class ProcessGroupOCCL(c10d.Backend):
         @staging_bytes.setter
         def staging_bytes(self, number: int) -> None: ...
         @property
-        def inter_node(self) -> c10d.Backend | None:
-            """A backend of the same ranks that carries messages between nodes; None: Gloo."""
+        def inter_node(self) -> c10d.Backend | str | None:
+            """What carries messages between nodes: ``"gloo"``, ``"ucx"``, or a backend of the same ranks.
+            None: as ``OCCL_INTER_NODE`` says, or Gloo."""
         @inter_node.setter
-        def inter_node(self, backend: c10d.Backend | None) -> None: ...
+        def inter_node(self, carrier: c10d.Backend | str | None) -> None: ...
 
     @overload
     def __init__(
@@ -226,6 +227,13 @@ def _set_prepare_inter_node(
     prepare: Callable[[bool], tuple[str, Callable[[c10d.Store, int, int, timedelta], c10d.Backend]]],
 ) -> None:
     """Says what prepares the backend between nodes (`occl.distributed.inter_node.prepare`)."""
+
+def _set_prepare_ucx(
+    prepare: Callable[
+        [bool], tuple[str, list[str], list[tuple[str, str]], list[tuple[str, str]], list[tuple[str, str]]]
+    ],
+) -> None:
+    """Says what finds UCX and its settings (`occl.distributed.ucx.prepare`)."""
 
 def _init_device_groups() -> None:
     """Once ``dev`` is made: its quantized and sparse tensors reach their backend."""

@@ -14,6 +14,7 @@ OF_GROUPS = (
     "csrc/pg/",
     "csrc/coll/",
     "csrc/hosts/",
+    "csrc/ucx/",
     "csrc/shm/",
     "occl/distributed/backend.py",
     "occl/distributed/gloo.py",

@@ -14,9 +14,10 @@ MAY_INCLUDE = {
     "memory": {"memory", "base", "shm"},
     "coll": {"coll", "base", "kernels", "shm"},
     "hosts": {"hosts", "base", "kernels", "shm", "coll"},
+    "ucx": {"ucx", "base", "shm", "coll", "hosts"},
     "device": {"device", "base", "shm", "memory", "torch"},
-    "pg": {"pg", "base", "kernels", "shm", "memory", "coll", "hosts", "device", "torch"},
-    "bind": {"bind", "base", "kernels", "shm", "memory", "coll", "hosts", "device", "pg", "torch"},
+    "pg": {"pg", "base", "kernels", "shm", "memory", "coll", "hosts", "ucx", "device", "torch"},
+    "bind": {"bind", "base", "kernels", "shm", "memory", "coll", "hosts", "ucx", "device", "pg", "torch"},
 }
 """For each layer the layers whose headers it may include; "torch" stands for PyTorch and all it brings."""
 

@@ -211,6 +211,21 @@ void bind_group(py::module_& module) {
   module.def("_set_build", &pg::set_build, py::arg("build"));
   module.def("_set_long_wait_notice", &set_long_wait_notice, py::arg("after"), py::arg("notice"));
   module.def(
+      "_set_prepare_ucx",
+      [](py::function prepare) {
+        using Values = ucx::Settings::Values;
+        pg::set_prepare_ucx([prepare = prepare.release()](bool one_network) {
+          const py::gil_scoped_acquire gil;
+          auto [name, libraries, context, wishes, process] =
+              prepare(one_network)
+                  .cast<std::tuple<std::string, std::vector<std::string>, Values, Values, Values>>();
+          return pg::PreparedUcx{
+              std::move(name),
+              {std::move(libraries), std::move(context), std::move(wishes), std::move(process)}};
+        });
+      },
+      py::arg("prepare"));
+  module.def(
       "_set_prepare_inter_node",
       [](py::function prepare) {
         pg::set_prepare_inter_node([prepare = prepare.release()](bool one_network) {

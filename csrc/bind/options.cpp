@@ -2,7 +2,7 @@
 #include <pybind11/chrono.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include <optional>
+#include <utility>
 
 #include "bind/group.h"
 
@@ -19,15 +19,16 @@ void bind_options(GroupClass& group) {
       "group.\n"
       "``staging_bytes``: shared memory through which a rank stages tensors that peers cannot map; 0: the "
       "default.\n"
-      "``inter_node``: a backend of the same ranks that carries messages between nodes; None: Gloo.\n"
+      "``inter_node``: what carries messages between nodes: \"gloo\", \"ucx\", or a backend of the same "
+      "ranks; None: as OCCL_INTER_NODE says, or Gloo.\n"
       "``_timeout``: for operations without a timeout of their own; PyTorch's own functions replace it by "
       "their ``timeout=``.")
       .def(py::init([](std::chrono::milliseconds timeout, NamedNumbers tuning, std::uint64_t staging_bytes,
-                       std::optional<c10::intrusive_ptr<c10d::Backend>> inter_node) {
+                       Options::Carrier inter_node) {
              auto options = c10::make_intrusive<Options>(timeout);
              options->set_numbers(std::move(tuning));
              options->set_staging_bytes(staging_bytes);
-             options->set_inter_node(inter_node.value_or(c10::intrusive_ptr<c10d::Backend>()));
+             options->set_inter_node(std::move(inter_node));
              return options;
            }),
            py::arg("timeout") = kBackendDefaultTimeout, py::kw_only(), py::arg("tuning") = NamedNumbers{},

@@ -40,7 +40,7 @@ class Group final : public coll::Communicator,
   int rank() const override { return info_.rank; }
   int size() const override { return info_.topology.size(); }
   /// One for the rank, and one for the threads of the link that work while it waits.
-  bool core_for_each() const override { return node_->mesh().cores_for_each(2); }
+  bool core_for_each() const override { return node_->mesh().cores_for_each(link_->has_threads() ? 2 : 1); }
   std::pair<int, int> ranks_and_cores() const override { return node_->ranks_and_cores(); }
   double seconds(const coll::Task& task, bool mapped) const override;
   const GroupInfo& info() const { return info_; }

@@ -56,6 +56,9 @@ class Link {
   /// had not ended must stay.
   virtual bool stuck() const = 0;
 
+  /// Whether threads of the link work while a rank waits for a message.
+  virtual bool has_threads() const { return true; }
+
   /// "gloo over eth0", for texts.
   virtual const std::string& describe() const = 0;
 };

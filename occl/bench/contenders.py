@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from torch_occl import share_cpu_memory  # which makes the device that is compared
+from occl.distributed import ucx
+from torch_occl import ProcessGroupOCCL, share_cpu_memory  # which makes the device that is compared
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,8 @@ class Contender:
     """Without it, results are not checked: such a backend shows what a call costs before any work."""
     shared: bool = False
     """Whether the tensors lie in memory that the other ranks can map."""
+    carrier: str | None = None
+    """What carries messages between nodes, if not what the backend takes by default."""
 
     def device(self, rank: int) -> torch.device:
         """The device of a rank: ranks share devices where there are fewer."""
@@ -45,14 +48,21 @@ CONTENDERS = {
         Contender("floor", "fake", "cpu", moves_data=False),
     ]
 }
+BETWEEN_HOSTS = {
+    contender.name: contender for contender in [Contender("occl-ucx", "occl", "cpu", carrier="ucx")]
+}
+"""Those that differ from another one only where the ranks are on several hosts."""
+EVERY = CONTENDERS | BETWEEN_HOSTS
 
 
 def check_available(names: Iterable[str]) -> None:
     """Raises RuntimeError, saying which, if a contender cannot run here."""
-    for contender in (CONTENDERS[name] for name in names):
+    for contender in (EVERY[name] for name in names):
         missing = ""
         if contender.backend == "occl" and not dist.is_backend_available("occl"):
             missing = "the backend occl is not registered"
+        elif contender.carrier == "ucx" and not ucx.found():
+            missing = "UCX is not installed"
         elif contender.device_type not in ("cpu", torch._C._get_privateuse1_backend_name()):
             missing = f"no device {contender.device_type} is registered"
         if missing:
@@ -66,11 +76,12 @@ def make_groups(names: Iterable[str]) -> dict[str, dist.ProcessGroup]:
     """A group of all ranks for each contender, beside the default group and all at once."""
     groups = {}
     for name in names:
-        backend = CONTENDERS[name].backend
+        backend, carrier = EVERY[name].backend, EVERY[name].carrier
         if backend == "fake":
             # Importing it registers the backend.
             import torch.testing._internal.distributed.fake_pg  # noqa: F401
-        groups[name] = dist.new_group(backend=backend)
+        options = ProcessGroupOCCL.Options(inter_node=carrier) if carrier else None
+        groups[name] = dist.new_group(backend=backend, pg_options=options)
     return groups
 
 

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from occl.bench.contenders import CONTENDERS
+from occl.bench.contenders import EVERY
 from occl.bench.gate import Gate
 from occl.bench.operations import STALE, Call, Operation
 
@@ -101,14 +101,14 @@ class Arena:
         self, operation: Operation, contender: str, group: dist.ProcessGroup, whole: int, calls: int
     ):
         self.name = contender
-        self.checked = CONTENDERS[contender].moves_data
+        self.checked = EVERY[contender].moves_data
         self._operation = operation
         like: dict[str, Any] = {
-            "device": CONTENDERS[contender].device(group.rank()),
+            "device": EVERY[contender].device(group.rank()),
             "dtype": operation.dtype,
         }
         split = whole // group.size()
-        with CONTENDERS[contender].memory():
+        with EVERY[contender].memory():
             self._input = torch.empty(calls, split if operation.input_is_part else whole, **like)
             self._output = self._input
             if not operation.in_place:

@@ -13,8 +13,8 @@ from torch.distributed import distributed_c10d
 
 import occl.distributed.exit  # noqa: F401  (the extension calls it)
 from occl import compat, registration, versions
-from occl._C import ProcessGroupOCCL, _records, _set_build, _set_prepare_inter_node
-from occl.distributed import alone, flight_recorder, gloo, inter_node, long_waits, program, threads
+from occl._C import ProcessGroupOCCL, _records, _set_build, _set_prepare_inter_node, _set_prepare_ucx
+from occl.distributed import alone, flight_recorder, gloo, inter_node, long_waits, program, threads, ucx
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -24,6 +24,7 @@ _set_build(
     f"{versions.name_of_build(torch.__version__)} for PyTorch {'.'.join(torch.__version__.split('.')[:2])}"
 )
 _set_prepare_inter_node(inter_node.prepare)
+_set_prepare_ucx(ucx.prepare)
 long_waits.watch_as_environment_says()
 alone.watch()
 

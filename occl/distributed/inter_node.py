@@ -36,6 +36,33 @@ def prepare(one_network: bool) -> tuple[str, Connect]:
             "the ranks of this group do not all share memory, and this PyTorch was built without Gloo: pass "
             "ProcessGroupOCCL.Options(inter_node=...) with a backend that sends and receives CPU tensors"
         )
+    names, places = places_of(one_network, "Gloo")
+    make = dist.ProcessGroupGloo.create_device
+    devices = [make(interface=name) for name in names] or [dist.ProcessGroupGloo.create_default_device()]
+
+    def connect(store: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroupGloo:
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._timeout = timeout
+        options._devices = devices
+        options._threads = 1
+        return dist.ProcessGroupGloo(store, rank, size, options)
+
+    return f"gloo over {' and '.join(places)}", connect
+
+
+def places_of(one_network: bool, listener: str) -> tuple[list[str], list[str]]:
+    """The interfaces that ``GLOO_SOCKET_IFNAME`` names, and where ranks listen: "eth0 (10.0.0.1)".
+
+    Without the variable, that is the address of the host's name.
+
+    Args:
+        one_network: as in `prepare`.
+        listener: for the error: "Gloo".
+
+    Raises:
+        RuntimeError: there is no interface of that name, or ``listener`` would listen where other nodes
+            cannot reach it.
+    """
     found = interfaces.interfaces()
     names = interfaces.wished(os.environ)
     if missing := [name for name in names if name not in found]:
@@ -52,17 +79,7 @@ def prepare(one_network: bool) -> tuple[str, Connect]:
         local = interfaces.is_loopback(address)
     if local and not one_network:
         raise RuntimeError(
-            f"Gloo would listen on {places[0]}, which other nodes cannot reach: set {interfaces.VARIABLE} "
-            f"to the interface between the hosts, or let the name {socket.gethostname()!r} mean its address"
+            f"{listener} would listen on {places[0]}, which other nodes cannot reach: set "
+            f"{interfaces.VARIABLE} to the interface between the hosts, or let the name {socket.gethostname()!r} mean its address"
         )
-    make = dist.ProcessGroupGloo.create_device
-    devices = [make(interface=name) for name in names] or [dist.ProcessGroupGloo.create_default_device()]
-
-    def connect(store: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroupGloo:
-        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._timeout = timeout
-        options._devices = devices
-        options._threads = 1
-        return dist.ProcessGroupGloo(store, rank, size, options)
-
-    return f"gloo over {' and '.join(places)}", connect
+    return names, places

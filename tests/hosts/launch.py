@@ -13,20 +13,26 @@ from __future__ import annotations
 import os
 from datetime import timedelta
 
+import pytest
 import torch.distributed as dist
 
+from occl.distributed import ucx
 from occl.testing.launch import Clone, ForkServer
 from tests.hosts.namespaces import INTERFACE, Host, Network
 from tests.support.devices import DEVICES
 from tests.support.ranks import Ranks, Team
 from tests.support.thinning import first
+from torch_occl import ProcessGroupOCCL
 
 
 def devices_of(backend: str) -> list[str]:
     return DEVICES if backend == "occl" else ["cpu"]
 
 
-NAMES = ("occl", "gloo")
+OVER_UCX = "occl over ucx"
+"""The backend occl with UCX between its nodes."""
+NO_UCX = "" if ucx.found() else "UCX is not installed (Debian: libucx0; PyPI: libucx-cu12)."
+NAMES = ("occl", OVER_UCX, "gloo")
 """The backends that can connect hosts. Tests of the second and others belong to the long matrices."""
 BACKENDS = first(NAMES)
 CASES = first(
@@ -59,7 +65,9 @@ def meet(
     os.environ["MASTER_ADDR"] = address
     os.environ["MASTER_PORT"] = str(port)
     limit = timedelta(seconds=timeout)
-    dist.init_process_group(backend, rank=rank, world_size=world_size, timeout=limit)
+    options = ProcessGroupOCCL.Options(inter_node="ucx") if backend == OVER_UCX else None
+    name = "occl" if options else backend
+    dist.init_process_group(name, rank=rank, world_size=world_size, timeout=limit, pg_options=options)
 
 
 class HostTeam(Team):
@@ -74,6 +82,8 @@ class HostTeam(Team):
 
     def meet(self, backend: str, *, timeout: float = 60.0) -> HostTeam:
         """Makes the default group, whose store is on host 0, with this timeout in seconds."""
+        if backend == OVER_UCX and NO_UCX:
+            pytest.skip(NO_UCX)
         address, port = self.network.hosts[0].address, self.network.new_port()
         self.run(meet, backend=backend, address=address, port=port, timeout=timeout)
         return self

@@ -6,13 +6,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.hosts.launch import BACKENDS, SHAPES
+from tests.hosts.launch import BACKENDS, OVER_UCX, SHAPES
 from tests.hosts.namespaces import Network, ipv6_is_on
 from tests.support.checks import assert_works
 from tests.support.thinning import first
 
 MEBIBYTES, CALLS = 16, 4
-MOST_SENT = {"gloo": 1.6, "occl": 1.1}
+MOST_SENT = {"gloo": 1.6, "occl": 1.1, OVER_UCX: 1.1}
 """Bytes that a host of two ranks sends in an all_reduce with another such host, over the bytes of the tensor.
 Gloo's ring passes 2 * 3/4 of the tensor from each rank to the next one, and one rank of each host has its
 next one on the other host. A host's own sum is as long as the tensor, and need leave the host only once."""

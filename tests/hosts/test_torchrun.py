@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hosts.launch import BACKENDS
+from tests.hosts.launch import BACKENDS, NO_UCX, OVER_UCX
 from tests.hosts.namespaces import INTERFACE, Host, Network, ipv6_is_on
 from tests.support.interpreter import PACKAGE
 
@@ -22,9 +22,10 @@ LIMIT = 120.0
 
 
 @contextmanager
-def agent(host: Host, log: Path, *arguments: str) -> Iterator[subprocess.Popen]:
+def agent(host: Host, log: Path, carrier: str, *arguments: str) -> Iterator[subprocess.Popen]:
     """torchrun on this host, with process numbers of its own: ending it ends all that it has started."""
     settings = {"PYTHONPATH": str(PACKAGE), "GLOO_SOCKET_IFNAME": INTERFACE, "OMP_NUM_THREADS": "1"}
+    settings["OCCL_INTER_NODE"] = carrier
     command = host.command(sys.executable, "-m", "torch.distributed.run", *arguments)
     with (
         log.open("wb") as output,
@@ -38,6 +39,9 @@ def agent(host: Host, log: Path, *arguments: str) -> Iterator[subprocess.Popen]:
 
 def run_job(network: Network, folder: Path, backend: str) -> dict[int, dict]:
     """What each rank of two hosts found."""
+    if backend == OVER_UCX and NO_UCX:
+        pytest.skip(NO_UCX)
+    name, carrier = ("occl", "ucx") if backend == OVER_UCX else (backend, "")
     first = network.hosts[0]
     bracketed = first.address if first.address4 else f"[{first.address}]"
     meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint={bracketed}:{network.new_port()}", "--rdzv-id=job"]
@@ -45,7 +49,7 @@ def run_job(network: Network, folder: Path, backend: str) -> dict[int, dict]:
 
     def start(host: Host):
         options = ["--nnodes=2", "--nproc-per-node=2", f"--local-addr={host.address}", *meeting]
-        return agent(host, logs[host.number], *options, str(SCRIPT), backend, str(folder))
+        return agent(host, logs[host.number], carrier, *options, str(SCRIPT), name, str(folder))
 
     with start(network.hosts[0]) as one, start(network.hosts[1]) as other:
         statuses = [one.wait(LIMIT), other.wait(LIMIT)]

@@ -30,6 +30,9 @@ constexpr int kMoves = 16;
 constexpr std::chrono::microseconds kDoze{200}, kLongestDoze{1600};
 constexpr int kDozes = 5;
 
+// A thread that sleeps looks at the networks that cannot wake it this often.
+constexpr std::chrono::milliseconds kLook{1};
+
 /// What this thread is to the engine.
 enum class Role { other, polls, waits, drives };
 thread_local Role role = Role::other;
@@ -112,6 +115,28 @@ void Engine::add(const std::shared_ptr<Communicator>& group) {
   std::lock_guard lock(groups_mutex_);
   std::erase_if(groups_, [](const auto& known) { return known.expired(); });
   groups_.push_back(group);
+}
+
+void Engine::add(const std::shared_ptr<Network>& network) {
+  std::lock_guard lock(groups_mutex_);
+  std::erase_if(networks_, [](const auto& known) { return known.expired(); });
+  networks_.push_back(network);
+  has_networks_.store(true, std::memory_order_relaxed);
+}
+
+/// Until the bell is rung, a message arrives, or `span` has passed. A thread can wait for one network; where
+/// a process has several, it looks at the others now and then.
+void Engine::sleep(const shm::Bell::Sleep& bell, std::chrono::nanoseconds span) {
+  if (!has_networks_.load(std::memory_order_relaxed)) return bell.wait(span);
+  std::vector<std::shared_ptr<Network>> networks;
+  {
+    std::lock_guard lock(groups_mutex_);
+    for (const auto& known : networks_)
+      if (auto network = known.lock()) networks.push_back(std::move(network));
+  }
+  if (networks.empty()) return bell.wait(span);
+  if (networks.size() > 1) span = std::min(span, std::chrono::nanoseconds(kLook));
+  networks.back()->sleep(bell, span);
 }
 
 std::vector<std::shared_ptr<Communicator>> Engine::busy_groups() {
@@ -240,7 +265,7 @@ bool Engine::wait(Communicator& group, const Operation& op, Deadline deadline,
       moved = drive_all(true);
       if (!moved && !op.finished() && (awaited == shm::Bell::kAny || group.awaited_process() == awaited)) {
         const auto begin = Clock::now();
-        sleep.wait(deadline.left(kSlice));
+        this->sleep(sleep, deadline.left(kSlice));
         if (core_for_each && !woke_a_peer()) spin_.failed(Clock::now() - begin);
       }
     }
@@ -263,7 +288,7 @@ bool Engine::wait_until(const std::function<bool()>& reached, Deadline deadline,
     const bool moved = drive_all(true);
     if (reached()) return true;
     if (late) return false;
-    if (!moved) sleep.wait(deadline.left(kSlice));
+    if (!moved) this->sleep(sleep, deadline.left(kSlice));
   }
 }
 
@@ -331,7 +356,7 @@ void Engine::drive_in_background() {
     if (drove(false) && !busy.check_due()) continue;
     const shm::Bell::Sleep sleep(endpoint_->bell());
     if (!background_needed() || drove(true)) continue;
-    sleep.wait(kSlice);
+    this->sleep(sleep, kSlice);
     std::lock_guard lock(background_mutex_);
     if (stop_) break;
   }

@@ -20,6 +20,7 @@
 #include "base/sync.h"
 #include "coll/progress/communicator.h"
 #include "coll/progress/failure_monitor.h"
+#include "coll/progress/network.h"
 #include "coll/progress/spin.h"
 #include "coll/task/recorder.h"
 #include "shm/endpoint.h"
@@ -104,6 +105,9 @@ class Engine {
   void set_recorder(Recorder* recorder) { recorder_.store(recorder, std::memory_order_release); }
   const std::atomic<Recorder*>& recorder() const { return recorder_; }
 
+  /// From now on a message of this network wakes a thread that sleeps, for as long as the network exists.
+  void add(const std::shared_ptr<Network>& network);
+
   /// Wakes every thread of this process that sleeps in `wait`: an operation has ended, or a driving lock is
   /// free.
   void ring() const { endpoint_->bell().ring(); }
@@ -120,6 +124,7 @@ class Engine {
   void drive_in_background();
   bool background_needed() const;
   void doze();
+  void sleep(const shm::Bell::Sleep& bell, std::chrono::nanoseconds span);
 
   const std::shared_ptr<shm::Endpoint> endpoint_;
   Spin spin_;
@@ -130,6 +135,8 @@ class Engine {
   Atomic<int> waiters_ = 0;          // threads inside wait()
   Mutex groups_mutex_;
   std::vector<std::weak_ptr<Communicator>> groups_;
+  std::vector<std::weak_ptr<Network>> networks_;  // under groups_mutex_
+  Atomic<bool> has_networks_ = false;             // ever; relaxed: a hint
 
   // One background thread that drives is enough. There are more only while others are inside a Callback.
   Atomic<int> drivers_ = 0;         // background threads that drive

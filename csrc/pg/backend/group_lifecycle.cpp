@@ -9,7 +9,9 @@
 #include "kernels/kernels.h"
 #include "pg/backend/registrations.h"
 #include "pg/process/engine.h"
+#include "pg/process/environment.h"
 #include "pg/process/python_hooks.h"
+#include "pg/rendezvous/between.h"
 #include "pg/rendezvous/rendezvous.h"
 #include "pg/request/errors.h"
 
@@ -34,26 +36,17 @@ Met meet_in(const GroupLifecycle::Parent& parent, coll::Subgroup::Purpose purpos
   return {parent.group->make_subgroup(wanted, tuning, deadline, interrupt_check()), std::nullopt};
 }
 
-/// The carrier of a group without a parent: the one that the options name, or a backend of its own.
+/// The carrier of a group without a parent: the one that the options name, or the environment.
 PrepareBetween between_for(const Options& options, int rank, int size) {
-  return [given = options.inter_node(), rank, size](bool one_network) {
-    PreparedInterNode prepared;
-    if (given) {
-      if (given->getRank() != rank || given->getSize() != size)
-        fail(Errc::invalid_argument, "Options.inter_node has rank ", given->getRank(), " of ",
-             given->getSize(), ", but this group has rank ", rank, " of ", size,
-             ": pass a backend made with the same ranks");
-      prepared = {given->getBackendName(), [given](auto&&...) { return given; }};
-    } else {
-      prepared = prepare_inter_node(one_network);
-    }
-    const std::string engine = given ? concat("Options.inter_node=", prepared.name)
-                                     : "Gloo, which is used without Options.inter_node";
-    return PreparedBetween{
-        engine, prepared.name,
-        [prepared, rank, size](const c10::intrusive_ptr<c10d::Store>& store, auto timeout) {
-          return std::make_shared<InterNode>(prepared.name, prepared.connect(store, rank, size, timeout));
-        }};
+  if (const auto* given = std::get_if<c10::intrusive_ptr<c10d::Backend>>(&options.inter_node()))
+    return [given = *given, rank, size, group = name_of(options)](bool) {
+      return between_by(given, rank, size, group);
+    };
+  const auto* named = std::get_if<std::string>(&options.inter_node());
+  return [named = named ? *named : "", rank, size, group = name_of(options)](bool one_network) {
+    const bool ucx = (named.empty() ? carrier_from_environment() : named) == kUcx;
+    return ucx ? between_by_ucx(one_network, rank, size, group)
+               : between_by_gloo(one_network, rank, size, group);
   };
 }
 

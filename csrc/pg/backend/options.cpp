@@ -24,6 +24,12 @@ void Options::set_numbers(NamedNumbers numbers) {
   numbers_ = std::move(numbers);
 }
 
+void Options::set_inter_node(Carrier carrier) {
+  if (const auto* name = std::get_if<std::string>(&carrier))
+    translated([&] { check_carrier(*name, "Options.inter_node"); });
+  inter_node_ = std::move(carrier);
+}
+
 Tuning Options::tuning() const {
   Tuning tuning = tuning_from_environment();
   for (const auto& [name, number] : numbers_) set(tuning, name, number);

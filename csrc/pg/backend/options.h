@@ -1,6 +1,9 @@
 // The options of one group: ProcessGroupOCCL.Options in Python.
 #pragma once
 
+#include <string>
+#include <variant>
+
 #include "coll/plan/tuning.h"
 #include "pg/compat/options_base.h"
 
@@ -24,9 +27,12 @@ class Options final : public OptionsBase {
   std::uint64_t staging_bytes() const { return staging_bytes_; }
   void set_staging_bytes(std::uint64_t bytes) { staging_bytes_ = bytes; }
 
-  /// The backend that carries messages between nodes, or null: Gloo.
-  const c10::intrusive_ptr<c10d::Backend>& inter_node() const { return inter_node_; }
-  void set_inter_node(c10::intrusive_ptr<c10d::Backend> backend) { inter_node_ = std::move(backend); }
+  /// What carries messages between nodes: a backend, "gloo", "ucx", or nothing, which leaves it to
+  /// OCCL_INTER_NODE.
+  using Carrier = std::variant<std::monostate, std::string, c10::intrusive_ptr<c10d::Backend>>;
+  const Carrier& inter_node() const { return inter_node_; }
+  /// Raises ValueError for another name.
+  void set_inter_node(Carrier carrier);
 
   /// The defaults, overridden by OCCL_TUNING, overridden by these options. Throws Error(invalid_argument) for
   /// a bad OCCL_TUNING.
@@ -35,7 +41,7 @@ class Options final : public OptionsBase {
  private:
   NamedNumbers numbers_;
   std::uint64_t staging_bytes_ = 0;
-  c10::intrusive_ptr<c10d::Backend> inter_node_;
+  Carrier inter_node_;
 };
 
 }  // namespace occl::pg

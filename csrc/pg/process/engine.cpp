@@ -16,6 +16,7 @@
 #include "pg/process/python_hooks.h"
 #include "pg/request/errors.h"
 #include "shm/process.h"
+#include "ucx/caretaker.h"
 
 namespace occl::pg {
 namespace {
@@ -87,6 +88,7 @@ const std::string& node_name() { return the_node; }
 void stop_background() {
   if (auto* made = the_engine.load(std::memory_order_acquire))
     made->stop_background();  // pairs with engine()
+  ucx::Caretaker::stop_all();
   stop_trace();
 }
 

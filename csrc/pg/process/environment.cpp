@@ -20,6 +20,19 @@ std::string node_from_environment() {
   return node;
 }
 
+void check_carrier(const std::string& name, const char* where) {
+  if (name != kGloo && name != kUcx)
+    fail(Errc::invalid_argument, where, " is \"", printable(name.c_str(), kLongestNode),
+         "\": it must be gloo or ucx");
+}
+
+std::string carrier_from_environment() {
+  const std::string name = environment::get(environment::kInterNode);
+  if (name.empty()) return kGloo;
+  check_carrier(name, environment::kInterNode);
+  return name;
+}
+
 Tuning tuning_from_environment() {
   Tuning tuning;
   const std::string text = environment::get(environment::kTuning);

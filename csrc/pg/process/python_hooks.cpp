@@ -14,6 +14,7 @@ std::chrono::nanoseconds a_long_wait{};
 constexpr std::chrono::seconds kBetweenNotices{5};
 
 PrepareInterNode the_prepare_inter_node;
+PrepareUcx the_prepare_ucx;
 
 }  // namespace
 
@@ -37,6 +38,9 @@ void WhileWaiting::operator()() {
 
 void set_return_check(std::function<void()> check) { the_return_check = std::move(check); }
 const std::function<void()>& return_check() { return the_return_check; }
+
+void set_prepare_ucx(PrepareUcx prepare) { the_prepare_ucx = std::move(prepare); }
+PreparedUcx prepare_ucx(bool one_network) { return the_prepare_ucx(one_network); }
 
 void set_prepare_inter_node(PrepareInterNode prepare) { the_prepare_inter_node = std::move(prepare); }
 PreparedInterNode prepare_inter_node(bool one_network) { return the_prepare_inter_node(one_network); }

@@ -8,6 +8,8 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "ucx/api.h"
+
 namespace occl::pg {
 
 /// Called now and then by a waiting thread; an exception that it throws ends the wait. The Python module sets
@@ -45,6 +47,15 @@ struct PreparedInterNode {
 /// `one_network`: all ranks are in one network namespace, so that they can reach each other's loopback. The
 /// Python module sets it, because that reads the environment as PyTorch does.
 using PrepareInterNode = std::function<PreparedInterNode(bool one_network)>;
+/// How this process uses UCX between nodes.
+struct PreparedUcx {
+  std::string name;  // "ucx over eth0 (10.0.0.1)"
+  ucx::Settings settings;
+};
+using PrepareUcx = std::function<PreparedUcx(bool one_network)>;
+void set_prepare_ucx(PrepareUcx prepare);
+PreparedUcx prepare_ucx(bool one_network);
+
 void set_prepare_inter_node(PrepareInterNode prepare);
 PreparedInterNode prepare_inter_node(bool one_network);
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <numeric>
 #include <type_traits>
 
 #include <c10/util/Logging.h>
@@ -101,14 +100,14 @@ bool one_network(const std::vector<Card>& cards) {
   fail(Errc::system, board.describe(rank), " of group ", name, " could not connect through ", prepared.name,
        " with the other nodes, whose first ranks are ", others, ": ", first_line(error),
        ". Check that the hosts reach each other over this interface (GLOO_SOCKET_IFNAME selects it) at all "
-       "ports, because Gloo listens on any");
+       "ports, because ranks listen on any");
 }
 
 /// Connects the nodes. Throws Error(system) naming the ranks of other nodes.
-std::shared_ptr<InterNode> connect(const PreparedBetween& prepared,
-                                   const c10::intrusive_ptr<c10d::Store>& store, Board& board,
-                                   const std::string& name, int rank, const hosts::Topology& partition,
-                                   Deadline deadline) try {
+std::shared_ptr<hosts::Link> connect(const PreparedBetween& prepared,
+                                     const c10::intrusive_ptr<c10d::Store>& store, Board& board,
+                                     const std::string& name, int rank, const hosts::Topology& partition,
+                                     Deadline deadline) try {
   using std::chrono::milliseconds;
   const auto left = std::chrono::duration_cast<milliseconds>(deadline.left(deadline.span()));
   const auto call = [prepared, store, left](c10d::Store&) {
@@ -137,7 +136,7 @@ Met meet_over_nodes(const c10::intrusive_ptr<c10d::Store>& store, Board& board, 
   const std::vector<int>& members = partition.members(node);
   PreparedBetween prepared;
   std::unique_ptr<coll::Mesh> mesh;
-  std::shared_ptr<InterNode> inter_node;
+  std::shared_ptr<hosts::Link> link;
   try {
     prepared = prepare_between(one_network(cards));
     mesh =
@@ -164,8 +163,8 @@ Met meet_over_nodes(const c10::intrusive_ptr<c10d::Store>& store, Board& board, 
     board.compare(engines, "is to exchange messages between nodes through",
                   "give all ranks the same ProcessGroupOCCL.Options(inter_node=...), or none");
     mesh->join(invitations, deadline);
-    inter_node = connect(prepared, c10::make_intrusive<c10d::PrefixStore>(board.prefix("between"), store),
-                         board, name, rank, partition, deadline);
+    link = connect(prepared, c10::make_intrusive<c10d::PrefixStore>(board.prefix("between"), store), board,
+                   name, rank, partition, deadline);
     board.put(kConnected, {});
     board.read(kConnected, kStoreGrace);
   } catch (const std::exception& error) {  // a timeout too: then no rank makes the group
@@ -180,10 +179,7 @@ Met meet_over_nodes(const c10::intrusive_ptr<c10d::Store>& store, Board& board, 
               << " nodes: " << describe_nodes(partition, cards, division.obstacles)
               << ". Between them: " << prepared.name;
   auto group = coll::Group::open(engine(), std::move(mesh), deadline, interrupt_check());
-  std::vector<int> ranks(size);  // those of the backend, by rank of the group
-  std::iota(ranks.begin(), ranks.end(), 0);
-  const auto made = std::make_shared<hosts::Group>(
-      std::move(info), std::move(group), std::make_shared<BackendLink>(inter_node, std::move(ranks), name));
+  const auto made = std::make_shared<hosts::Group>(std::move(info), std::move(group), std::move(link));
   try {
     engine().add(made);
   } catch (const std::exception& error) {

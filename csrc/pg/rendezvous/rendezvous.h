@@ -12,8 +12,8 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "coll/group/group.h"
+#include "pg/rendezvous/between.h"
 #include "pg/rendezvous/store_shutdown.h"
-#include "pg/transport/backend_link.h"
 
 namespace occl::pg {
 
@@ -21,17 +21,6 @@ struct Met {
   std::shared_ptr<coll::Communicator> group;
   std::optional<StoreHost> store_host;  // if all ranks share memory, and the process of one runs the server
 };
-
-/// The carrier of a group's messages between nodes, before it is connected.
-struct PreparedBetween {
-  std::string engine;  // what all ranks must have in common, for texts
-  std::string name;    // how this process uses it: "gloo over eth0 (10.0.0.1)"
-  std::function<std::shared_ptr<InterNode>(const c10::intrusive_ptr<c10d::Store>& store,
-                                           std::chrono::milliseconds timeout)>
-      connect;  // a collective call
-};
-/// `one_network`: all ranks are in one network namespace. Throws if this rank can prepare nothing.
-using PrepareBetween = std::function<PreparedBetween(bool one_network)>;
 
 /// If this rank cannot take part, because `tuning` or anything else throws, the other ranks are told why.
 /// `prepare_between` is called if the ranks do not all share memory. Checks for interrupts while it waits.

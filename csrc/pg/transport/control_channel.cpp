@@ -166,7 +166,7 @@ void ControlChannel::arrived(int rank, const std::shared_ptr<Frame>& frame, cons
 /// False for a frame that no correct rank sends.
 bool ControlChannel::dispatch(int rank, Peer& peer, const std::shared_ptr<Frame>& frame) {
   const std::uint32_t number = number_of(frame->channel);
-  if (number > kLastGroupNumber || frame->bytes > kLongest || frame->answer > 1) return false;
+  if (number > hosts::kLastGroupNumber || frame->bytes > kLongest || frame->answer > 1) return false;
   if (ended_.contains(number)) {
     if (frame->bytes == 0) peer.ending.erase(number);
     if (frame->answer) send_end(rank, number, false);

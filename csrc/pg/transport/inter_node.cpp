@@ -2,12 +2,11 @@
 
 #include <ATen/Functions.h>
 #include <ATen/record_function.h>
-#include <unistd.h>
 
-#include <cstdio>
 #include <utility>
 
 #include "base/error.h"
+#include "hosts/broken_connection.h"
 #include "pg/request/errors.h"
 
 namespace occl::pg {
@@ -22,22 +21,9 @@ constexpr std::size_t kUnasked = 16;
 }  // namespace
 
 InterNode::InterNode(std::string name, c10::intrusive_ptr<c10d::Backend> backend)
-    : backend_(std::move(backend)), name_(std::move(name)) {}
-
-std::uint32_t InterNode::new_group_number() {
-  // Each rank has every size-th number.
-  const std::uint64_t count = group_numbers_.fetch_add(1, std::memory_order_relaxed);
-  const std::uint64_t number = count * backend_->getSize() + backend_->getRank();
-  if (number > kLastGroupNumber)
-    fail(Errc::closed, "rank ", backend_->getRank(), " has no group tags left on ", name_,
-         ": destroy the default group and create it again");
-  return static_cast<std::uint32_t>(number);
-}
-
-bool InterNode::can_come_from(int rank, std::uint32_t number) const {
-  const auto size = static_cast<std::uint32_t>(backend_->getSize());
-  return number >= size && number <= kLastGroupNumber && number % size == static_cast<std::uint32_t>(rank);
-}
+    : backend_(std::move(backend)),
+      name_(std::move(name)),
+      numbers_(backend_->getRank(), backend_->getSize()) {}
 
 /// The group that broke the connection to a rank, or nothing.
 std::string InterNode::broken_by(int rank) {
@@ -94,9 +80,7 @@ std::optional<Error> InterNode::error_of(const Pending& message) {
   if (why.empty()) return std::nullopt;
   const std::string group = broken_by(std::get<1>(message.lane));
   if (group.empty()) return Error(Errc::system, why);
-  return Error(Errc::closed, concat("group ", group,
-                                    " ended with a message under way there, and so broke the connection: "
-                                    "destroy all groups and create them again"));
+  return hosts::broken_by(group);
 }
 
 bool InterNode::give_up(const std::shared_ptr<Pending>& message, const std::string& group) {
@@ -124,12 +108,7 @@ bool InterNode::give_up(const std::shared_ptr<Pending>& message, const std::stri
     message->work.reset();  // Gloo's thread can still be reading into the buffer, and this waits for it
     return true;
   }
-  if (!stuck_.exchange(true, std::memory_order_relaxed))
-    std::fprintf(
-        stderr,
-        "torch_occl: %s has not ended a message with rank %d for %lld ms after its abort: the memory of "
-        "the operations that group %s had in flight stays allocated until process %d ends\n",
-        name_.c_str(), rank, static_cast<long long>(kStubborn.count()), group.c_str(), getpid());
+  if (!stuck_.exchange(true, std::memory_order_relaxed)) hosts::tell_stuck(name_, rank, kStubborn, group);
   return false;
 }
 

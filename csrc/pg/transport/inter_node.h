@@ -3,7 +3,6 @@
 #pragma once
 
 #include <atomic>
-#include <climits>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -15,15 +14,12 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include "hosts/group_info.h"
+#include "hosts/group_numbers.h"
 #include "hosts/link.h"
 #include "pg/transport/control_channel.h"
 #include "pg/transport/waiters.h"
 
 namespace occl::pg {
-
-/// A tag is an int.
-inline constexpr std::uint32_t kLastGroupNumber = INT_MAX / hosts::kChannels - 1;
 
 class InterNode {
  public:
@@ -34,9 +30,9 @@ class InterNode {
   c10d::Backend& backend() { return *backend_; }
   /// A number that no other group on this backend has. Only one rank of a new group calls it, and tells the
   /// others. Throws Error(closed) when there are no more.
-  std::uint32_t new_group_number();
+  std::uint32_t new_group_number() { return numbers_.next(name_); }
   /// Whether `new_group_number` of this rank can return such a number.
-  bool can_come_from(int rank, std::uint32_t number) const;
+  bool can_come_from(int rank, std::uint32_t number) const { return numbers_.can_come_from(rank, number); }
 
   /// The short messages of all groups.
   ControlChannel& control() { return *control_; }
@@ -66,12 +62,11 @@ class InterNode {
   std::mutex mutex_;
   std::vector<std::weak_ptr<Pending>> under_way_;
   std::map<int, std::string>
-      broken_;  // by rank: the group that gave a message up, and so broke the connection
-  std::atomic<std::uint32_t> group_numbers_ =
-      1;                             // that this rank may not take any more; relaxed: only a number
+      broken_;                       // by rank: the group that gave a message up, and so broke the connection
   std::atomic<bool> stuck_ = false;  // a message did not end after its abort; relaxed: only shortens waits
   const c10::intrusive_ptr<c10d::Backend> backend_;
   const std::string name_;
+  hosts::GroupNumbers numbers_;
   const std::shared_ptr<ControlChannel> control_ = std::make_shared<ControlChannel>(*this);
   Waiters waiters_;  // the first to be destroyed: its calls use the backend
 };
