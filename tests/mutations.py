@@ -83,7 +83,9 @@ NESTED = (
 QUEUE = ("plain/test_queue",)
 HOLD = ("plain/test_group:on hold",)
 SLOW = ("plain/test_group:listener", "plain/test_group:needs no peer", "plain/test_group:overdue")
-FOREIGN_HANGS = ("tests/foreign/test_bad_input.py::test_a_device_that_hangs_in_a_copy_is_named_by_the_timeout",)
+FOREIGN_HANGS = (
+    "tests/foreign/test_bad_input.py::test_a_device_that_hangs_in_a_copy_is_named_by_the_timeout",
+)
 
 SEQ = "std::memory_order_seq_cst"
 ACQUIRE = "std::memory_order_acquire"
@@ -298,7 +300,7 @@ MUTATIONS = [
     Mutation("a group's lock is kept while a device copies", "pg/backend/work.cpp", "    lock.unlock();  // the device may hang\n", "", FOREIGN_HANGS),
     Mutation("a device's failure is no error", "pg/backend/work.cpp", "    if (failure) std::rethrow_exception(std::exchange(failure, nullptr));\n", "", ("tests/foreign/test_bad_input.py::test_a_device_that_is_lost_ends_the_group_with_its_reason",)),
     # Listeners that need time.
-    Mutation("a message on hold has no deadline", "coll/group/group.cpp", "  if (const auto [op, held] = overdue_on_hold(); op) throw diagnosis_.timed_out(*op, *held, {});\n", "", SLOW + ("tests/foreign/test_bad_input.py::test_a_stream_that_does_not_end_is_named_by_the_timeout_of_messages[0]",)),
+    Mutation("a message on hold has no deadline", "coll/group/group.cpp", "  if (const auto [op, held] = overdue_on_hold(); op) throw diagnosis_.timed_out(*op, *held, {});\n", "", (*SLOW, "tests/foreign/test_bad_input.py::test_a_stream_that_does_not_end_is_named_by_the_timeout_of_messages[0]")),
     Mutation("what only completes needs its peers", "coll/group/group.cpp", "  if (completing()) return check_deadlines(done);\n", "", SLOW),
     Mutation("a listener that needs time is not asked again", "coll/progress/collectives.cpp", "    if (then == Listener::Next::later) continue;\n", "", SLOW),
     Mutation("a message begins before its listener is ready", "coll/progress/messages.cpp", "    if (next == Listener::Next::later) continue;\n", "", SLOW),

@@ -49,9 +49,8 @@ class AsDriver {
 /// "its stream on dev:0 has not reached it"
 std::string why_held(const Request& request) {
   const auto& tensors = request.inputs.empty() ? request.outputs : request.inputs;
-  const bool on_cpu = tensors.empty() || tensors.front().is_cpu();
-  return concat("its stream", on_cpu ? "" : concat(" on ", tensors.front().device().str()),
-                " has not reached it");
+  if (tensors.empty() || tensors.front().is_cpu()) return "its stream has not reached it";
+  return concat("its stream on ", tensors.front().device().str(), " has not reached it");
 }
 
 /// Whether both can be viewed as bytes, and lie alike.

@@ -7,8 +7,8 @@
 //     caller's stream   work before the call | work after the call, beside the operation
 //     operation                              | copies in, the operation, copies out, end: the host goes on
 //
-// A device may hang in a copy, so the copies of each stream are made in a thread of their own: the thread that
-// drives the group goes on, and sees the operation's deadline.
+// A device may hang in a copy, so the copies of each stream are made in a thread of their own: the thread
+// that drives the group goes on, and sees the operation's deadline.
 #pragma once
 
 #include <ATen/core/Tensor.h>
