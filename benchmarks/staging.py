@@ -2,10 +2,11 @@
 
     python -m benchmarks.staging [--ranks 2 4] [--rounds 5] [--json RESULT.json]
 
-The device is tests/foreign, which stands in for another package's accelerator: its copies run in a thread of
-each stream, at the speed of the host's memory. `gloo, copied` is what a program does without staging: it
-copies to the CPU, calls Gloo, and copies back. Each contender runs alone in processes of its own, in turns,
-and calls in an ordinary loop. The times are of rank 0, a call, until the result is on the device.
+The device is that of examples/backend_template, which stands in for another package's accelerator: its
+copies run in a thread of each stream, at the speed of the host's memory. `gloo, copied` is what a program
+does without staging: it copies to the CPU, calls Gloo, and copies back. Each contender runs alone in
+processes of its own, in turns, and calls in an ordinary loop. The times are of rank 0, a call, until the
+result is on the device.
 """
 
 import argparse

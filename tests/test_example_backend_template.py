@@ -21,11 +21,11 @@ TEMPLATE = PACKAGE / "examples" / "backend_template"
 @pytest.fixture(scope="module")
 def built() -> Path:
     """A copy with the extension built. It stays under ``build`` until the sources change."""
-    sources = [TEMPLATE / "setup.py", *sorted((TEMPLATE / "my_backend").glob("*.cpp"))]
+    sources = [TEMPLATE / "setup.py", *sorted(TEMPLATE.glob("my_*/*.[ch]*"))]
     key = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
     place = PACKAGE / "build" / f"backend_template-{sys.implementation.cache_tag}-{key}"
     shutil.copytree(TEMPLATE, place, dirs_exist_ok=True)
-    if not list((place / "my_backend").glob("_C.*.so")):
+    if len(list(place.glob("my_*/_C.*.so"))) < 2:
         path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
         command = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"]
         environment = os.environ | {"PATH": path}
@@ -55,14 +55,21 @@ def test_the_tests_of_the_template_pass(built):
 
 
 @pytest.mark.full
-def test_the_template_has_what_it_does_not_declare_as_missing(built, tmp_path):
+@pytest.mark.parametrize("device", ["cpu", "my_device"])
+def test_the_template_has_what_it_does_not_declare_as_missing(built, tmp_path, device):
+    """On the CPU, and on a device whose memory the host may not touch."""
     path = tmp_path / "report.json"
     run(
         built,
-        *("--pyargs", "occl.conformance", "--backend=my_backend", "--quick"),
+        *("--pyargs", "occl.conformance", "--backend=my_backend", f"--device={device}", "--quick"),
         *("--capabilities=capabilities.toml", f"--report={path}"),
     )
-    found = json.loads(path.read_text())["cases"]
+    report = json.loads(path.read_text())
+    assert report["device_defects"] == [] and report["backend_class"].endswith(".MyBackend")
+    found = report["cases"]
     works = {case["operation"] for case in found if case["verdict"] == "works"}
-    assert {"all_reduce", "broadcast", "barrier"} <= works
-    assert all(case["verdict"] == case["expected"] or case["known"] for case in found)
+    assert {"all_reduce", "broadcast", "all_gather", "barrier"} <= works
+    untested = {case["name"] for case in found if case["verdict"] == "untested"}
+    blocking = ("all_reduce", "broadcast", "all_gather")
+    assert untested == {f"{name}:in_flight" for name in blocking} | {"ends:pending"}
+    assert all(case["verdict"] in (case["expected"], "untested") or case["known"] for case in found)

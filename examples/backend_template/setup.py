@@ -5,7 +5,18 @@ from torch.utils.cpp_extension import BuildExtension, CppExtension
 
 setup(
     ext_modules=[
-        CppExtension("my_backend._C", ["my_backend/backend.cpp"], extra_compile_args=["-std=c++20", "-O0"])
+        CppExtension(
+            "my_backend._C",
+            ["my_backend/backend.cpp"],
+            depends=["my_backend/staging.h"],
+            extra_compile_args=["-std=c++20", "-O0"],
+        ),
+        CppExtension(
+            "my_device._C",
+            ["my_device/device.cpp"],
+            depends=[f"my_device/{name}.h" for name in ("faults", "memory", "runtime", "streams")],
+            extra_compile_args=["-std=c++20", "-O1", "-Wno-unused-parameter"],
+        ),
     ],
     cmdclass={"build_ext": BuildExtension},
 )

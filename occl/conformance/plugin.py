@@ -193,10 +193,9 @@ class Verdicts:
         if report.when == "call":
             found: list[Any] = [value for name, value in report.user_properties if name == "conformance"]
             self.entries += found
-            for name, value in report.user_properties:
-                if name == "conformance_about":
-                    backend_class, defects = value
-                    self.about = About(backend_class, defects)
+            about: list[Any] = [v for name, v in report.user_properties if name == "conformance_about"]
+            for backend_class, defects in about:
+                self.about = About(backend_class, defects)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if not self.entries:

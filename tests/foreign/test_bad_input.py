@@ -16,7 +16,7 @@ DEVICE = "foreign:0"
 
 
 def without_copies(rank: int, n: int, device: str) -> None:
-    os.environ["FOREIGN_DEVICE_LACKS"] = "copies"
+    os.environ["MY_DEVICE_LACKS"] = "copies"
     t = torch.empty(3, device=device)
     with pytest.raises(ValueError, match=r"unsupported device type foreign: .* fail \(.*has no copies"):
         dist.all_reduce(t)
@@ -66,11 +66,11 @@ def test_sparse_and_quantized_tensors_are_refused(pool):
 def never_ends(rank: int, n: int, device: str) -> None:
     x = torch.zeros(3, device=device)
     with torch.Stream(device):
-        torch.ops.foreign.hold(x)
+        torch.ops.my_device.hold(x)
         work = dist.all_reduce(x, async_op=True)
         with pytest.raises(dist.DistBackendError, match=r"Timed out .*: its stream on foreign:0 has not"):
             work.wait()
-        torch.ops.foreign.release()
+        torch.ops.my_device.release()
 
 
 def test_a_stream_that_does_not_end_is_named_by_the_timeout(pool):
@@ -85,11 +85,11 @@ RECEIVES = (dist.irecv, lambda x, peer: dist.batch_isend_irecv([dist.P2POp(dist.
 def message_never_begins(rank: int, n: int, device: str, *, which: int) -> None:
     x = torch.zeros(3, device=device)
     with torch.Stream(device):
-        torch.ops.foreign.hold(x)
+        torch.ops.my_device.hold(x)
         work = (SENDS if rank == 0 else RECEIVES)[which](x, 1 - rank)
         with pytest.raises(dist.DistBackendError, match=r"Timed out .*: its stream on foreign:0 has not"):
             work.wait()
-        torch.ops.foreign.release()
+        torch.ops.my_device.release()
 
 
 @pytest.mark.parametrize("which", first([0, 1]))
@@ -133,7 +133,7 @@ def hangs(rank: int, n: int, device: str, *, name: str) -> None:
     dist.all_reduce(x)  # the first call tries the device
     torch.accelerator.synchronize()
     if culprit in (rank, None):
-        torch.ops.foreign.hang(True)
+        torch.ops.my_device.hang(True)
     else:
         backend(device).set_timeout(timedelta(minutes=5))  # the other rank tells this one
     named = rf"its copies {copies} foreign:0 have not ended"
@@ -143,7 +143,7 @@ def hangs(rank: int, n: int, device: str, *, name: str) -> None:
         with pytest.raises(RuntimeError, match=rf"Timed out .*: {named}"):
             call(x)
     assert_works("cpu", group=other)  # no thread of this rank hangs with the device
-    torch.ops.foreign.hang(False)
+    torch.ops.my_device.hang(False)
     assert_works(device, group=other)
 
 
@@ -157,14 +157,14 @@ def hangs_at_the_end(rank: int, n: int, device: str) -> None:
     x = torch.zeros(3, device=device)
     dist.all_reduce(x)
     torch.accelerator.synchronize()
-    torch.ops.foreign.hang(True)
+    torch.ops.my_device.hang(True)
     works = [dist.all_reduce(x, async_op=True), dist.all_reduce(x, async_op=True)]
     dist.barrier(group=dist.new_group())
     dist.destroy_process_group()
     for work in works:
         with pytest.raises(RuntimeError, match=r"has been destroyed|left the group"):
             work.wait()
-    torch.ops.foreign.hang(False)
+    torch.ops.my_device.hang(False)
 
 
 def test_a_group_can_be_destroyed_while_a_device_hangs(pool):
@@ -176,16 +176,16 @@ def is_lost(rank: int, n: int, device: str) -> None:
     x = torch.zeros(3, device=device)
     dist.all_reduce(x)
     with torch.Stream(device):
-        torch.ops.foreign.hold(x)
+        torch.ops.my_device.hold(x)
         work = dist.all_reduce(x, async_op=True)
         if rank == 0:
-            torch.ops.foreign.lose(True)
-        torch.ops.foreign.release()
-        with pytest.raises(RuntimeError, match="the foreign device is lost" if rank == 0 else "rank 0"):
+            torch.ops.my_device.lose(True)
+        torch.ops.my_device.release()
+        with pytest.raises(RuntimeError, match="this device is lost" if rank == 0 else "rank 0"):
             work.wait()
     with pytest.raises(RuntimeError):
         dist.all_reduce(torch.zeros(3))  # the group has ended
-    torch.ops.foreign.lose(False)
+    torch.ops.my_device.lose(False)
 
 
 def test_a_device_that_is_lost_ends_the_group_with_its_reason(pool):

@@ -48,7 +48,7 @@ def test_defects_of_the_device_are_not_the_backends(library, tmp_path, lacks):
         f"--capabilities={Path(__file__).with_name('capabilities.toml')}",
         *("-k", "all_reduce and result and float32 and SUM and not coalesced"),
         folder=tmp_path,
-        env={"FOREIGN_DEVICE_LACKS": lacks},
+        env={"MY_DEVICE_LACKS": lacks},
     )
     report = json.loads(path.read_text())
     assert any(re.match(said, defect) for defect in report["device_defects"]), report["device_defects"]

@@ -95,13 +95,13 @@ def begins_when_the_stream_reaches_it(rank: int, n: int, device: str) -> None:
     y = torch.zeros(3, device=device)
     torch.accelerator.synchronize()  # the next stream is not ordered after this one
     with torch.Stream(device):
-        torch.ops.foreign.hold(x)
+        torch.ops.my_device.hold(x)
         x.fill_(rank + 1)
         y.fill_(rank + 1)
         work = dist.all_reduce(x, async_op=True)
         joined = dist.all_reduce(y, async_op=True)
         assert not work.is_completed() and not joined.is_completed()
-        torch.ops.foreign.release()
+        torch.ops.my_device.release()
         work.wait()
         joined.wait()
     total = n * (n + 1) / 2
@@ -153,13 +153,13 @@ def streams_do_not_wait_for_each_other(rank: int, n: int, device: str) -> None:
     held, x, y = torch.Stream(device), torch.ones(3, device=device), torch.ones(3, device=device)
     torch.accelerator.synchronize()
     with held:
-        torch.ops.foreign.hold(x)
+        torch.ops.my_device.hold(x)
         work = dist.all_reduce(x, async_op=True)
     with torch.Stream(device):
         y.fill_(2)
         dist.all_reduce(y, group=other)
         assert not work.is_completed()
-    torch.ops.foreign.release()
+    torch.ops.my_device.release()
     work.wait()
     assert x.tolist() == [n] * 3 and y.tolist() == [2 * n] * 3
     dist.destroy_process_group(other)
@@ -170,7 +170,7 @@ def test_operations_on_two_streams_do_not_wait_for_each_other(pool):
 
 
 def follows_its_stream(rank: int, n: int, device: str, lacks: str) -> None:
-    os.environ["FOREIGN_DEVICE_LACKS"] = lacks
+    os.environ["MY_DEVICE_LACKS"] = lacks
     for count in (3, 300_001):
         x = torch.zeros(count, device=device)
         for i in range(20):  # each some time after the call

@@ -1,5 +1,6 @@
 """The smallest backend of torch.distributed: all_reduce, broadcast and barrier, through the group's store."""
 
+import my_device  # noqa: F401  (first the device: the backend is registered for it, by its name)
 import torch
 import torch.distributed as dist
 

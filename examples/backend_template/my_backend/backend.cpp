@@ -4,19 +4,22 @@
 
 #include <ATen/MemoryOverlap.h>
 #include <pybind11/chrono.h>
-#include <torch/csrc/distributed/c10d/Backend.hpp>
-#include <torch/csrc/distributed/c10d/Store.hpp>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/extension.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <atomic>
-#include <cstring>
 #include <sstream>
+
+#include "staging.h"
 
 namespace {
 
-using Bytes = std::vector<uint8_t>;
 using c10d::ReduceOp;
+using staging::Bytes;
+using staging::from_bytes;
+using staging::to_bytes;
 
 /// A call that has ended before it returned.
 class Done : public c10d::Work {
@@ -88,8 +91,26 @@ class MyBackend : public c10d::Backend {
     TORCH_CHECK_VALUE(root >= 0 && root < getSize(), "my_backend: broadcast: there is no rank ", root,
                       " in a group of ", getSize(), " ranks");
     const auto all = exchange(described("broadcast", t, root), getRank() == root ? to_bytes(t) : Bytes());
-    t.copy_(from_bytes(all[root], t));
+    staging::write(t, all[root]);
     return c10::make_intrusive<Done>(getRank(), c10d::OpType::BROADCAST, tensors);
+  }
+
+  c10::intrusive_ptr<c10d::Work> allgather(std::vector<std::vector<at::Tensor>>& outputs,
+                                           std::vector<at::Tensor>& inputs,
+                                           const c10d::AllgatherOptions&) override {
+    at::Tensor& t = checked(inputs, "all_gather", /*written=*/false);
+    TORCH_CHECK_VALUE(outputs.size() == 1 && outputs[0].size() == static_cast<size_t>(getSize()),
+                      "my_backend: all_gather takes one list, with a tensor for each of the ", getSize(),
+                      " ranks");
+    for (at::Tensor& out : outputs[0]) {
+      TORCH_CHECK_VALUE(out.sizes() == t.sizes() && out.scalar_type() == t.scalar_type(),
+                        "my_backend: all_gather takes outputs like its input, which is ", t.scalar_type(),
+                        t.sizes(), ", and one is ", out.scalar_type(), out.sizes());
+      at::assert_no_internal_overlap(out);
+    }
+    const auto all = exchange(described("all_gather", t, 0), to_bytes(t));
+    for (int r = 0; r < getSize(); ++r) staging::write(outputs[0][r], all[r]);
+    return c10::make_intrusive<Done>(getRank(), c10d::OpType::ALLGATHER, outputs[0]);
   }
 
   c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions&) override {
@@ -143,28 +164,13 @@ class MyBackend : public c10d::Backend {
     return text.str();
   }
 
-  static at::Tensor& checked(std::vector<at::Tensor>& tensors, const char* call) {
+  static at::Tensor& checked(std::vector<at::Tensor>& tensors, const char* call, bool written = true) {
     TORCH_CHECK_VALUE(tensors.size() == 1, "my_backend: ", call, " takes one tensor, not ", tensors.size());
     at::Tensor& t = tensors[0];
     TORCH_CHECK_VALUE(t.layout() == at::kStrided, "my_backend: ", call, " takes dense tensors, not ",
                       t.layout());
-    at::assert_no_internal_overlap(t);
+    if (written) at::assert_no_internal_overlap(t);
     return t;
-  }
-
-  /// Staging: the host cannot touch the memory of most devices, so a tensor of one is copied. The copy is
-  /// made on the current stream, after the work that is queued there, and the host waits for it. Back from
-  /// the host it is `copy_`, on the same stream, which the caller's next work follows.
-  static Bytes to_bytes(const at::Tensor& t) {
-    const at::Tensor dense = t.cpu().contiguous();
-    const auto* begin = static_cast<const uint8_t*>(dense.const_data_ptr());
-    return begin == nullptr ? Bytes() : Bytes(begin, begin + dense.nbytes());
-  }
-
-  static at::Tensor from_bytes(const Bytes& bytes, const at::Tensor& like) {
-    at::Tensor made = at::empty(like.sizes(), like.options().device(at::kCPU), at::MemoryFormat::Contiguous);
-    if (!bytes.empty()) std::memcpy(made.mutable_data_ptr(), bytes.data(), bytes.size());
-    return made;
   }
 
   c10::intrusive_ptr<c10d::Store> store_;
