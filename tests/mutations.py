@@ -222,7 +222,7 @@ MUTATIONS = [
     Mutation("a misaligned row of a window is taken", "coll/windows/window.cpp", "if (it.row % kLine != 0)", "if (false)", ("plain/test_windows:cannot be",)),
     Mutation("a put may end behind the tensor", "pg/request/one_sided.cpp", " || t.numel() > target.elements - offset)", ")", (WINDOW_ERRORS + "test_accesses_with_wrong_arguments_raise_before_a_byte_moves",)),
     Mutation("a put may have another type", "pg/request/one_sided.cpp", "if (t.scalar_type() != target.type)", "if (false)", (WINDOW_ERRORS + "test_accesses_with_wrong_arguments_raise_before_a_byte_moves",)),
-    Mutation("a window keeps nothing", "pg/backend/window.cpp", "owning ? std::make_shared<at::Tensor>(*tensor) : nullptr", "owning ? nullptr : nullptr", ("tests/distributed/test_windows.py::test_memory_is_kept_while_another_rank_has_the_window",)),
+    Mutation("a window keeps nothing", "pg/backend/window.cpp", "owning ? std::make_shared<at::Tensor>(*tensor) : nullptr", "owning ? nullptr : nullptr", ("tests/distributed/test_windows_memory.py::test_memory_is_kept_while_another_rank_has_the_window",)),
     Mutation("deregistering waits for no access", "pg/backend/window.cpp", "    wait_for_accesses(backend->getBackendOptions()->timeout);\n", "", ("tests/distributed/test_windows.py::test_deregistering_waits_for_what_is_under_way",)),
     Mutation("a forked child closes its parent's window", "pg/backend/window.cpp", "if (is_forked_from(*group)) new", "if (false) new", (WINDOW_ERRORS + "test_a_forked_child_cannot_use_the_parents_window",)),
     # Which thread drives.
