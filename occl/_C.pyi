@@ -24,7 +24,7 @@ class ProcessGroupOCCL(c10d.Backend):
             *,
             tuning: Mapping[str, int] = ...,
             staging_bytes: int = 0,
-            inter_node: c10d.Backend | str | None = None,
+            inter_node: None | str | c10d.Backend = None,  # noqa: RUF036  (as the module says it)
         ) -> None: ...
         @property
         def tuning(self) -> Mapping[str, int]:
@@ -37,11 +37,11 @@ class ProcessGroupOCCL(c10d.Backend):
         @staging_bytes.setter
         def staging_bytes(self, number: int) -> None: ...
         @property
-        def inter_node(self) -> c10d.Backend | str | None:
+        def inter_node(self) -> None | str | c10d.Backend:  # noqa: RUF036  (as the module says it)
             """What carries messages between nodes: ``"gloo"``, ``"ucx"``, or a backend of the same ranks.
             None: as ``OCCL_INTER_NODE`` says, or Gloo."""
         @inter_node.setter
-        def inter_node(self, carrier: c10d.Backend | str | None) -> None: ...
+        def inter_node(self, carrier: None | str | c10d.Backend) -> None: ...  # noqa: RUF036  (as the module says it)
 
     @overload
     def __init__(

@@ -80,6 +80,7 @@ def places_of(one_network: bool, listener: str) -> tuple[list[str], list[str]]:
     if local and not one_network:
         raise RuntimeError(
             f"{listener} would listen on {places[0]}, which other nodes cannot reach: set "
-            f"{interfaces.VARIABLE} to the interface between the hosts, or let the name {socket.gethostname()!r} mean its address"
+            f"{interfaces.VARIABLE} to the interface between the hosts, or let the name "
+            f"{socket.gethostname()!r} mean its address"
         )
     return names, places
