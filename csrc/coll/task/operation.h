@@ -79,7 +79,8 @@ class Listener {
   virtual Next beginning(Operation&) { return Next::goes_on; }
   /// The bytes have moved. From now on the operation needs no peer, unless it goes on.
   virtual Next succeeded(Operation&) { return Next::ends; }
-  /// The operation has ended, and no other thread can see that yet. Must not block.
+  /// The operation has ended, and no other thread can see that yet. Called without a lock; what has ended
+  /// with it waits for the listener to return.
   virtual void ending(Operation&) noexcept {}
   /// Every thread can see that this operation has ended, and so have all that ended with it. Called without
   /// any lock: it may submit, wait and destroy.
