@@ -10,14 +10,7 @@
 namespace occl::bind {
 namespace {
 
-#ifdef C10D_BACKEND_HAS_WINDOW
-void bind_base(py::module_& module) {
-  const auto theirs = py::module_::import("torch._C._distributed_c10d");
-  for (const char* name :
-       {"Window", "WindowAttr", "WindowAccessType", "PutOptions", "SignalOptions", "WaitSignalOptions"})
-    module.attr(name) = theirs.attr(name);
-}
-#else  // remove with 2.13
+#ifdef OCCL_OWN_WINDOW  // remove with 2.13
 template <class Options>
 void bind_window_options(py::module_& module, const char* name) {
   py::class_<Options>(module, name)
@@ -48,6 +41,13 @@ void bind_base(py::module_& module) {
       .def("wait_signal", &WindowBase::wait_signal, py::arg("peer_rank"), py::arg("async_op"),
            py::arg_v("opts", pg::WaitSignalOptions(), "..."), without_gil())
       .def("get_attr", &WindowBase::get_attr, py::arg("peer_rank"), without_gil());
+}
+#else
+void bind_base(py::module_& module) {
+  const auto theirs = py::module_::import("torch._C._distributed_c10d");
+  for (const char* name :
+       {"Window", "WindowAttr", "WindowAccessType", "PutOptions", "SignalOptions", "WaitSignalOptions"})
+    module.attr(name) = theirs.attr(name);
 }
 #endif
 

@@ -101,7 +101,7 @@ TEST("an access on hold keeps back those of its window, and neither messages nor
   std::byte data{7}, out{8}, in{0};
   Call held(one.put(0, 1, &data, 1, 0), Deadline::after(kPatience)),
       behind(one.signal(0, 1), Deadline::after(kPatience));
-  held.operation.hold();
+  held.operation.hold("a test holds it");
   cluster[0].submit(held), cluster[0].submit(behind);
   cluster[0].run(two.signal(0, 1));
   cluster[1].run(two.wait(1, 0));
@@ -121,7 +121,7 @@ TEST("a message on hold keeps back messages and no access") {
   std::byte out[2] = {std::byte{1}, std::byte{2}}, in[2] = {};
   Call held(Transfer{true, 1, 3, DType::u8, {&out[0], 1}}, Deadline::after(kPatience)),
       behind(Transfer{true, 1, 3, DType::u8, {&out[1], 1}}, Deadline::after(kPatience));
-  held.operation.hold();
+  held.operation.hold("a test holds it");
   cluster[0].submit(held), cluster[0].submit(behind);
   cluster[0].run(window.signal(0, 1));
   cluster[1].run(window.wait(1, 0));

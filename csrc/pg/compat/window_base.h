@@ -6,6 +6,7 @@
 #ifdef C10D_BACKEND_HAS_WINDOW
 #include <torch/csrc/distributed/c10d/Window.hpp>
 #else
+#define OCCL_OWN_WINDOW  // the classes below, which Python does not know
 #include <ATen/core/Tensor.h>
 
 #include <chrono>
