@@ -2,6 +2,7 @@
 // early.
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <random>
 
 #include "check.h"
@@ -371,7 +372,7 @@ class Slow : public Call {
   using Call::Call;
   Next beginning(Operation& op) override { return asked(op, "its data is on the way", Next::goes_on); }
   Next succeeded(Operation& op) override { return asked(op, "its result is on the way", Next::ends); }
-  int times = 0;
+  std::atomic<int> times = 0;    // any thread may drive
   std::optional<Error> failure;  // thrown when it is asked for the second time
 
  private:
