@@ -376,8 +376,15 @@ def test_each_defect_of_a_broken_backend_gets_its_verdict(tmp_path):
     assert {"all_gather:asynchronous", "gather:asynchronous", "all_reduce:result[float32-SUM]"} <= failed
 
 
-def everything_as_declared(found: dict[str, dict]) -> None:
-    assert {name: e["text"] for name, e in found.items() if e["verdict"] != e["expected"]} == {}
+COMPLETE_AT_ONCE = {"all_gather_coalesced:in_flight", "all_reduce_coalesced:in_flight"}
+"""They return futures, and those of `dev` are complete at once: the streams order what uses the value."""
+
+
+def everything_as_declared(found: dict[str, dict], device: str) -> None:
+    untested = {name for name, e in found.items() if e["verdict"] == "untested"}
+    assert untested == (COMPLETE_AT_ONCE & set(found) if device == "dev" else set())
+    unlike = {name: e["text"] for name, e in found.items() if e["verdict"] != e["expected"]}
+    assert {name: text for name, text in unlike.items() if name not in untested} == {}
 
 
 @pytest.mark.parametrize("device", [pytest.param("cpu", marks=pytest.mark.full), "dev"])
@@ -387,7 +394,7 @@ def test_occl_conforms(tmp_path, device):
     found = verdicts(
         tmp_path, "--backend=occl", f"--device={device}", "--world-size=2", "--quick", "-k", some, status=0
     )
-    everything_as_declared(found)
+    everything_as_declared(found, device)
     assert len(found) > 150
 
 
@@ -405,10 +412,10 @@ def test_occl_conforms(tmp_path, device):
 def test_occl_conforms_in_everything(tmp_path, device, world_size):
     options = ["--backend=occl", f"--device={device}", f"--world-size={world_size}"]
     found = verdicts(tmp_path, *options, status=0)
-    everything_as_declared(found)
+    everything_as_declared(found, device)
     assert {
         e["operation"] for e in found.values() if e["verdict"] == "refuses" and "suspend" not in e["rule"]
-    } == {rule.operation for rule in catalog.RULES.values() if rule.refuses}
+    } == {rule.operation for rule in catalog.RULES.values() if rule.refuses and rule.applies}
 
 
 @pytest.mark.full

@@ -41,7 +41,7 @@ def short(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).strip()[:400]}"
 
 
-BLOCKS_FOR = 0.5
+BLOCKS_FOR = 2.0
 """Seconds after which a call that has not returned waits for the last rank."""
 
 OWN_FILES = ("tensors.py", "inputs.py")
