@@ -26,7 +26,7 @@ class Earlier:
     results: list[Result]
 
     def misfit(self, machine: dict[str, str], ranks: int) -> str:
-        """Why times of this machine and of so many ranks cannot be compared with these; empty if they can."""
+        """Why these times cannot be compared with times of that machine and number of ranks; else ""."""
         if self.ranks != ranks:
             return f"{self.path} has {self.ranks} ranks, and this run has {ranks}: give --ranks {self.ranks}"
         before, now = ([about[name] for name in SAME] for about in (self.machine, machine))
@@ -59,24 +59,29 @@ def load(path: Path) -> Earlier:
         raise ValueError(f"{path} is not what --json writes ({type(error).__name__}: {error})") from error
 
 
-def slower(before: list[Result], now: list[Result]) -> Iterator[str]:
-    """A line for each value that is slower by more than the noise: by `CLOSE`, with no quartile in common."""
+def in_both(before: list[Result], now: list[Result]) -> Iterator[tuple[Result, Result]]:
+    """What both runs have measured: the value before, and now."""
     known = {(result.operation, result.bytes, result.contender): result for result in before}
     for result in now:
-        old = known.get((result.operation, result.bytes, result.contender))
-        if old and result.lower_us > old.upper_us and result.median_us >= CLOSE * old.median_us:
-            size = f" {text.size(result.bytes)}" if result.bytes else ""
-            times = (text.three_digits(us) for us in (result.median_us, old.median_us))
-            ratio = text.three_digits(result.median_us / old.median_us)
+        if old := known.get((result.operation, result.bytes, result.contender)):
+            yield old, result
+
+
+def slower(before: list[Result], now: list[Result]) -> Iterator[str]:
+    """A line for each value that is slower by more than the noise: by `CLOSE`, with no quartile in common."""
+    for old, new in in_both(before, now):
+        if new.lower_us > old.upper_us and new.median_us >= CLOSE * old.median_us:
+            size = f" {text.size(new.bytes)}" if new.bytes else ""
+            times = (text.three_digits(us) for us in (new.median_us, old.median_us))
+            ratio = text.three_digits(new.median_us / old.median_us)
             yield "  {}{}, {}: {} us, before {} us, {} times".format(
-                result.operation, size, result.contender, *times, ratio
+                new.operation, size, new.contender, *times, ratio
             )
 
 
 def compared(earlier: Earlier, now: list[Result]) -> tuple[list[str], bool]:
     """The lines that say what became slower, and whether anything did."""
-    keys = {(result.operation, result.bytes, result.contender) for result in earlier.results}
-    both = sum((result.operation, result.bytes, result.contender) in keys for result in now)
+    both = sum(1 for _ in in_both(earlier.results, now))
     lines = list(slower(earlier.results, now))
     head = f"against {earlier.path}: {len(lines)} of {both} values are slower by more than the noise"
     return [head + (":" if lines else ""), *lines], bool(lines)

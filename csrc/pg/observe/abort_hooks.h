@@ -1,7 +1,7 @@
 // The abort hooks of a group, and their observer: the hooks are called before a call fails by a timeout, by
 // the death of a rank or by an abort, so that a program can write down what it knows.
 //
-// A hook that waits for the call that is about to fail waits for ever.
+// A hook must not wait for a call that is about to fail: that call ends when the hook has returned.
 #pragma once
 
 #include <atomic>
