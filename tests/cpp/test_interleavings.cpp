@@ -2,6 +2,7 @@
 // The core's lock-free structures, and the whole of it with ranks as threads, under a scheduler that chooses
 // which thread runs and what it sees. A wake-up that is missed shows here, where no sleep ends by itself.
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <random>
 
@@ -411,6 +412,22 @@ TEST("two ends: each piece is taken once, and a rank that waits no more has the 
               40);
 }
 
+namespace {
+
+/// On both ranks of a window, in so many schedules.
+void check_signals(int schedules, const std::function<void(WindowRanks& window, Rank& rank)>& body) {
+  check_all(sample(
+                [&] {
+                  Cluster cluster(2, small());
+                  WindowRanks window(cluster, 64);
+                  cluster.each([&](Rank& rank) { body(window, rank); });
+                },
+                schedules * kFactor, kSeed),
+            schedules);
+}
+
+}  // namespace
+
 TEST("signals: none is lost, none comes early, and what was written before it is seen") {
   check_all(sample(
                 [] {
@@ -434,82 +451,54 @@ TEST("signals: none is lost, none comes early, and what was written before it is
 }
 
 TEST("signals: a rank that sleeps is woken") {
-  check_all(sample(
-                [] {
-                  Cluster cluster(2, small());
-                  WindowRanks window(cluster, 64);
-                  cluster.each([&](Rank& rank) {
-                    for (const int busy : {4, 12, 30}) {
-                      if (rank.rank == 1) {
-                        rank.run(window.wait(1, 0), kPatience);
-                        rank.run(window.signal(1, 0), kPatience);
-                        continue;
-                      }
-                      for (int i = 0; i < busy; ++i) {  // meanwhile the other one falls asleep
-                        rank.run(window.signal(0, 0), kPatience);
-                        rank.run(window.wait(0, 0), kPatience);
-                      }
-                      rank.run(window.signal(0, 1), kPatience);
-                      rank.run(window.wait(0, 1), kPatience);
-                    }
-                  });
-                },
-                200 * kFactor, kSeed),
-            200);
+  check_signals(200, [](WindowRanks& window, Rank& rank) {
+    for (const int busy : {4, 12, 30}) {
+      if (rank.rank == 1) {
+        rank.run(window.wait(1, 0), kPatience);
+        rank.run(window.signal(1, 0), kPatience);
+        continue;
+      }
+      for (int i = 0; i < busy; ++i) {  // meanwhile the other one falls asleep
+        rank.run(window.signal(0, 0), kPatience);
+        rank.run(window.wait(0, 0), kPatience);
+      }
+      rank.run(window.signal(0, 1), kPatience);
+      rank.run(window.wait(0, 1), kPatience);
+    }
+  });
 }
 
 TEST("signals: two waits for one rank end in the order of their calls") {
-  check_all(sample(
-                [] {
-                  Cluster cluster(2, small());
-                  WindowRanks window(cluster, 64);
-                  cluster.each([&](Rank& rank) {
-                    if (rank.rank == 0) {
-                      rank.run(window.signal(0, 1), kPatience);
-                      rank.run(window.wait(0, 1), kPatience);
-                      return rank.run(window.signal(0, 1), kPatience);
-                    }
-                    Call first(window.wait(1, 0), kPatience), second(window.wait(1, 0), kPatience);
-                    rank.submit(first), rank.submit(second);
-                    rank.wait(first);
-                    CHECK(!second.operation.finished());
-                    rank.run(window.signal(1, 0), kPatience);
-                    rank.wait(second);
-                  });
-                },
-                400 * kFactor, kSeed),
-            400);
+  check_signals(400, [](WindowRanks& window, Rank& rank) {
+    if (rank.rank == 0) {
+      rank.run(window.signal(0, 1), kPatience);
+      rank.run(window.wait(0, 1), kPatience);
+      return rank.run(window.signal(0, 1), kPatience);
+    }
+    Call first(window.wait(1, 0), kPatience), second(window.wait(1, 0), kPatience);
+    rank.submit(first), rank.submit(second);
+    rank.wait(first);
+    CHECK(!second.operation.finished());
+    rank.run(window.signal(1, 0), kPatience);
+    rank.wait(second);
+  });
 }
 
 TEST("signals: a window is closed while another rank waits") {
-  check_all(sample(
-                [] {
-                  Cluster cluster(2, small());
-                  WindowRanks window(cluster, 64);
-                  cluster.each([&](Rank& rank) {
-                    if (rank.rank == 0) {
-                      rank.run(window.signal(0, 1), kPatience);
-                      return window.windows[0].reset();
-                    }
-                    rank.run(window.wait(1, 0), kPatience);
-                  });
-                },
-                150 * kFactor, kSeed),
-            150);
+  check_signals(150, [](WindowRanks& window, Rank& rank) {
+    if (rank.rank == 0) {
+      rank.run(window.signal(0, 1), kPatience);
+      return window.windows[0].reset();
+    }
+    rank.run(window.wait(1, 0), kPatience);
+  });
 }
 
 TEST("signals: a rank leaves after its signal") {
-  check_all(sample(
-                [] {
-                  Cluster cluster(2, small());
-                  WindowRanks window(cluster, 64);
-                  cluster.each([&](Rank& rank) {
-                    rank.run(rank.rank == 0 ? window.signal(0, 1) : window.wait(1, 0), kPatience);
-                    if (rank.rank == 0) rank.group->close();
-                  });
-                },
-                150 * kFactor, kSeed),
-            150);
+  check_signals(150, [](WindowRanks& window, Rank& rank) {
+    rank.run(rank.rank == 0 ? window.signal(0, 1) : window.wait(1, 0), kPatience);
+    if (rank.rank == 0) rank.group->close();
+  });
 }
 
 TEST("messages of every kind in both directions") {
