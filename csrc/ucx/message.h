@@ -1,7 +1,6 @@
 // An in-flight message, which its starter shares with the worker.
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -9,6 +8,7 @@
 #include <utility>
 
 #include "hosts/link.h"
+#include "hosts/message_end.h"
 
 namespace occl::ucx {
 
@@ -20,19 +20,13 @@ class Message {
       : worker(worker), sends(sends), rank(rank), bytes(bytes), owner(std::move(owner)) {}
 
   /// UCX is done with its buffer.
-  bool ended() const { return stage_.load(std::memory_order_acquire) == Stage::ended; }  // pairs with end
+  bool ended() const { return end_.ended(); }
   /// The engine is to be rung when it ends. False if it has ended already.
-  bool await() {
-    Stage stage = Stage::started;
-    return stage_.compare_exchange_strong(stage, Stage::awaited, std::memory_order_acq_rel,  // pairs with end
-                                          std::memory_order_acquire) ||
-           stage == Stage::awaited;
-  }
+  bool await() { return end_.await(); }
   /// `why`: what went wrong, or nothing. Returns whether the engine is to be rung.
   bool end(std::string why) {
     why_ = std::move(why);
-    // Pairs with await: one of the two sees what the other has done.
-    return stage_.exchange(Stage::ended, std::memory_order_acq_rel) == Stage::awaited || !why_.empty();
+    return end_.end() || !why_.empty();
   }
   /// Once ended: what went wrong, or nothing.
   const std::string& why() const { return why_; }
@@ -48,9 +42,7 @@ class Message {
   std::shared_ptr<Message> self;
 
  private:
-  enum class Stage : std::uint8_t { started, awaited, ended };
-
-  std::atomic<Stage> stage_ = Stage::started;
+  hosts::MessageEnd end_;
   std::string why_;
 };
 

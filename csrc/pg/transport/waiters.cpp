@@ -17,13 +17,6 @@ constexpr std::chrono::seconds kIdle{1};
 
 // ---- Pending
 
-bool Pending::await() {
-  Stage stage = Stage::started;
-  return stage_.compare_exchange_strong(stage, Stage::awaited, std::memory_order_acq_rel,  // pairs with end
-                                        std::memory_order_acquire) ||
-         stage == Stage::awaited;
-}
-
 void Pending::fail(std::string why) {
   {
     std::lock_guard lock(mutex_);
@@ -38,8 +31,7 @@ void Pending::end(std::string why) {
   {
     std::lock_guard lock(mutex_);
     if (!failed()) broken_ = std::move(why);
-    // Pairs with await: one of the two sees what the other has done.
-    ring |= stage_.exchange(Stage::ended, std::memory_order_acq_rel) == Stage::awaited;
+    ring |= end_.end();
   }
   over_.notify_all();
   if (ring) engine().ring();

@@ -26,6 +26,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "hosts/link.h"
+#include "hosts/message_end.h"
 
 namespace occl::pg {
 
@@ -46,11 +47,11 @@ class Pending {
       : lane(std::move(lane)), owner(std::move(owner)), then(std::move(then)) {}
 
   /// The backend is done with its buffer.
-  bool ended() const { return stage_.load(std::memory_order_acquire) == Stage::ended; }  // pairs with end
+  bool ended() const { return end_.ended(); }
   /// It could not be started, or no thread could be made that waits for it.
   bool failed() const { return failed_.load(std::memory_order_acquire); }  // pairs with fail
   /// The engine is to be rung when it ends. False if it has ended already.
-  bool await();
+  bool await() { return end_.await(); }
   /// By the thread that has started it, which asks next. If the backend has its buffer, it has not ended.
   void fail(std::string why);
   void end(std::string why);
@@ -67,11 +68,9 @@ class Pending {
   c10::intrusive_ptr<c10d::Work> work;  // null: it travels in a frame (pg/transport/control_channel.h)
 
  private:
-  enum class Stage : std::uint8_t { started, awaited, ended };
-
   mutable std::mutex mutex_;
   std::condition_variable over_;
-  std::atomic<Stage> stage_ = Stage::started;
+  hosts::MessageEnd end_;
   std::atomic<bool> failed_ = false;
   std::string broken_;
 };
