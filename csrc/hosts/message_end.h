@@ -9,23 +9,19 @@ namespace occl::hosts {
 
 class MessageEnd {
  public:
-  bool ended() const { return stage_.load(std::memory_order_acquire) == Stage::ended; }  // sync: message-end
+  bool ended() const { return state_.load(std::memory_order_acquire) & kEnded; }  // sync: message-end
   /// The engine is to be rung when it ends. False if it has ended already.
   bool await() {
-    Stage stage = Stage::started;
-    return stage_.compare_exchange_strong(stage, Stage::awaited,
-                                          std::memory_order_acq_rel,  // sync: message-end
-                                          std::memory_order_acquire) ||
-           stage == Stage::awaited;
+    return !(state_.fetch_or(kAwaited, std::memory_order_acq_rel) & kEnded);  // sync: message-end
   }
   /// Whether the engine is to be rung: this call or `await` sees what the other one has done.
   bool end() {
-    return stage_.exchange(Stage::ended, std::memory_order_acq_rel) == Stage::awaited;  // sync: message-end
+    return state_.fetch_or(kEnded, std::memory_order_acq_rel) & kAwaited;  // sync: message-end
   }
 
  private:
-  enum class Stage : std::uint8_t { started, awaited, ended };
-  Atomic<Stage> stage_ = Stage::started;
+  static constexpr std::uint8_t kAwaited = 1, kEnded = 2;
+  Atomic<std::uint8_t> state_ = 0;
 };
 
 }  // namespace occl::hosts

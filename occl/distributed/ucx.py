@@ -22,6 +22,7 @@ CONTEXT = {
 """What a worker gets, besides its devices."""
 WISHES = {
     "TCP_CONN_NB": "y",  # a host that does not answer must not hold up the others
+    "KEEPALIVE_INTERVAL": "1s",  # so a rank learns that its peer closed the connection, and is alive
     "TCP_KEEPIDLE": "1s",
     "TCP_KEEPINTVL": "1s",
     "TCP_KEEPCNT": "3",
