@@ -180,7 +180,7 @@ def parse_arguments() -> argparse.Namespace:
         "--contenders",
         nargs="+",
         choices=[*EVERY, OPENMPI],
-        default=["occl-dev", "occl-cpu", "occl-ucx", "gloo", OPENMPI],
+        default=["occl-ucx", "occl-gloo", "gloo", OPENMPI],
         metavar="NAME",
     )
     parser.add_argument("--shapes", nargs="+", default=["2+2", "4+4"], metavar="SHAPE")

@@ -22,6 +22,7 @@ LATE = {
     "occl.tools.doctor.probe -> torch_occl": "a process of its own, whose failure is the answer",
     "occl.tools.doctor.probe -> torch_occl.dev._registration": "as above",
     "occl.tools.doctor.probe -> occl._C": "as above",
+    "occl.tools.doctor.probe -> occl.distributed.ucx": "as above",
     "torch_occl.dev._registration -> torch_occl.dev": "only where PrivateUse1 is free",
     "torch_occl.dev._registration -> torch_occl.dev.dynamo": "only where PrivateUse1 is free",
     "torch_occl.dev._registration -> occl._C": "after it is known that it works with this PyTorch",

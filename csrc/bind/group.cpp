@@ -15,6 +15,7 @@
 #include "pg/process/python_hooks.h"
 #include "pg/rendezvous/node_discovery.h"
 #include "pg/request/errors.h"
+#include "ucx/api.h"
 
 namespace occl::bind {
 namespace {
@@ -225,6 +226,12 @@ void bind_group(py::module_& module) {
         });
       },
       py::arg("prepare"));
+  module.def(
+      "_ucx_version",
+      [](std::vector<std::string> libraries) {
+        return ucx::api({std::move(libraries), {}, {}, {}}).version;
+      },
+      py::arg("libraries"));
   module.def(
       "_set_prepare_inter_node",
       [](py::function prepare) {

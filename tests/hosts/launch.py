@@ -30,8 +30,10 @@ def devices_of(backend: str) -> list[str]:
 
 
 OVER_UCX = "occl over ucx"
-"""The backend occl with UCX between its nodes."""
+"""The backend occl with UCX between its nodes; "occl" alone has Gloo there."""
 NO_UCX = "" if ucx.found() else "UCX is not installed (Debian: libucx0; PyPI: libucx-cu12)."
+CARRIER = "gloo" if NO_UCX else "ucx"
+"""What groups take between nodes where nothing says which."""
 NAMES = ("occl", OVER_UCX, "gloo")
 """The backends that can connect hosts. Tests of the second and others belong to the long matrices."""
 BACKENDS = first(NAMES)
@@ -58,6 +60,12 @@ def enter(rank: int, world_size: int, device: str, *, hosts: list[Host]) -> None
     os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
 
 
+def options_for(backend: str) -> ProcessGroupOCCL.Options | None:
+    """Those that choose the carrier between nodes which such a backend stands for."""
+    carrier = {"occl": "gloo", OVER_UCX: "ucx"}.get(backend)
+    return ProcessGroupOCCL.Options(inter_node=carrier) if carrier else None
+
+
 def meet(
     rank: int, world_size: int, device: str, *, backend: str, address: str, port: int, timeout: float
 ) -> None:
@@ -65,7 +73,7 @@ def meet(
     os.environ["MASTER_ADDR"] = address
     os.environ["MASTER_PORT"] = str(port)
     limit = timedelta(seconds=timeout)
-    options = ProcessGroupOCCL.Options(inter_node="ucx") if backend == OVER_UCX else None
+    options = options_for(backend)
     name = "occl" if options else backend
     dist.init_process_group(name, rank=rank, world_size=world_size, timeout=limit, pg_options=options)
 

@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from benchmarks.nodes import sent, times
 from benchmarks.nodes.__main__ import Point, errors, fit
+from tests.hosts.launch import options_for
 from tests.support import cpp_build
 
 CASES = [
@@ -171,7 +172,14 @@ def count_calls(rank: int, n: int, device: str, *, nodes: int, path: str) -> lis
     if nodes > 1:
         os.environ["OCCL_NODE"] = str(rank * nodes // n)
     store = CountingStore(dist.FileStore(path, n), rank)
-    dist.init_process_group("occl", store=store, rank=rank, world_size=n, timeout=timedelta(seconds=60))
+    dist.init_process_group(
+        "occl",
+        store=store,
+        rank=rank,
+        world_size=n,
+        timeout=timedelta(seconds=60),
+        pg_options=options_for("occl"),
+    )
     first = store.calls.copy()
     dist.new_group(list(range(n)))
     second = store.calls - first

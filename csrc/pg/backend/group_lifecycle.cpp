@@ -21,10 +21,10 @@ namespace {
 std::string name_of(const Options& options) { return options.group_name.empty() ? "?" : options.group_name; }
 
 Met meet_at(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, const Options& options,
-            const PrepareBetween& prepare_between) {
+            const ChooseCarriers& choose_carriers) {
   return rendezvous(
       store, name_of(options), rank, size, [&] { return options.tuning(); }, options.timeout,
-      prepare_between);
+      choose_carriers);
 }
 
 /// Makes a group of some ranks of another group.
@@ -36,18 +36,13 @@ Met meet_in(const GroupLifecycle::Parent& parent, coll::Subgroup::Purpose purpos
   return {parent.group->make_subgroup(wanted, tuning, deadline, interrupt_check()), std::nullopt};
 }
 
-/// The carrier of a group without a parent: the one that the options name, or the environment.
-PrepareBetween between_for(const Options& options, int rank, int size) {
+/// What may carry a group without a parent: what the options name, or the environment.
+CarrierChoice carriers_for(const Options& options, int rank, int size) {
+  const std::string group = name_of(options);
   if (const auto* given = std::get_if<c10::intrusive_ptr<c10d::Backend>>(&options.inter_node()))
-    return [given = *given, rank, size, group = name_of(options)](bool) {
-      return between_by(given, rank, size, group);
-    };
+    return between_by(*given, rank, size, group);
   const auto* named = std::get_if<std::string>(&options.inter_node());
-  return [named = named ? *named : "", rank, size, group = name_of(options)](bool one_network) {
-    const bool ucx = (named.empty() ? carrier_from_environment() : named) == kUcx;
-    return ucx ? between_by_ucx(one_network, rank, size, group)
-               : between_by_gloo(one_network, rank, size, group);
-  };
+  return between_by(named ? *named : carrier_from_environment(), rank, size, group);
 }
 
 }  // namespace
@@ -57,8 +52,9 @@ GroupLifecycle::GroupLifecycle(const c10::intrusive_ptr<c10d::Store>& store, int
     : options_(options.copy()) {
   register_for_groups();
   translated([&] {
-    Met met = parent.group ? meet_in(parent, coll::Subgroup::Purpose::create, options)
-                           : meet_at(store, rank, size, options, between_for(options, rank, size));
+    Met met = parent.group
+                  ? meet_in(parent, coll::Subgroup::Purpose::create, options)
+                  : meet_at(store, rank, size, options, [&] { return carriers_for(options, rank, size); });
     group_ = std::move(met.group);
     // Only the default group cares for the server: PyTorch made the store for it, and both end together.
     if (!parent.group && options.global_ranks_in_group.empty() && met.store_host) {

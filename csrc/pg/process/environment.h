@@ -18,7 +18,7 @@ inline constexpr const char* kUcx = "ucx";
 /// Throws Error(invalid_argument) unless it names what can carry messages between nodes. `where`: who said
 /// so.
 void check_carrier(const std::string& name, const char* where);
-/// OCCL_INTER_NODE, or Gloo. Throws as check_carrier does.
+/// OCCL_INTER_NODE, empty if it is not set. Throws as check_carrier does.
 std::string carrier_from_environment();
 
 /// The defaults, overridden by OCCL_TUNING. Throws Error(invalid_argument) for an unknown name, or what is no

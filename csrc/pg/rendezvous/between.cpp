@@ -1,12 +1,17 @@
 #include "pg/rendezvous/between.h"
 
+#include <cstddef>
 #include <numeric>
+#include <thread>
 #include <utility>
 #include <vector>
 
+#include "base/deadline.h"
 #include "base/error.h"
 #include "coll/progress/engine.h"
+#include "hosts/group_info.h"
 #include "pg/process/engine.h"
+#include "pg/process/environment.h"
 #include "pg/process/python_hooks.h"
 #include "pg/transport/backend_link.h"
 #include "ucx/link.h"
@@ -16,6 +21,9 @@ namespace {
 
 using Store = c10::intrusive_ptr<c10d::Store>;
 
+/// Between two looks at whether a greeting has arrived.
+constexpr std::chrono::microseconds kPause{200};
+
 std::vector<int> all_ranks(int size) {
   std::vector<int> ranks(size);
   std::iota(ranks.begin(), ranks.end(), 0);
@@ -23,10 +31,10 @@ std::vector<int> all_ranks(int size) {
 }
 
 /// Over a backend, once the ranks are connected.
-PreparedBetween over(std::string engine, const PreparedInterNode& prepared, int rank, int size,
-                     const std::string& group) {
-  return {std::move(engine), prepared.name,
-          [=](const Store& store, std::chrono::milliseconds timeout) -> std::shared_ptr<hosts::Link> {
+PreparedBetween over(const PreparedInterNode& prepared, int rank, int size, const std::string& group) {
+  return {prepared.name, "",
+          [=](const Store& store, const hosts::Topology&,
+              std::chrono::milliseconds timeout) -> std::shared_ptr<hosts::Link> {
             auto inter_node =
                 std::make_shared<InterNode>(prepared.name, prepared.connect(store, rank, size, timeout));
             return std::make_shared<BackendLink>(std::move(inter_node), all_ranks(size), group);
@@ -47,34 +55,71 @@ std::vector<std::string> exchange_addresses(const Store& store, int rank, int si
   return addresses;
 }
 
+/// The rank of the next node that this rank greets, which has the same local rank if there is one.
+int greeted_by(const hosts::Topology& nodes, int rank) {
+  const int next = (nodes.node_of(rank) + 1) % nodes.nodes();
+  return nodes.members(next)[nodes.local_rank(rank) % nodes.node_size(next)];
+}
+
+/// Exchanges a byte with ranks of neighbouring nodes. Throws Error(system) if nothing passes.
+void greet(hosts::Link& link, const hosts::Topology& nodes, int rank, Deadline deadline) {
+  constexpr auto kChannel = static_cast<std::uint32_t>(hosts::Channel::control);
+  const auto greeting = std::make_shared<std::byte>();
+  std::vector<std::pair<int, std::unique_ptr<hosts::Link::Message>>> messages;
+  const int next = greeted_by(nodes, rank);
+  for (int other = 0; other < nodes.size(); ++other)
+    if (nodes.node_of(other) != nodes.node_of(rank) && greeted_by(nodes, other) == rank) {
+      const auto into = std::make_shared<std::byte>();
+      messages.emplace_back(other, link.receive(other, kChannel, into.get(), 1, into));
+    }
+  messages.emplace_back(next, link.send(next, kChannel, greeting.get(), 1, greeting));
+  for (const auto& [other, message] : messages) {
+    while (!message->ended()) {
+      if (deadline.passed()) fail(Errc::system, "rank ", other, " does not answer");
+      std::this_thread::sleep_for(kPause);
+    }
+    if (const auto error = message->error()) fail(Errc::system, "rank ", other, ": ", error->what());
+  }
+}
+
+PreparedBetween by_ucx(bool one_network, int rank, int size, const std::string& group) {
+  const PreparedUcx prepared = prepare_ucx(one_network);
+  const auto carrier =
+      std::make_shared<ucx::Carrier>(prepared.name, prepared.settings, rank, size, [] { engine().ring(); });
+  const std::string& version = carrier->worker().version();
+  const auto connect = [=](const Store& store, const hosts::Topology& nodes,
+                           std::chrono::milliseconds timeout) -> std::shared_ptr<hosts::Link> {
+    const auto deadline = Deadline::after(timeout);
+    ucx::Worker& worker = carrier->worker();
+    worker.set_addresses(exchange_addresses(store, rank, size, worker.address(), timeout));
+    auto link = std::make_shared<ucx::Link>(carrier, all_ranks(size), group);
+    greet(*link, nodes, rank, deadline);
+    engine().add(carrier);
+    return link;
+  };
+  return {carrier->name(), "UCX " + version.substr(0, version.rfind('.')), connect};
+}
+
 }  // namespace
 
-PreparedBetween between_by(const c10::intrusive_ptr<c10d::Backend>& given, int rank, int size,
-                           const std::string& group) {
+CarrierChoice between_by(const c10::intrusive_ptr<c10d::Backend>& given, int rank, int size,
+                         const std::string& group) {
   if (given->getRank() != rank || given->getSize() != size)
     fail(Errc::invalid_argument, "Options.inter_node has rank ", given->getRank(), " of ", given->getSize(),
          ", but this group has rank ", rank, " of ", size, ": pass a backend made with the same ranks");
   const PreparedInterNode prepared{given->getBackendName(), [given](auto&&...) { return given; }};
-  return over(concat("Options.inter_node=", prepared.name), prepared, rank, size, group);
+  return {concat("Options.inter_node=", prepared.name),
+          {[=](bool) { return over(prepared, rank, size, group); }}};
 }
 
-PreparedBetween between_by_gloo(bool one_network, int rank, int size, const std::string& group) {
-  return over("Gloo, which is used without Options.inter_node", prepare_inter_node(one_network), rank, size,
-              group);
-}
-
-PreparedBetween between_by_ucx(bool one_network, int rank, int size, const std::string& group) {
-  const PreparedUcx prepared = prepare_ucx(one_network);
-  const auto carrier =
-      std::make_shared<ucx::Carrier>(prepared.name, prepared.settings, rank, size, [] { engine().ring(); });
-  const auto connect = [=](const Store& store,
-                           std::chrono::milliseconds timeout) -> std::shared_ptr<hosts::Link> {
-    ucx::Worker& worker = carrier->worker();
-    worker.set_addresses(exchange_addresses(store, rank, size, worker.address(), timeout));
-    engine().add(carrier);
-    return std::make_shared<ucx::Link>(carrier, all_ranks(size), group);
+CarrierChoice between_by(const std::string& name, int rank, int size, const std::string& group) {
+  const PrepareBetween ucx = [=](bool one_network) { return by_ucx(one_network, rank, size, group); };
+  const PrepareBetween gloo = [=](bool one_network) {
+    return over(prepare_inter_node(one_network), rank, size, group);
   };
-  return {"UCX, as Options.inter_node or OCCL_INTER_NODE says", carrier->name(), connect};
+  if (name == kUcx) return {"UCX, as Options.inter_node or OCCL_INTER_NODE says", {ucx}};
+  if (name == kGloo) return {"Gloo, as Options.inter_node or OCCL_INTER_NODE says", {gloo}};
+  return {"UCX or Gloo, as occl chooses without Options.inter_node", {ucx, gloo}};
 }
 
 }  // namespace occl::pg

@@ -6,29 +6,39 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "hosts/link.h"
+#include "hosts/topology.h"
 
 namespace occl::pg {
 
-/// The carrier of a group's messages between nodes, before it is connected.
+/// A carrier that this process can use, before it is connected.
 struct PreparedBetween {
-  std::string engine;  // what all ranks must have in common, for texts
-  std::string name;    // how this process uses it: "gloo over eth0 (10.0.0.1)"
+  std::string name;     // "gloo over eth0 (10.0.0.1)"
+  std::string version;  // all ranks must have the same: "UCX 1.22"
   std::function<std::shared_ptr<hosts::Link>(const c10::intrusive_ptr<c10d::Store>& store,
-                                             std::chrono::milliseconds timeout)>
+                                             const hosts::Topology& nodes, std::chrono::milliseconds timeout)>
       connect;  // a collective call
 };
-/// `one_network`: all ranks are in one network namespace. Throws if this rank can prepare nothing.
+/// `one_network`: all ranks are in one network namespace. Throws if this rank cannot use the carrier.
 using PrepareBetween = std::function<PreparedBetween(bool one_network)>;
 
-/// For a rank of `size` of this group. Each throws if this rank can prepare nothing.
-PreparedBetween between_by(const c10::intrusive_ptr<c10d::Backend>& given, int rank, int size,
-                           const std::string& group);
-PreparedBetween between_by_gloo(bool one_network, int rank, int size, const std::string& group);
-PreparedBetween between_by_ucx(bool one_network, int rank, int size, const std::string& group);
+/// The carriers that a group tries, in this order, until all of its ranks can use one.
+struct CarrierChoice {
+  std::string engine;  // what all ranks must have in common, for texts
+  std::vector<PrepareBetween> carriers;
+};
+using ChooseCarriers = std::function<CarrierChoice()>;
+
+/// For a rank of `size` of this group. The first throws Error(invalid_argument) if the backend has another
+/// rank or size.
+CarrierChoice between_by(const c10::intrusive_ptr<c10d::Backend>& given, int rank, int size,
+                         const std::string& group);
+/// `name`: gloo, ucx, or nothing, which is UCX where all ranks can use it, and else Gloo.
+CarrierChoice between_by(const std::string& name, int rank, int size, const std::string& group);
 
 }  // namespace occl::pg

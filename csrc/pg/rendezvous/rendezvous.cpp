@@ -6,7 +6,6 @@
 #include <type_traits>
 
 #include <c10/util/Logging.h>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "base/error.h"
 #include "base/limits.h"
@@ -14,8 +13,8 @@
 #include "hosts/group.h"
 #include "pg/process/engine.h"
 #include "pg/process/python_hooks.h"
+#include "pg/rendezvous/carrier_agreement.h"
 #include "pg/rendezvous/node_discovery.h"
-#include "pg/rendezvous/store_client.h"
 #include "pg/rendezvous/store_exchange.h"
 #include "pg/request/errors.h"
 
@@ -38,10 +37,10 @@ T from_bytes(const std::vector<uint8_t>& bytes) {
   return plain;
 }
 
-constexpr const char* kReach = "reach";          // which ranks it shares memory with
-constexpr const char* kSeat = "seat";            // its engine, and its place in the group of its node
-constexpr const char* kConnected = "connected";  // nothing: only that it is connected with the other nodes
+constexpr const char* kReach = "reach";  // which ranks it shares memory with
+constexpr const char* kSeat = "seat";    // its engine, its place in the group of its node, and what it offers
 
+/// Its offer of a carrier follows.
 struct Seat {
   std::array<char, 64> engine{};
   coll::Invitation invitation;
@@ -91,84 +90,52 @@ bool one_network(const std::vector<Card>& cards) {
   });
 }
 
-[[noreturn]] void fail_to_connect(const PreparedBetween& prepared, const Board& board,
-                                  const std::string& name, int rank, const hosts::Topology& partition,
-                                  const std::exception& error) {
-  std::string others;
-  for (int m = 0; m < partition.nodes(); ++m)
-    if (m != partition.node_of(rank)) enlist(others, board.describe(partition.leader(m)));
-  fail(Errc::system, board.describe(rank), " of group ", name, " could not connect through ", prepared.name,
-       " with the other nodes, whose first ranks are ", others, ": ", first_line(error),
-       ". Check that the hosts reach each other over this interface (GLOO_SOCKET_IFNAME selects it) at all "
-       "ports, because ranks listen on any");
-}
-
-/// Connects the nodes. Throws Error(system) naming the ranks of other nodes.
-std::shared_ptr<hosts::Link> connect(const PreparedBetween& prepared,
-                                     const c10::intrusive_ptr<c10d::Store>& store, Board& board,
-                                     const std::string& name, int rank, const hosts::Topology& partition,
-                                     Deadline deadline) try {
-  using std::chrono::milliseconds;
-  const auto left = std::chrono::duration_cast<milliseconds>(deadline.left(deadline.span()));
-  const auto call = [prepared, store, left](c10d::Store&) {
-    return prepared.connect(store, std::max(left, milliseconds(1)));
-  };
-  // In a thread, because Gloo waits for five times its timeout for ranks that should connect to this one.
-  return StoreThread(store).run(call, Deadline::after(left + kStoreGrace), [&] {
-    interrupt_check()();
-    board.check_failure();
-  });
-} catch (const Error& error) {
-  if (error.code() == Errc::aborted) throw;
-  fail_to_connect(prepared, board, name, rank, partition, error);
-} catch (const std::exception& error) {
-  fail_to_connect(prepared, board, name, rank, partition, error);
-}
-
 /// Makes the group of ranks of which some share memory and others do not.
 Met meet_over_nodes(const c10::intrusive_ptr<c10d::Store>& store, Board& board, const std::string& name,
                     int rank, const std::vector<Card>& cards, const Division& division,
                     const std::function<Tuning()>& tuning, Deadline deadline,
-                    const PrepareBetween& prepare_between) {
+                    const ChooseCarriers& choose_carriers) {
   const hosts::Topology& partition = division.partition;
   const int size = partition.size();
   const int node = partition.node_of(rank), local = partition.local_rank(rank);
   const std::vector<int>& members = partition.members(node);
-  PreparedBetween prepared;
+  std::optional<CarrierAgreement> carrier;
   std::unique_ptr<coll::Mesh> mesh;
-  std::shared_ptr<hosts::Link> link;
   try {
-    prepared = prepare_between(one_network(cards));
+    carrier.emplace(choose_carriers(), name, rank, one_network(cards));
+    Bytes offer = carrier->offer();
     mesh =
         std::make_unique<coll::Mesh>(engine().endpoint(), name, local, partition.node_size(node), tuning());
     mesh->show_ranks(members);
     Seat seat;
-    prepared.engine.copy(seat.engine.data(), seat.engine.size() - 1);
+    carrier->engine().copy(seat.engine.data(), seat.engine.size() - 1);
     seat.invitation = mesh->invitation();
-    board.put(kSeat, to_bytes(seat));
+    Bytes bytes = to_bytes(seat);
+    bytes.insert(bytes.end(), offer.begin(), offer.end());
+    board.put(kSeat, bytes);
   } catch (const std::exception& error) {
     board.put_failure(kSeat, error);
     throw;
   }
   std::uint64_t group_number = 0;
+  std::shared_ptr<hosts::Link> link;
   try {
     std::vector<std::string> engines;
     std::vector<coll::Invitation> invitations;
+    std::vector<Bytes> offers;
     for (const auto& bytes : board.read(kSeat)) {
       const Seat seat = from_bytes<Seat>(bytes);
       if (engines.empty()) group_number = seat.invitation.incarnation;
       if (partition.node_of(static_cast<int>(engines.size())) == node) invitations.push_back(seat.invitation);
       engines.push_back(printable(seat.engine.data(), seat.engine.size()));
+      offers.emplace_back(bytes.begin() + std::min(bytes.size(), sizeof(Seat)), bytes.end());
     }
     board.compare(engines, "is to exchange messages between nodes through",
                   "give all ranks the same ProcessGroupOCCL.Options(inter_node=...), or none");
     mesh->join(invitations, deadline);
-    link = connect(prepared, c10::make_intrusive<c10d::PrefixStore>(board.prefix("between"), store), board,
-                   name, rank, partition, deadline);
-    board.put(kConnected, {});
-    board.read(kConnected, kStoreGrace);
-  } catch (const std::exception& error) {  // a timeout too: then no rank makes the group
-    board.put_failure(kConnected, error);
+    link = carrier->connect(board, store, offers, partition, deadline);
+  } catch (const std::exception& error) {
+    board.put_failure(carrier->awaited(), error);
     throw;
   }
   board.leave_store();
@@ -177,7 +144,7 @@ Met meet_over_nodes(const c10::intrusive_ptr<c10d::Store>& store, Board& board, 
   if (rank == 0)
     LOG(INFO) << "occl: group " << name << " of " << size << " ranks spans " << partition.nodes()
               << " nodes: " << describe_nodes(partition, cards, division.obstacles)
-              << ". Between them: " << prepared.name;
+              << ". Between them: " << carrier->describe();
   auto group = coll::Group::open(engine(), std::move(mesh), deadline, interrupt_check());
   const auto made = std::make_shared<hosts::Group>(std::move(info), std::move(group), std::move(link));
   try {
@@ -194,7 +161,7 @@ Met meet_over_nodes(const c10::intrusive_ptr<c10d::Store>& store, Board& board, 
 
 Met rendezvous(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name, int rank, int size,
                const std::function<Tuning()>& tuning, std::chrono::milliseconds timeout,
-               const PrepareBetween& prepare_between) {
+               const ChooseCarriers& choose_carriers) {
   if (size < 1 || size > kMaxRanks || rank < 0 || rank >= size)
     fail(Errc::invalid_argument, "cannot create group ", name, " as rank ", rank, " of ", size,
          ": 0 <= rank < size <= ", kMaxRanks, " is needed");
@@ -219,7 +186,7 @@ Met rendezvous(const c10::intrusive_ptr<c10d::Store>& store, const std::string& 
     const Division division = divide(board, cards, rank, deadline);
     if (division.partition.nodes() > 1) {
       mesh.reset();
-      return meet_over_nodes(store, board, name, rank, cards, division, tuning, deadline, prepare_between);
+      return meet_over_nodes(store, board, name, rank, cards, division, tuning, deadline, choose_carriers);
     }
     std::vector<coll::Invitation> invitations;
     for (const Card& it : cards) invitations.push_back(it.invitation);

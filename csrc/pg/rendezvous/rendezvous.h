@@ -23,11 +23,11 @@ struct Met {
 };
 
 /// If this rank cannot take part, because `tuning` or anything else throws, the other ranks are told why.
-/// `prepare_between` is called if the ranks do not all share memory. Checks for interrupts while it waits.
+/// `choose_carriers` is called if the ranks do not all share memory. Checks for interrupts while it waits.
 /// Throws Error(timeout) naming the ranks that did not come, Error(system) if the store or a connection
 /// fails, and what Mesh::join throws.
 Met rendezvous(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name, int rank, int size,
                const std::function<Tuning()>& tuning, std::chrono::milliseconds timeout,
-               const PrepareBetween& prepare_between);
+               const ChooseCarriers& choose_carriers);
 
 }  // namespace occl::pg

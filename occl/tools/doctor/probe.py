@@ -26,6 +26,16 @@ def owner() -> dict[str, Any]:
     return {"name": name, "module": getattr(module, "__name__", ""), "file": getattr(module, "__file__", "")}
 
 
+def ucx() -> dict[str, str]:
+    """The version of UCX, or why there is none."""
+    extension = importlib.import_module("occl._C")
+    libraries = importlib.import_module("occl.distributed.ucx").libraries()
+    try:
+        return {"version": extension._ucx_version(libraries), "why_not": ""}
+    except RuntimeError as error:
+        return {"version": "", "why_not": str(error).partition("\n")[0]}
+
+
 def main() -> None:
     torch = importlib.import_module("torch")
     say(torch=torch.__version__, torch_file=torch.__file__)
@@ -57,6 +67,7 @@ def main() -> None:
     say(devices=extension._device_count() if device else 0)
     say(isa=extension._isa())
     say(memory=extension._device_memory_limit())
+    say(ucx=ucx())
     say(done=True)
 
 

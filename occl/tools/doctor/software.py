@@ -175,6 +175,8 @@ def choice_lines(said: dict[str, Any], capability: str, cores: int) -> list[Line
             lines[-1] = Line("instruction set", said["isa"], said["isa"], HINT, hint)
     if "memory" in said:
         lines.append(Line("memory", f"at most {size(said['memory'])} a process", said["memory"]))
+    if "ucx" in said:
+        lines.append(between_line(said["ucx"]["version"], said["ucx"]["why_not"]))
     number = min(cores, MOST_RANKS)
     text = (
         f"groups of up to {number} ranks spin for a moment, then sleep; larger ones yield instead of "
@@ -184,6 +186,20 @@ def choice_lines(said: dict[str, Any], capability: str, cores: int) -> list[Line
         text = "ranks yield for a moment, then sleep: there is one core for all of them"
     lines.append(Line("waiting", text, {"ranks_that_spin": number}))
     return lines
+
+
+def between_line(version: str, why_not: str) -> Line:
+    """What carries messages between nodes.
+
+    Args:
+        version: of UCX, or "".
+        why_not: why UCX cannot be used, if it cannot.
+    """
+    wish = os.environ.get("OCCL_INTER_NODE")
+    text = f"UCX {version} where all ranks have it, else Gloo" if version else f"Gloo, because {why_not}"
+    if wish:
+        text = f"{wish} (OCCL_INTER_NODE)" + (f"; {why_not}" if wish == "ucx" and why_not else "")
+    return Line("between nodes", text, {"ucx": version})
 
 
 def huge_pages_choice(used: bool) -> Line:

@@ -1,0 +1,127 @@
+"""Which carrier the ranks of a group agree on, if the program does not say: UCX where all can use it, else Gloo.
+
+All ranks are on this host, and OCCL_NODE makes each a node.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+
+from occl._C import _set_prepare_ucx
+from occl.distributed import ucx
+from tests.hosts.launch import NO_UCX, OVER_UCX, options_for
+from tests.support.checks import assert_works
+from tests.support.cpp_build import compiler
+
+pytestmark = pytest.mark.skipif(bool(NO_UCX), reason=NO_UCX)
+
+
+def use_library(library: str) -> None:
+    """Makes this process open another library of UCX."""
+
+    def prepare(one_network: bool):
+        name, _, *rest = ucx.prepare(one_network)
+        return name, [library], *rest
+
+    _set_prepare_ucx(prepare)
+
+
+def meet(rank, n, device, *, file, backend="", libraries=(), variables=None):
+    """Makes a group of n nodes, and sees that messages pass.
+
+    Args:
+        libraries: (rank, library) of ranks that open another one.
+        variables: (rank, name, value) of one that has another environment.
+    """
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    os.environ["OCCL_NODE"] = f"node {rank}"
+    for other, library in libraries:
+        if rank == other:
+            use_library(library)
+    if variables and variables[0] == rank:
+        os.environ[variables[1]] = variables[2]
+    options = options_for(backend)
+    store = dist.FileStore(file, n)
+    dist.init_process_group(
+        "occl", store=store, rank=rank, world_size=n, timeout=timedelta(seconds=30), pg_options=options
+    )
+    assert_works()
+    dist.destroy_process_group()
+
+
+def refused(rank, n, device, **params):
+    with pytest.raises(RuntimeError) as caught:
+        meet(rank, n, device, **params)
+    return str(caught.value)
+
+
+def carrier(logging, **params) -> str:
+    """What rank 0 says of the carrier of a group of three nodes."""
+    with logging.fresh(3) as team:
+        team.run(meet, file=team.source.new_file(), **params)
+        (said,) = re.findall(r"\. Between them: (.*)", team.members[0].output())
+        return said
+
+
+@pytest.fixture(scope="module")
+def other_version(tmp_path_factory) -> str:
+    """A library that is the system's but for its version."""
+    folder = tmp_path_factory.mktemp("ucx")
+    source, library = folder / "version.cpp", folder / "libucp.so"
+    source.write_text(
+        'extern "C" void ucp_get_version(unsigned* a, unsigned* b, unsigned* c) { *a = 1, *b = 99, *c = 0; }\n'
+    )
+    command = [*compiler().split(), "-shared", "-fPIC", "-o", str(library), str(source)]
+    # Only what the system has can be linked; a library of a package has no such name.
+    done = subprocess.run([*command, "-Wl,--no-as-needed", "-l:libucp.so.0"], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip("the system has no UCX (Debian: libucx0)")
+    return str(library)
+
+
+def test_ucx_is_taken_where_all_ranks_have_it(logging):
+    assert carrier(logging) == "ucx over lo (127.0.0.1)"
+
+
+def test_gloo_is_taken_where_a_rank_has_no_ucx_and_the_rank_is_named(logging):
+    said = carrier(logging, libraries=[(1, "no_such_library.so")])
+    assert re.match(r"gloo over lo \(127.0.0.1\), because rank 1 \(pid \d+, host [^)]+\): UCX cannot", said), said
+    assert "no_such_library.so" in said
+
+
+def test_gloo_is_taken_where_no_rank_has_ucx(logging):
+    said = carrier(logging, libraries=[(rank, "no_such_library.so") for rank in range(3)])
+    assert said.startswith("gloo over lo (127.0.0.1), because rank 0 (")
+
+
+def test_gloo_is_taken_where_ranks_have_different_versions(logging, other_version):
+    said = carrier(logging, libraries=[(2, other_version)])
+    assert re.search(r"because rank 0 \([^)]+\) has UCX 1\.\d+, and rank 2 \([^)]+\) has UCX 1\.99$", said), said
+
+
+def test_gloo_is_taken_where_a_rank_can_reach_no_other_over_ucx(logging):
+    said = carrier(logging, variables=(1, "UCX_TLS", "self"))
+    assert said.startswith("gloo over lo (127.0.0.1), because rank "), said
+    assert "could not connect through ucx over lo" in said, said
+
+
+def test_a_rank_without_ucx_is_an_error_where_the_options_ask_for_it(logging):
+    with logging.fresh(3) as team:
+        params = {"backend": OVER_UCX, "libraries": [(1, "no_such_library.so")]}
+        texts = team.run(refused, file=team.source.new_file(), **params)
+    for rank, text in enumerate(texts):
+        assert "UCX cannot be opened" in text and (rank == 1 or "rank 1 (pid" in text), text
+
+
+def test_different_versions_are_an_error_where_the_options_ask_for_ucx(logging, other_version):
+    with logging.fresh(3) as team:
+        params = {"backend": OVER_UCX, "libraries": [(2, other_version)]}
+        texts = team.run(refused, file=team.source.new_file(), **params)
+    for text in texts:
+        assert "has UCX 1.99: install the same version on all hosts" in text, text
