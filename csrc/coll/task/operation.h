@@ -156,8 +156,9 @@ class Operation {
   }
 
   /// Ends the hold. Any thread.
-  void make_ready() { ready_.store(true, std::memory_order_seq_cst); }   // sync: operation-ready
-  bool ready() const { return ready_.load(std::memory_order_acquire); }  // sync: operation-ready
+  void make_ready() { ready_.store(true, std::memory_order_seq_cst); }  // sync: operation-ready
+  /// seq_cst: a thread reads it before it sleeps (shm/bell.h).
+  bool ready() const { return ready_.load(std::memory_order_seq_cst); }  // sync: operation-ready
 
   /// Whether peers may know the addresses of its buffers.
   bool exposed() const { return exposed_; }
