@@ -66,6 +66,7 @@ def test_two_ranks_with_fsdp_have_the_losses_of_one_process(alone, rank, device)
     torch.testing.assert_close(train("fsdp", device, rank), alone, **CLOSE)
 
 
+@pytest.mark.matrix
 @pytest.mark.full
 @pytest.mark.parametrize("device", ["cpu", "dev"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -130,6 +131,7 @@ def digits_alone() -> list[float]:
     return train_digits(digits_strategy("single", cpu), cpu)
 
 
+@pytest.mark.matrix
 @pytest.mark.full
 @pytest.mark.parametrize("device", ["cpu", "dev"])
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "hsdp"])
@@ -160,6 +162,7 @@ def test_every_strategy_goes_on_from_the_checkpoint_of_one_process(
     torch.testing.assert_close(losses, alone, **CLOSE)
 
 
+@pytest.mark.matrix
 @pytest.mark.full
 @pytest.mark.parametrize("after", STRATEGIES)
 @pytest.mark.parametrize("before", ["fsdp-tp", "pp"])

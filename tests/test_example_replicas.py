@@ -57,6 +57,7 @@ def test_two_replicas_in_one_process_train_as_one_device_with_the_same_global_ba
     assert two["losses"][:steps] == pytest.approx(one["losses"][:steps], rel=1e-3, abs=1e-4)
 
 
+@pytest.mark.matrix
 @pytest.mark.full
 def test_two_runs_of_the_same_seed_have_the_same_bits(tmp_path):
     options = ("--devices", 3, "--epochs", 1)
@@ -253,6 +254,7 @@ def test_children_end_when_the_parent_is_killed():
 # ---- the lesson and the walk ----------------------------------------------------------------------------
 
 
+@pytest.mark.matrix
 @pytest.mark.full
 def test_the_table_has_a_row_for_each_version_with_each_backend(tmp_path):
     file = tmp_path / "rows.json"
@@ -270,6 +272,7 @@ def test_the_table_has_a_row_for_each_version_with_each_backend(tmp_path):
     )
 
 
+@pytest.mark.matrix
 @pytest.mark.full
 def test_the_walk_under_the_hood_shows_every_chapter():
     shown = run(EXAMPLES / "under_the_hood.py", "--epochs", 1)

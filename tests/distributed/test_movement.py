@@ -352,6 +352,7 @@ def test_data_arrives_as_it_was(pool, count, kind, world_size, device):
     count(f"{kind} on {device}", len(cases))
 
 
+@pytest.mark.matrix
 @pytest.mark.full
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("world_size", matrix.WORLD_SIZES)
