@@ -26,6 +26,14 @@ constexpr auto kSubgroupLinger = std::chrono::seconds(5);
 /// CallHeader::number of what a leader sends to other leaders between collectives.
 enum Notice : std::uint64_t { ended = 1, left = 2 };
 
+std::pair<int, int> ranks_and_cores_of(const GroupInfo& info, const coll::Group& node) {
+  if (info.cores.empty()) return node.ranks_and_cores();
+  std::vector<coll::CoreSet> here;
+  for (const auto& cores : info.cores)
+    if (cores) here.push_back(*cores);
+  return {static_cast<int>(here.size()), coll::count_cores(here)};
+}
+
 }  // namespace
 
 Group::Group(GroupInfo info, std::shared_ptr<coll::Group> node, std::shared_ptr<Link> link)
@@ -36,6 +44,7 @@ Group::Group(GroupInfo info, std::shared_ptr<coll::Group> node, std::shared_ptr<
       node_number_(info_.topology.node_of(info_.rank)),
       node_(std::move(node)),
       link_(std::move(link)),
+      ranks_and_cores_(ranks_and_cores_of(info_, *node_)),
       unacknowledged_(info_, *link_),
       programs_(info_.topology, info_.rank),
       run_(info_, *node_, *link_, in_flight_),

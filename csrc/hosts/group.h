@@ -39,9 +39,12 @@ class Group final : public coll::Communicator,
   const std::string& name() const override { return info_.name; }
   int rank() const override { return info_.rank; }
   int size() const override { return info_.topology.size(); }
-  /// One for the rank, and one for the threads of the link that work while it waits.
-  bool core_for_each() const override { return node_->mesh().cores_for_each(link_->has_threads() ? 2 : 1); }
-  std::pair<int, int> ranks_and_cores() const override { return node_->ranks_and_cores(); }
+  /// One for each rank of this machine, and one for the threads of its link that work while it waits.
+  bool core_for_each() const override {
+    const auto [ranks, cores] = ranks_and_cores_;
+    return cores >= ranks * (link_->has_threads() ? 2 : 1);
+  }
+  std::pair<int, int> ranks_and_cores() const override { return ranks_and_cores_; }
   double seconds(const coll::Task& task, bool mapped) const override;
   const GroupInfo& info() const { return info_; }
   /// For subgroups (hosts/subgroup.h): the group of this node, the link, and the control messages.
@@ -117,6 +120,7 @@ class Group final : public coll::Communicator,
   const int node_number_;
   const std::shared_ptr<coll::Group> node_;
   const std::shared_ptr<Link> link_;
+  const std::pair<int, int> ranks_and_cores_;  // of this machine
   mutable UnacknowledgedSends unacknowledged_;
 
   // The current collective.

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
+#include "coll/mesh/topology.h"
 #include "hosts/link.h"
 #include "hosts/topology.h"
 
@@ -41,6 +43,9 @@ struct GroupInfo {
   std::size_t window_bytes = kWindowBytes;
   std::uint64_t group =
       0;  // equal on all ranks, and different from those of all other groups: for coll::Activity
+  /// By rank, where the ranks of this machine may run, in whichever node; nothing for those of others. Empty
+  /// if only the ranks of this node are on this machine.
+  std::vector<std::optional<coll::CoreSet>> cores;
 
   std::uint32_t channel(Channel s) const { return number * kChannels + static_cast<std::uint32_t>(s); }
   /// "rank 3 (pid 4711, host a)"

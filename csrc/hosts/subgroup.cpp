@@ -85,6 +85,8 @@ std::shared_ptr<coll::Communicator> make_subgroup(Group& parent, const Subgroup&
   const auto at = std::find(wanted.ranks.begin(), wanted.ranks.end(), parent_info.rank);
   const int rank = static_cast<int>(at - wanted.ranks.begin());
   GroupInfo info{wanted.name, rank, Topology(node_of), std::move(processes), 0, parent_info.window_bytes, 0};
+  if (!parent_info.cores.empty())
+    for (const int of : wanted.ranks) info.cores.push_back(parent_info.cores[of]);
   const Topology& topology = info.topology;
   const int node = topology.node_of(rank);
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from datetime import timedelta
 
@@ -11,7 +12,7 @@ import torch.distributed as dist
 
 from tests.distributed.test_capabilities import estimated
 from tests.hosts.launch import CASES, SHAPES, placement
-from tests.support.checks import assert_works
+from tests.support.checks import assert_works, backend
 from tests.support.devices import DEVICES
 from tests.support.worker import listen
 
@@ -156,6 +157,16 @@ def meshes(rank, n, device):
     assert sum_of(mesh.get_group("between"), device, 1000) == (4 if rank % 2 == 0 else 6)
 
 
+def cores_of(rank, n, device):
+    """Of the group, and of one of two ranks on two hosts: (ranks on this machine, cores that they may use)."""
+    two = dist.new_group([0, n - 1])
+    mine = rank in (0, n - 1)
+    found = backend()._ranks_and_cores(), backend(group=two)._ranks_and_cores() if mine else None
+    if mine:
+        dist.destroy_process_group(two)
+    return *found, len(os.sched_getaffinity(0))
+
+
 def a_group_again_and_again(rank, n, device):
     for _ in range(5):
         group = dist.new_group()
@@ -208,3 +219,11 @@ def test_a_mesh_has_a_dimension_within_hosts_and_one_between_them(hosts, backend
 @pytest.mark.parametrize("device", DEVICES)
 def test_durations_are_estimated_without_running(hosts, device):
     hosts.run_on("2+2", "occl", estimated, device)
+
+
+def test_ranks_of_other_nodes_on_this_machine_share_its_cores(hosts):
+    """These hosts are network namespaces: no rank may spin as if the cores were its node's alone."""
+    found = hosts.run_on("2+2", "occl", cores_of)
+    for rank, (whole, two, cores) in enumerate(found):
+        assert whole == (4, cores)
+        assert two == ((2, cores) if rank in (0, 3) else None)

@@ -1,7 +1,6 @@
 #include "coll/mesh/mesh.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <functional>
 #include <tuple>
@@ -15,17 +14,6 @@
 
 namespace occl::coll {
 namespace {
-
-/// How many cores at least one of the ranks may run on.
-int count_cores(const std::vector<Invitation>& invitations) {
-  int count = 0;
-  for (std::size_t word = 0; word < invitations.front().cores.size(); ++word) {
-    std::uint64_t bits = 0;
-    for (const Invitation& it : invitations) bits |= it.cores[word];
-    count += std::popcount(bits);
-  }
-  return count;
-}
 
 std::size_t bytes_of(const std::vector<shm::Arena::Block>& blocks) {
   std::size_t bytes = 0;
@@ -157,9 +145,13 @@ void Mesh::join(const std::vector<Invitation>& invitations, std::vector<std::sha
   OCCL_FAULT_POINT("mesh.joined");
   members_ = std::move(members);
   std::vector<std::int64_t> domains;
-  for (const Invitation& it : invitations) domains.push_back(it.domain);
+  std::vector<CoreSet> cores;
+  for (const Invitation& it : invitations) {
+    domains.push_back(it.domain);
+    cores.push_back(it.cores);
+  }
   domains_ = domains_of(domains);
-  cores_ = count_cores(invitations);
+  cores_ = count_cores(cores);
   tuning_ = resolved(invitations.front().tuning, size_, cores_, domains_.count);
   const double far_ticks = tuning_.far_ns / ns_per_tick(endpoint_->first_anchor(), Anchor::now());
   line_latency_.emplace(size_, cores_for_each(1),

@@ -55,6 +55,15 @@ CoreSet own_cores() {
   return cores;
 }
 
+int count_cores(const std::vector<CoreSet>& sets) {
+  CoreSet any{};
+  for (const CoreSet& set : sets)
+    for (std::size_t word = 0; word < any.size(); ++word) any[word] |= set[word];
+  int count = 0;
+  for (const std::uint64_t word : any) count += std::popcount(word);
+  return count;
+}
+
 std::int64_t own_socket(const CoreSet& cores) {
   long any = -1;  // a core on which it may run
   for (std::size_t word = 0; word < cores.size() && any < 0; ++word)

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "coll/plan/domains.h"
 
@@ -16,6 +17,9 @@ using CoreSet = std::array<std::uint64_t, 16>;
 
 /// The cores on which this thread may run. None are known on a machine with more cores than the set holds.
 CoreSet own_cores();
+
+/// How many cores are in at least one of the sets.
+int count_cores(const std::vector<CoreSet>& sets);
 
 /// The socket whose cores this thread may run on; kAnywhere if it may run on several, or if the kernel does
 /// not say. `cores`: those on which it may run.

@@ -82,6 +82,15 @@ Division divide(Board& board, const std::vector<Card>& cards, int rank, Deadline
   return {hosts::Topology(nodes_from(board.read(kReach))), std::move(obstacles)};
 }
 
+/// By rank, where the ranks under this kernel may run (hosts::GroupInfo::cores).
+std::vector<std::optional<coll::CoreSet>> cores_here(const std::vector<Card>& cards, std::uint64_t kernel) {
+  std::vector<std::optional<coll::CoreSet>> cores;
+  if (kernel == 0) return cores;
+  for (const Card& it : cards)
+    cores.push_back(it.place.kernel == kernel ? std::optional(it.invitation.cores) : std::nullopt);
+  return cores;
+}
+
 bool one_network(const std::vector<Card>& cards) {
   const Place& first = cards.front().place;
   return std::all_of(cards.begin(), cards.end(), [&](const Card& it) {
@@ -141,6 +150,7 @@ Met meet_over_nodes(const c10::intrusive_ptr<c10d::Store>& store, Board& board, 
   board.leave_store();
   hosts::GroupInfo info{name, rank, partition, board.processes(), hosts::kFirstGroupNumber};
   info.group = group_number;
+  info.cores = cores_here(cards, cards[rank].place.kernel);
   if (rank == 0)
     LOG(INFO) << "occl: group " << name << " of " << size << " ranks spans " << partition.nodes()
               << " nodes: " << describe_nodes(partition, cards, division.obstacles)
