@@ -59,11 +59,11 @@ class Point:
 
 
 def measured(content: dict) -> list[Point]:
-    """The all_reduces of shapes of equal nodes."""
+    """The all_reduces of shapes of equal nodes with several ranks, which take turns on the cores."""
     points = []
     for shape, found in content.items():
         counts = shape.split("+")
-        if shape == "machine" or len(set(counts)) > 1:
+        if shape == "machine" or len(set(counts)) > 1 or counts[0] == "1":
             continue
         points += [
             Point(row["contender"], rate, len(counts), int(counts[0]), row["bytes"], row["median_us"])
