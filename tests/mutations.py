@@ -64,6 +64,7 @@ TOP = "tests/distributed/test_top.py::"
 STREAMS = "tests/distributed/test_side_streams.py::"
 BEGINS = (STREAMS + "test_a_collective_begins_when_its_stream_comes_to_it",)
 RECORDER = "tests/distributed/test_instruments_flight_recorder.py::"
+CORES = ("tests/hosts/test_groups.py::test_ranks_of_other_nodes_on_this_machine_share_its_cores",)
 FOREIGN_STREAM = ("tests/foreign/test_group.py::test_an_operation_begins_when_the_callers_stream_reaches_it",)
 TWO_DEVICES = (STREAMS + "test_a_call_with_tensors_of_two_devices_uses_the_streams_of_both",)
 GOES_ON = (STREAMS + "test_a_wait_under_a_side_stream_makes_that_stream_wait",)
@@ -192,7 +193,7 @@ MUTATIONS = [
     Mutation("slots of another plan are taken for this one's", "coll/execution/addresses.cpp", "if (known == agreed_.plans) return;", "if (known) return;", ("plain/test_group:2 ranks",)),
     Mutation("slots of ranks that stage nothing are looked up", "coll/execution/addresses.cpp", "if (i == mesh_.rank() || !agreed_.stages(i)) continue;", "if (i == mesh_.rank()) continue;", WHOLE),
     Mutation("a rank that took one step does not look for ranks that hope for none", "coll/execution/meeting.cpp", " && small_) return true;", " && is_one_shot(agreed_.shape, mesh_.tuning(), false)) return true;", ("plain/test_group:2 ranks",)),
-    Mutation("only one rank's cores count", "coll/mesh/mesh.cpp", "bits |= it.cores[word]", "bits = it.cores[word]", ("plain/test_group:bound",)),
+    Mutation("only one rank's cores count", "coll/mesh/topology.cpp", "any[word] |= set[word];", "any[word] = set[word];", ("plain/test_group:bound",)),
     # Messages.
     Mutation("a ring is announced with relaxed", "coll/messages/pipe.cpp", f"line.ring.store(ring.offset, {RELEASE})", f"line.ring.store(ring.offset, {RELAXED})", ("tsan/test_messenger",)),
     Mutation("a ring is looked for with acquire", "coll/messages/messenger.cpp", f"block.send(mesh_.rank()).ring.load({SEQ})", f"block.send(mesh_.rank()).ring.load({ACQUIRE})", ("explore/test_interleavings:single",)),
@@ -370,6 +371,11 @@ MUTATIONS = [
     Mutation("a second ack of a message counts", "hosts/p2p.cpp", "it->payload || !repeats", "!repeats", ("plain/test_hosts:a second one",)),
     Mutation("any notice says that a rank has left", "hosts/group.cpp", "if (pending.content->number != Notice::left)", "if (false)", ("plain/test_hosts:no rank sends",)),
     Mutation("a group takes any number", "hosts/subgroup.cpp", "if (!link->can_come_from(0, ids_broadcast.ids.number))", "if (false)", ("plain/test_hosts_subgroup:no group can have",)),
+    Mutation("a rank without the carrier keeps no other rank from it", "pg/rendezvous/carrier_agreement.cpp", "if (!usable(offers[rank]))", "if (false)", ("tests/hosts/test_carriers.py::test_gloo_is_taken_where_a_rank_has_no_ucx_and_the_rank_is_named",)),
+    Mutation("versions of the carrier are not compared", "pg/rendezvous/carrier_agreement.cpp", "if (offers[rank] != offers[0])", "if (false)", ("tests/hosts/test_carriers.py::test_gloo_is_taken_where_ranks_have_different_versions",)),
+    Mutation("ranks rely on UCX before a message has arrived", "pg/rendezvous/between.cpp", "    greet(*link, nodes, rank, deadline);\n", "", ("tests/hosts/test_carriers.py::test_gloo_is_taken_where_a_rank_can_reach_no_other_over_ucx",)),
+    Mutation("a node has the cores of its machine for itself", "pg/rendezvous/rendezvous.cpp", "  info.cores = cores_here(cards, cards[rank].place.kernel);\n", "", CORES),
+    Mutation("a node of a subgroup has the cores of its machine for itself", "hosts/subgroup.cpp", "info.cores.push_back(parent_info.cores[of]);", "info.cores.clear();", CORES),
     Mutation("a group that breaks a connection breaks all", "pg/transport/inter_node.cpp", "broken_.find(rank)", "broken_.begin()", ("tests/hosts/test_engines.py::test_a_group_that_gives_up_a_message_breaks_only_the_connection_to_that_rank",)),
     Mutation("threads that wait for messages stay without work", "pg/transport/waiters.cpp", "constexpr std::chrono::seconds kIdle{1};", "constexpr std::chrono::seconds kIdle{1000};", ("tests/hosts/test_threads.py::test_threads_grow_with_peers_and_not_with_groups",)),
     Mutation("a rank does not answer the end of a group", "pg/transport/control_channel.cpp", "if (frame->answer) send_end(rank, number, false);", "", ("tests/hosts/test_threads.py::test_threads_grow_with_peers_and_not_with_groups",)),
