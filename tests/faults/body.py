@@ -31,6 +31,10 @@ def descriptors() -> list[str]:
     return found
 
 
+HOOKED = hasattr(torch._C._distributed_c10d, "HealthCheckHook")
+"""Whether PyTorch gives each group a hook for failures. While a driving thread is inside it, another drives, and stays."""
+
+
 def leftovers() -> dict[str, int]:
     """What this process holds: descriptors, threads, and the control regions of itself and of others."""
     maps = Path("/proc/self/maps").read_text()
@@ -119,7 +123,7 @@ def check(before: dict[str, int], others: int) -> None:
         if time.monotonic() > deadline:
             break
         time.sleep(0.001)
-    assert after["threads"] == before["threads"], (before, after)
+    assert 0 <= after["threads"] - before["threads"] <= HOOKED, (before, after)
     assert after["descriptors"] == before["descriptors"] + others, (before, after, others)
     assert after["control regions"] == before["control regions"] + others, (before, after, others)
     assert after["regions of devices"] <= before["regions of devices"] + others, (before, after, others)

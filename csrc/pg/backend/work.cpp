@@ -243,10 +243,12 @@ void WorkOCCL::tell() noexcept {
     result = future_result_;
   }
   if (passing) passing->pass(exception());
-  if (!future && !result && observers_.empty()) return;
+  const bool heard = std::any_of(observers_.begin(), observers_.end(),
+                                 [](const auto& observer) { return observer->hears_end(); });
+  if (!future && !result && !heard) return observers_.clear();
   // Without the lock: callbacks may do anything, even launch collectives and wait for them.
   const coll::Engine::Callback callback(engine());
-  if (!observers_.empty()) {
+  if (heard) {
     const CallEnd end{opType_, getSequencenumber(), getCompletionKey(), begin_, end_, error(), sourceRank()};
     for (const auto& observer : observers_) observer->end(end);
   }

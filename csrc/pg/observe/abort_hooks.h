@@ -31,6 +31,7 @@ class AbortObserver final : public CallObserver {
   AbortObserver(std::shared_ptr<AbortHooks> hooks, std::shared_ptr<const coll::Communicator> group)
       : hooks_(std::move(hooks)), group_(std::move(group)) {}
   void failing(const Error& error) noexcept override;
+  bool hears_end() const override { return false; }
   void end(const CallEnd&) noexcept override {}
 
  private:

@@ -33,6 +33,8 @@ class CallObserver {
   virtual void begin(std::uint64_t number) noexcept { (void)number; }
   /// An operation of the call has failed, and no other thread has seen it yet. No lock is held.
   virtual void failing(const Error& error) noexcept { (void)error; }
+  /// Whether `end` does anything: if not, a call that nothing else waits for ends without it.
+  virtual bool hears_end() const { return true; }
   /// The last call. No lock is held.
   virtual void end(const CallEnd& end) noexcept = 0;
 };
