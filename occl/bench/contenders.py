@@ -50,7 +50,9 @@ CONTENDERS = {
 }
 BETWEEN_HOSTS = {
     contender.name: contender
-    for contender in [Contender(f"occl-{carrier}", "occl", "cpu", carrier=carrier) for carrier in ("ucx", "gloo")]
+    for contender in [
+        Contender(f"occl-{carrier}", "occl", "cpu", carrier=carrier) for carrier in ("ucx", "gloo")
+    ]
 }
 """Those that differ from another one only where the ranks are on several hosts."""
 EVERY = CONTENDERS | BETWEEN_HOSTS

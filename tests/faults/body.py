@@ -32,7 +32,7 @@ def descriptors() -> list[str]:
 
 
 HOOKED = hasattr(torch._C._distributed_c10d, "HealthCheckHook")
-"""Whether PyTorch gives each group a hook for failures. While a driving thread is inside it, another drives, and stays."""
+"""Whether PyTorch gives each group a hook for failures. While a driving thread is in it, another drives."""
 
 
 def leftovers() -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Which carrier the ranks of a group agree on, if the program does not say: UCX where all can use it, else Gloo.
+"""Which carrier the ranks of a group agree on, where nothing says one: UCX if all can use it, else Gloo.
 
 All ranks are on this host, and OCCL_NODE makes each a node.
 """
@@ -75,7 +75,7 @@ def other_version(tmp_path_factory) -> str:
     folder = tmp_path_factory.mktemp("ucx")
     source, library = folder / "version.cpp", folder / "libucp.so"
     source.write_text(
-        'extern "C" void ucp_get_version(unsigned* a, unsigned* b, unsigned* c) { *a = 1, *b = 99, *c = 0; }\n'
+        'extern "C" void ucp_get_version(unsigned* a, unsigned* b, unsigned* c) { *a = 1, *b = 99, *c = 0; }'
     )
     command = [*compiler().split(), "-shared", "-fPIC", "-o", str(library), str(source)]
     # Only what the system has can be linked; a library of a package has no such name.
@@ -91,7 +91,9 @@ def test_ucx_is_taken_where_all_ranks_have_it(logging):
 
 def test_gloo_is_taken_where_a_rank_has_no_ucx_and_the_rank_is_named(logging):
     said = carrier(logging, libraries=[(1, "no_such_library.so")])
-    assert re.match(r"gloo over lo \(127.0.0.1\), because rank 1 \(pid \d+, host [^)]+\): UCX cannot", said), said
+    assert re.match(
+        r"gloo over lo \(127.0.0.1\), because rank 1 \(pid \d+, host [^)]+\): UCX cannot", said
+    ), said
     assert "no_such_library.so" in said
 
 
@@ -102,7 +104,9 @@ def test_gloo_is_taken_where_no_rank_has_ucx(logging):
 
 def test_gloo_is_taken_where_ranks_have_different_versions(logging, other_version):
     said = carrier(logging, libraries=[(2, other_version)])
-    assert re.search(r"because rank 0 \([^)]+\) has UCX 1\.\d+, and rank 2 \([^)]+\) has UCX 1\.99$", said), said
+    assert re.search(r"because rank 0 \([^)]+\) has UCX 1\.\d+, and rank 2 \([^)]+\) has UCX 1\.99$", said), (
+        said
+    )
 
 
 def test_gloo_is_taken_where_a_rank_can_reach_no_other_over_ucx(logging):

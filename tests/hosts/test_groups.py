@@ -158,7 +158,7 @@ def meshes(rank, n, device):
 
 
 def cores_of(rank, n, device):
-    """Of the group, and of one of two ranks on two hosts: (ranks on this machine, cores that they may use)."""
+    """Of the group, and of one of ranks on two hosts: (ranks on this machine, cores that they may use)."""
     two = dist.new_group([0, n - 1])
     mine = rank in (0, n - 1)
     found = backend()._ranks_and_cores(), backend(group=two)._ranks_and_cores() if mine else None

@@ -267,7 +267,11 @@ def test_a_thread_that_still_connects_does_not_end_the_process_at_its_exit(tmp_p
     read, write = os.pipe()
     ranks = []
     for rank in range(2):
-        environment = os.environ | {"OCCL_NODE": str(rank), "GLOO_SOCKET_IFNAME": "lo", "OCCL_INTER_NODE": "gloo"}
+        environment = os.environ | {
+            "OCCL_NODE": str(rank),
+            "GLOO_SOCKET_IFNAME": "lo",
+            "OCCL_INTER_NODE": "gloo",
+        }
         arguments = [str(rank), str(tmp_path / "store"), str(read)]
         ranks.append(
             subprocess.Popen(
