@@ -57,7 +57,6 @@ def test_two_replicas_in_one_process_train_as_one_device_with_the_same_global_ba
     assert two["losses"][:steps] == pytest.approx(one["losses"][:steps], rel=1e-3, abs=1e-4)
 
 
-@pytest.mark.matrix
 @pytest.mark.full
 def test_two_runs_of_the_same_seed_have_the_same_bits(tmp_path):
     options = ("--devices", 3, "--epochs", 1)
