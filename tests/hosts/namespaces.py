@@ -142,6 +142,19 @@ class Host:
     def restore(self) -> None:
         _execute("ip", "-n", self.switch, "link", "set", self.port, "up")
 
+    def add_interfaces_to_nowhere(self) -> None:
+        """A bridge, as Docker's, and a cable to it, with the same addresses on every host that has them."""
+        for command in (
+            "link add name docker0 type bridge",
+            "link add name veth0 type veth peer name veth1",
+            "link set veth1 master docker0 up",
+            "link set veth0 up",
+            "link set docker0 up",
+            "address add 172.17.0.1/16 dev docker0",
+            "address add 172.18.0.1/16 dev veth0",
+        ):
+            _execute("ip", "-n", self.name, *command.split())
+
     def bytes_sent(self) -> int:
         """By the host's interface, since it was made. Segments that are sent together have one header."""
         shown = _execute("ip", "-n", self.name, "-s", "-j", "link", "show", "dev", INTERFACE)

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.hosts.launch import OVER_UCX
 from tests.support.thinning import first
 from tests.support.worker import EndInterpreter, join, listen, tell
 
@@ -117,6 +118,24 @@ def test_a_rank_may_end_in_any_way_right_after_a_collective(ranks, name, how):
                     assert outcome.died == "exited with status 0"
                 else:
                     assert not outcome.failed, (how_, outcome.traceback or outcome.died)
+
+
+def barrier_and_exit(rank, n, device, *, count):
+    t = torch.ones(count)
+    dist.all_reduce(t)
+    assert (t == n).all()
+    dist.barrier()
+    os._exit(0)
+
+
+@pytest.mark.parametrize("backend", ["occl", OVER_UCX])
+@pytest.mark.parametrize("shape", ["1+1", "2+2", "1+1+1"])
+def test_all_ranks_may_end_at_once_after_a_barrier(hosts, backend, shape):
+    """Each has sent what the others wait for, and leaves nothing unread that would reset a connection."""
+    for count in (4, 40_000) * 5:
+        with hosts.fresh_on(shape).meet(backend) as team:
+            team.start(barrier_and_exit, count=count)
+            assert {outcome.died for outcome in team.finish()} == {"exited with status 0"}
 
 
 def returning(rank: int, n: int, store: str, places: list[int]) -> None:

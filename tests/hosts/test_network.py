@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ipaddress
+import os
+import subprocess
+
 import pytest
 import torch
 import torch.distributed as dist
 
-from tests.hosts.launch import BACKENDS, OVER_UCX, SHAPES
+from tests.hosts.launch import BACKENDS, NO_UCX, OVER_UCX, SHAPES, meet
 from tests.hosts.namespaces import Network, ipv6_is_on
 from tests.support.checks import assert_works
 from tests.support.thinning import first
@@ -76,3 +80,32 @@ def test_one_slow_host_slows_the_others_and_changes_nothing_else(hosts, apart, b
 def test_hosts_that_have_only_ipv6_form_a_group(hosts, backend, shape):
     with Network(3, ipv4=False) as network, hosts.fresh_on(shape, network).meet(backend) as team:
         team.run(works)
+
+
+def addresses_in_use() -> set[str]:
+    """This host's addresses at which its sockets listen or are connected."""
+    shown = subprocess.run(["ss", "-Htan"], capture_output=True, text=True, check=True).stdout
+    places = {line.split()[3].rpartition(":")[0].strip("[]") for line in shown.splitlines()}
+    found = {ipaddress.ip_address(place.partition("%")[0]) for place in places - {"*", "0.0.0.0", "::"}}
+    return {str(getattr(address, "ipv4_mapped", None) or address) for address in found}
+
+
+def finds_the_way(rank, n, device, *, backend, address, port):
+    """To the other host, without being told the interface."""
+    del os.environ["GLOO_SOCKET_IFNAME"]
+    meet(rank, n, device, backend=backend, address=address, port=port, timeout=30)
+    works_for_large_tensors(rank, n, device)
+    return addresses_in_use()
+
+
+@pytest.mark.parametrize("backend", ["occl", OVER_UCX])
+def test_an_interface_that_leads_to_no_other_host_is_not_used(hosts, apart, backend):
+    if backend == OVER_UCX and NO_UCX:
+        pytest.skip(NO_UCX)
+    for host in apart.hosts:
+        host.add_interfaces_to_nowhere()
+    with hosts.fresh_on("2+1", apart) as team:
+        place = {"address": apart.hosts[0].address, "port": apart.new_port()}
+        found = team.run(finds_the_way, backend=backend, **place)
+    for addresses, host in zip(found, team.host_of, strict=True):
+        assert addresses and addresses <= {host.address4, host.address6}
