@@ -140,7 +140,7 @@ def test_replicas_in_subprocesses_learn_and_leave_nothing(tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("whom", ["the whole terminal", "the parent"])
+@pytest.mark.parametrize("whom", ["the whole terminal", pytest.param("the parent", marks=pytest.mark.matrix)])
 def test_ctrl_c_ends_the_step_and_then_everything(whom):
     with training(SUBPROCESSES, "--epochs", 100_000, "--replicas", 3, "--batch-size", 48) as example:
         example.read_until("epoch 2: ")

@@ -139,7 +139,9 @@ def test_every_operation_of_pytorch_is_seen():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("chosen", "count"), [("occl and (kill or oom)", 2), ("", 14)])
+@pytest.mark.parametrize(
+    ("chosen", "count"), [("occl and (kill or oom)", 2), pytest.param("", 14, marks=pytest.mark.matrix)]
+)
 def test_the_example_survives_every_fault(tmp_path, chosen, count):
     shutil.copy(EXAMPLE, tmp_path)
     ended = run(tmp_path, "-k", chosen)

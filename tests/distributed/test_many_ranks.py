@@ -91,17 +91,19 @@ def two_levels(rank, n, device, *, topology, counts):
 
 @pytest.mark.parametrize(
     ("world_size", "topology", "device"),
-    first(
-        [
-            (4, "0-1,2-3", "dev"),
-            (4, "0-1,2-3", "cpu"),
-            (8, "0-2,3-7", "dev"),
-            (8, "0-1,2-3,4-7", "cpu"),
-            (64, "0-31,32-63", "dev"),
-            (64, "0-31,32-63", "cpu"),
-        ],
-        stay=2,
-    ),
+    [
+        *first(
+            [
+                (4, "0-1,2-3", "dev"),
+                (4, "0-1,2-3", "cpu"),
+                (8, "0-2,3-7", "dev"),
+                (8, "0-1,2-3,4-7", "cpu"),
+                (64, "0-31,32-63", "cpu"),
+            ],
+            stay=2,
+        ),
+        pytest.param(64, "0-31,32-63", "dev", marks=[pytest.mark.full, pytest.mark.matrix]),
+    ],
 )
 def test_ranks_on_several_sockets_get_the_bits_of_one_socket(pool, world_size, topology, device):
     counts = [1, 500] if world_size == 64 else [1, 1000, 30_000]
