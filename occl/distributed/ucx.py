@@ -21,22 +21,31 @@ CONTEXT = {
 }
 """What a worker gets, besides its devices."""
 WISHES = {
-    "TCP_CONN_NB": "y",  # a host that does not answer must not hold up the others
     "KEEPALIVE_INTERVAL": "1s",  # so a rank learns that its peer closed the connection, and is alive
-    "TCP_KEEPIDLE": "1s",
-    "TCP_KEEPINTVL": "1s",
-    "TCP_KEEPCNT": "3",
     "MEMTYPE_CACHE": "n",
     "RCACHE_ENABLE": "n",
     "IB_FORK_INIT": "n",
 }
 """What it gets where this version of UCX knows the name."""
+TCP = {
+    "CONN_NB": "y",  # a host that does not answer must not hold up the others
+    "KEEPIDLE": "1s",
+    "KEEPINTVL": "1s",
+    "KEEPCNT": "3",
+    # UCX's own 64 KiB and a header are more than the kernel sends at once: a tiny packet follows each.
+    "RX_SEG_SIZE": "60k",
+    "TX_SEG_SIZE": "32k",
+}
+"""Likewise, what its connections over TCP get."""
 PROCESS = {
     "LOG_LEVEL": "fatal",
     "WARN_UNUSED_ENV_VARS": "n",
     "HANDLE_ERRORS": "none",
 }
 """What the library gets for the whole process: no output, and no handlers of signals."""
+
+
+Values = list[tuple[str, str]]
 
 
 def libraries() -> list[str]:
@@ -61,12 +70,15 @@ def devices(interface: str) -> list[str]:
     return [interface, *rdma]
 
 
-def unset(values: dict[str, str]) -> list[tuple[str, str]]:
+def unset(values: dict[str, str]) -> Values:
     """Those of the settings that no variable of the user names."""
     return [(name, value) for name, value in values.items() if f"UCX_{name}" not in os.environ]
 
 
-Values = list[tuple[str, str]]
+def wishes() -> Values:
+    """Versions name a setting of TCP with or without that word. The user's variable has it in all of them."""
+    tcp = unset({f"TCP_{name}": value for name, value in TCP.items()})
+    return [*unset(WISHES), *tcp, *((name.removeprefix("TCP_"), value) for name, value in tcp)]
 
 
 def prepare(one_network: bool) -> tuple[str, list[str], Values, Values, Values]:
@@ -81,8 +93,8 @@ def prepare(one_network: bool) -> tuple[str, list[str], Values, Values, Values]:
             where other nodes cannot reach it.
     """
     if chosen := os.environ.get("UCX_NET_DEVICES"):
-        return f"ucx over {chosen}", libraries(), unset(CONTEXT), unset(WISHES), unset(PROCESS)
+        return f"ucx over {chosen}", libraries(), unset(CONTEXT), wishes(), unset(PROCESS)
     _, places = places_of(one_network, "UCX")
     names = [device for place in places for device in devices(place.partition(" ")[0])]
     context = [*unset(CONTEXT), ("NET_DEVICES", ",".join(names))]
-    return f"ucx over {' and '.join(places)}", libraries(), context, unset(WISHES), unset(PROCESS)
+    return f"ucx over {' and '.join(places)}", libraries(), context, wishes(), unset(PROCESS)
