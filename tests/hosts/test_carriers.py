@@ -85,6 +85,14 @@ def other_version(tmp_path_factory) -> str:
     return str(library)
 
 
+def test_a_users_variable_is_obeyed_under_every_name_of_its_setting(monkeypatch):
+    names = {"TCP_RX_SEG_SIZE", "RX_SEG_SIZE"}
+    monkeypatch.delenv("UCX_TCP_RX_SEG_SIZE", raising=False)
+    assert names <= dict(ucx.wishes()).keys()
+    monkeypatch.setenv("UCX_TCP_RX_SEG_SIZE", "16k")
+    assert not names & dict(ucx.wishes()).keys() and "TX_SEG_SIZE" in dict(ucx.wishes())
+
+
 def test_ucx_is_taken_where_all_ranks_have_it(logging):
     assert carrier(logging) == "ucx over lo (127.0.0.1)"
 

@@ -16,7 +16,9 @@ constexpr const char* kComposites[] = {"an unknown call", "all_reduce_sparse", "
 }  // namespace
 
 const char* name_of(const Collective& c) {
-  return c.part_of == Composite::none ? traits(c.kind).name : kComposites[static_cast<int>(c.part_of)];
+  return c.part_of == Composite::none || c.part_of == Composite::in_pieces
+             ? traits(c.kind).name
+             : kComposites[static_cast<int>(c.part_of)];
 }
 
 void set_sizes(Collective& c, const std::vector<std::size_t>& counts) {
@@ -48,10 +50,10 @@ std::string Signature::describe() const {
   };
   const std::uint64_t kind = word & kKindMask;
   if (kind >= kKinds) return "an unknown operation";
-  if (field(kIsPartBit, kDTypeBit)) {
-    const std::uint64_t call = field(kRootBit, kCountBit);
+  const std::uint64_t call = field(kIsPartBit, kDTypeBit) ? field(kRootBit, kCountBit) : 0;
+  const bool in_pieces = call == static_cast<std::uint64_t>(Composite::in_pieces);
+  if (field(kIsPartBit, kDTypeBit) && !in_pieces)
     return concat(kComposites[call < std::size(kComposites) ? call : 0], "(...)");
-  }
   const Traits& t = kTraits[kind];
   if (static_cast<Kind>(kind) == Kind::barrier) return "barrier()";
   const auto count = even();
@@ -61,9 +63,9 @@ std::string Signature::describe() const {
                                                               : "dimensions in another order",
                             "]");
   if (t.reduces) text += concat(", ", name_of(static_cast<ReduceOp>(field(kOpBit, kRootBit))));
-  if (rooted(static_cast<Kind>(kind)))
+  if (rooted(static_cast<Kind>(kind)) && !in_pieces)
     text += concat(t.in_root_only ? ", src=" : ", dst=", field(kRootBit, kCountBit));
-  return text + ")";
+  return text + (in_pieces ? ") in pieces" : ")");
 }
 
 }  // namespace occl::coll

@@ -38,7 +38,8 @@ enum class Composite : std::uint8_t {
   all_reduce_sparse,
   new_window,
   tensor_register,
-  tensor_deregister
+  tensor_deregister,
+  in_pieces,  // a call of the same kind, whose `volume` each piece has
 };
 
 struct Traits {

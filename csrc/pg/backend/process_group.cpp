@@ -16,6 +16,7 @@
 #include "pg/request/errors.h"
 #include "pg/request/normalize.h"
 #include "pg/request/overlap.h"
+#include "pg/request/pieces.h"
 #include "pg/request/sparse.h"
 
 namespace occl::pg {
@@ -131,6 +132,8 @@ decltype(auto) ProcessGroupOCCL::checked(Make&& make) {
 template <class Opts, class Make>
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::call(const Opts& opts, Make&& make) {
   auto made = checked(make);
+  if (!estimate_.runs())  // an estimate needs the whole, and copies nothing
+    checked([&] { std::ranges::for_each(as_span(made), divide); });
   return launch(as_span(made), opts.timeout, opts.asyncOp);
 }
 

@@ -18,6 +18,7 @@
 #include "pg/process/engine.h"
 #include "pg/process/python_hooks.h"
 #include "pg/request/errors.h"
+#include "pg/request/pieces.h"
 #include "pg/request/staging.h"
 
 namespace occl::pg {
@@ -105,14 +106,23 @@ bool WorkOCCL::Part::carried_out(Step&& step, bool on_device, const char* copies
 }
 
 coll::Listener::Next WorkOCCL::Part::beginning(coll::Operation&) {
-  if (!under_way)
+  const bool first = !under_way;
+  Pieces* const pieces = request.pieces.get();
+  if (first && (!pieces || pieces->now == 0))
     for (const auto& observer : work.observers_) observer->begin(operation.sequence());
-  const bool on_device = current().stream && !current().before.empty();
-  return carried_out([this] { copy_in(); }, on_device, "from") ? Next::goes_on : Next::later;
+  const bool on_device = current().stream && (pieces || !current().before.empty());
+  const bool done = carried_out([this] { copy_in(); }, on_device, "from");
+  if (first && pieces && !pieces->at_last()) copy_next_piece_in();
+  return done ? Next::goes_on : Next::later;
 }
 
 coll::Listener::Next WorkOCCL::Part::succeeded(coll::Operation&) {
-  const bool on_device = request.stream && (!current().after.empty() || request.then);
+  if (Pieces* const pieces = request.pieces.get(); pieces && !pieces->at_last()) {
+    copy_piece_out();
+    operation.go_on_with(pieces->all[++pieces->now].collective);
+    return Next::goes_on;
+  }
+  const bool on_device = request.stream && (request.pieces || !current().after.empty() || request.then);
   if (!carried_out([this] { copy_out(); }, on_device, "to")) return Next::later;
   if (!prepared) return Next::ends;
   following = std::move(prepared);
@@ -120,8 +130,39 @@ coll::Listener::Next WorkOCCL::Part::succeeded(coll::Operation&) {
   return Next::goes_on;
 }
 
+/// While the piece before it is carried out. If a copy fails, it is made again when the piece begins, and
+/// throws.
+void WorkOCCL::Part::copy_next_piece_in() {
+  in_thread_for_copies(*request.stream, [this, next = request.pieces->now + 1,
+                                         self = c10::intrusive_ptr<WorkOCCL>::reclaim_copy(&work)] {
+    try {
+      copy_pieces_in(next);
+    } catch (const std::exception&) {
+    }
+  });
+}
+
+/// While the pieces after it are carried out. The last one throws what the copies throw.
+void WorkOCCL::Part::copy_piece_out() {
+  in_thread_for_copies(*request.stream, [this, piece = request.pieces->now,
+                                         self = c10::intrusive_ptr<WorkOCCL>::reclaim_copy(&work)] {
+    try {
+      copy_all(request, request.pieces->all[piece].after);
+    } catch (...) {
+      if (!request.pieces->failure) request.pieces->failure = std::current_exception();
+    }
+  });
+}
+
+/// Up to this one.
+void WorkOCCL::Part::copy_pieces_in(std::size_t last) const {
+  for (Pieces& pieces = *request.pieces; pieces.copied_in <= last; ++pieces.copied_in)
+    copy_all(request, pieces.all[pieces.copied_in].before);
+}
+
 void WorkOCCL::Part::copy_in() const {
   const Request& now = current();
+  if (now.pieces) return copy_pieces_in(now.pieces->now);
   copy_all(now, now.before);
   if (now.combined.empty()) return;
   std::vector<const void*> from;
@@ -132,7 +173,12 @@ void WorkOCCL::Part::copy_in() const {
 }
 
 void WorkOCCL::Part::copy_out() {
-  copy_all(current(), current().after);
+  if (request.pieces) {
+    if (request.pieces->failure) std::rethrow_exception(request.pieces->failure);
+    copy_all(request, request.pieces->all.back().after);
+  } else {
+    copy_all(current(), current().after);
+  }
   if (work.opType_ == c10d::OpType::ALLGATHER) {
     std::unique_lock lock(work.mutex_);
     gathered = true;

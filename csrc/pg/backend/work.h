@@ -91,6 +91,9 @@ class WorkOCCL final : public WorkBase {
     bool carried_out(Step&& step, bool on_device, const char* copies);
     void copy_in() const;
     void copy_out();
+    void copy_pieces_in(std::size_t last) const;
+    void copy_next_piece_in();
+    void copy_piece_out();
     void copy_to(const at::Tensor& rows) const;
 
     WorkOCCL& work;

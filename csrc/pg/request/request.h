@@ -18,6 +18,8 @@
 
 namespace occl::pg {
 
+struct Pieces;
+
 using Tensors = std::vector<at::Tensor>;
 /// Most calls have one tensor, which this stores without an allocation.
 using FewTensors = c10::SmallVector<at::Tensor, 1>;
@@ -44,6 +46,8 @@ struct Request {
   Copies before, after;
   /// Set if the tensors are on another package's device: the stream that was current at the call (staging.h).
   std::optional<c10::Stream> stream;
+  /// Set if the collective is the first of several, which have the copies (request/pieces.h).
+  std::shared_ptr<Pieces> pieces;
   /// If there are any: reduced into `combination`, which the operation reads, after the copies `before`.
   Tensors combined;
   at::Tensor combination;

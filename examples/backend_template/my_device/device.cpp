@@ -50,6 +50,7 @@ Tensor copy_from(const Tensor& from, const Tensor& to, bool) {
   const std::uint64_t number = stream.enqueue([source, target] {
     copies.pass();
     target.copy_(source);
+    ++copies_made;
   });
   if (to_host) stream.wait(number);
   return to;
@@ -139,12 +140,15 @@ void release() { held_streams.set(true); }
 void hang(bool hangs) { copies.set(!hangs); }
 /// From now on copies, events and waits for streams fail, or no longer.
 void lose(bool is_lost) { lost = is_lost; }
+/// How many copies have ended in this process.
+std::int64_t made() { return copies_made; }
 
 TORCH_LIBRARY(my_device, own) {
   own.def("hold", TORCH_FN(hold));
   own.def("release", TORCH_FN(release));
   own.def("hang", TORCH_FN(hang));
   own.def("lose", TORCH_FN(lose));
+  own.def("copies_made() -> int", TORCH_FN(made));
 }
 
 [[maybe_unused]] const bool registered = [] {

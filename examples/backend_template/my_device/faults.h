@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
@@ -40,6 +41,7 @@ class Gate {
 };
 inline auto& held_streams = *new Gate;
 inline auto& copies = *new Gate;
+inline std::atomic<std::int64_t> copies_made = 0;
 
 inline void check_offered(const char* what) {
   TORCH_CHECK_NOT_IMPLEMENTED(!lacks(what), "this device has no ", what);

@@ -205,8 +205,9 @@ def _message(w: dict[str, int], names: Names, posted: int) -> Message:
 def describe(signature: int, names: Names) -> tuple[str, str, str]:
     """Kind, dtype and text of a collective: as coll::Signature::describe."""
     kind = Names.at(names.kinds[:-2], signature & 0xF)
-    if signature >> 4 & 1:
-        call = Names.at(layout.COMPOSITES, signature >> 15 & 0x1FF)
+    call = Names.at(layout.COMPOSITES, signature >> 15 & 0x1FF) if signature >> 4 & 1 else ""
+    in_pieces = call == layout.COMPOSITES[-1]
+    if call and not in_pieces:
         return call, "", f"{call}(...)"
     if kind in ("barrier", "?"):
         return kind, "", f"{kind}()"
@@ -221,4 +222,4 @@ def describe(signature: int, names: Names) -> tuple[str, str, str]:
         text += f", src={root}"
     if kind in ("reduce", "gather"):
         text += f", dst={root}"
-    return kind, dtype, text + ")"
+    return kind, dtype, f"{text}) {call}".rstrip()
