@@ -299,7 +299,7 @@ MUTATIONS = [
     Mutation("memory of another package's device is the host's", "pg/request/dense_copies.cpp", "return is_on_host(t) && is_dense(t, density);", "return is_dense(t, density);", ("tests/foreign/test_group.py::test_operations_give_what_they_give_on_the_cpu[in place-2]",)),
     Mutation("the driving thread makes copies that can hang", "pg/backend/work.cpp", "if (!on_device) return step(), true;", "return step(), true;", FOREIGN_HANGS),
     Mutation("a device's failure is no error", "pg/backend/work.cpp", "    if (failure) std::rethrow_exception(std::exchange(failure, nullptr));\n", "", ("tests/foreign/test_bad_input.py::test_a_device_that_is_lost_ends_the_group_with_its_reason",)),
-    Mutation("the next piece is copied when it begins", "pg/backend/work.cpp", "  if (first && pieces && !pieces->at_last()) copy_next_piece_in();\n", "", (*SLOW, "tests/foreign/test_pieces.py::test_the_next_piece_is_copied_while_an_operation_waits_for_a_peer")),
+    Mutation("the next piece is copied when it begins", "pg/backend/work.cpp", "  if (first && pieces && !pieces->at_last()) copy_next_piece_in();\n", "", ("tests/foreign/test_pieces.py::test_the_next_piece_is_copied_while_an_operation_waits_for_a_peer",)),
     Mutation("a piece is copied out when the last one is", "pg/backend/work.cpp", "    copy_piece_out();\n    operation", "    operation", ("tests/foreign/test_pieces.py::test_results_have_the_bits_of_the_whole[reductions-2]",)),
     Mutation("pieces agree on their own sizes", "pg/request/pieces.cpp", "part.largest = part.count();", "part.largest = part.volume = part.count();", ("tests/foreign/test_pieces.py::test_ranks_that_call_differently_are_told_before_a_byte_moves",)),
     # Listeners that need time.

@@ -128,8 +128,14 @@ class Host:
         return _execute(*self.command(*command))
 
     def limit(self, rate: str) -> None:
-        """The most that the host sends from now on: "1gbit"."""
-        shaping = ["tbf", "rate", rate, "burst", "1mb", "latency", "50ms"]
+        """The most that the host sends from now on, in "gbit" or "mbit".
+
+        What it has not sent for up to a millisecond may follow at once, and at least a large packet. More
+        would hide the limit from calls of less.
+        """
+        bits = float(rate[:-4]) * {"gbit": 1e9, "mbit": 1e6}[rate[-4:]]
+        burst = max(int(bits / 8 / 1000), 128 << 10)
+        shaping = ["tbf", "rate", rate, "burst", str(burst), "latency", "50ms"]
         _execute("tc", "-n", self.name, "qdisc", "replace", "dev", INTERFACE, "root", *shaping)
 
     def lift_limit(self) -> None:
