@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.foreign import test_pieces
 from tests.foreign.test_group import BODIES, DEVICE, begins_when_the_stream_reaches_it
 from tests.support.worker import join
 
@@ -25,6 +26,8 @@ def bodies(rank: int, n: int, device: str) -> None:
     for name in NAMES:
         body, params = BODIES[name]
         body(rank, n, device, **params)
+    for large in test_pieces.BODIES.values():
+        large(rank, n, device)
     begins_when_the_stream_reaches_it(rank, n, device)
 
 
