@@ -211,7 +211,7 @@ def test_ci_runs_what_make_offers_and_nothing_else():
     script = (ROOT / ".ci" / "run").read_text().replace("\\\n", "")
     commands = re.findall(r"^\s*make.*$", script, re.M)
     assert [command.split()[1] for command in commands] == ["lint", "test", "docs", "sanitize"]
-    assert commands[1] == """make test WORKERS=4 ARGS="-m 'not matrix'\""""
+    assert commands[1] == """make test ARGS="-m 'not matrix'\""""
     assert "pytest" not in script
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
 

@@ -12,32 +12,33 @@ from tests.support.references import assert_same_bits, contribution, reduced
 from tests.support.thinning import first
 
 DEVICE = "foreign:0"
-PIECES = 3
-COUNT = PIECES * (2 << 20) + 12_345
-"""Elements of float32, of which 8 MiB are a piece. The last piece is larger than the others."""
+BYTES = 24 << 20
+"""Of the blocks of a call together: three pieces."""
+COUNT = BYTES // 4 + 12_345
+"""Elements of float32. The pieces differ in size."""
 
 
 def reductions(rank: int, n: int, device: str) -> None:
     for dtype in ("float32", "bfloat16", "complex64"):
-        given = [contribution(dtype, r, 2 * COUNT) for r in range(n)]
+        count = COUNT * 4 // contribution(dtype, 0, 1).element_size() // n * n
+        given = [contribution(dtype, r, count) for r in range(n)]
+        expected = reduced(given, "SUM")
         t = given[rank].to(device)
         dist.all_reduce(t)
-        expected = reduced(given, "SUM")
         assert_same_bits(t.cpu(), expected, "all_reduce", dtype)
-        del t
-        part = 2 * COUNT // n
-        out = torch.empty(part, dtype=given[rank].dtype, device=device)
-        dist.reduce_scatter_tensor(out, given[rank][: part * n].to(device))
-        assert_same_bits(out.cpu(), expected[rank * part :][:part].clone(), "reduce_scatter_tensor", dtype)
+        out = torch.empty(count // n, dtype=t.dtype, device=device)
+        dist.reduce_scatter_tensor(out, given[rank].to(device))
+        mine = expected[rank * count // n :][: count // n].clone()
+        assert_same_bits(out.cpu(), mine, "reduce_scatter_tensor", dtype)
 
 
 def gathering(rank: int, n: int, device: str) -> None:
-    given = [contribution("float32", r, COUNT) for r in range(n)]
+    given = [contribution("float32", r, COUNT // n) for r in range(n)]
     mine = given[rank].to(device)
-    out = torch.empty(n * COUNT, device=device)
+    out = torch.empty(n * mine.numel(), device=device)
     dist.all_gather_single(out, mine)
     assert_same_bits(out.cpu(), torch.cat(given), "all_gather_single")
-    rows = [torch.empty(COUNT, device=device) for _ in range(n)]
+    rows = [torch.empty_like(mine) for _ in range(n)]
     future = dist.all_gather(rows, mine, async_op=True).get_future()
     assert_same_bits(future.wait()[0].cpu(), torch.stack(given), "the future of all_gather")
     for row, expected in zip(rows, given, strict=True):
@@ -66,10 +67,16 @@ BODIES = {
 }
 
 
+def run(pool, body, world_size: int, **params) -> list:
+    """In ranks that end with the test, because they keep much memory."""
+    with pool.fresh(world_size) as team:
+        return team.join(timeout=20).run(body, DEVICE, **params)
+
+
 @pytest.mark.parametrize("world_size", first([2, 3]))
 @pytest.mark.parametrize("name", BODIES)
 def test_results_have_the_bits_of_the_whole(pool, name, world_size):
-    pool.run(BODIES[name], world_size, DEVICE)
+    run(pool, BODIES[name], world_size)
 
 
 def the_next_piece_is_copied_meanwhile(rank: int, n: int, device: str) -> None:
@@ -94,7 +101,7 @@ def the_next_piece_is_copied_meanwhile(rank: int, n: int, device: str) -> None:
 
 
 def test_the_next_piece_is_copied_while_an_operation_waits_for_a_peer(pool):
-    pool.run(the_next_piece_is_copied_meanwhile, 2, DEVICE)
+    run(pool, the_next_piece_is_copied_meanwhile, 2)
 
 
 def differently(rank: int, n: int, device: str, *, count: int, where: str) -> str:
@@ -112,7 +119,7 @@ def differently(rank: int, n: int, device: str, *, count: int, where: str) -> st
 @pytest.mark.parametrize(("count", "where"), [(2 * COUNT, DEVICE), (COUNT, "cpu")])
 def test_ranks_that_call_differently_are_told_before_a_byte_moves(pool, count, where):
     called = f"rank 1 called all_reduce(float32[{count}], SUM)" + " in pieces" * (where == DEVICE)
-    for text in pool.run(differently, 2, DEVICE, count=count, where=where):
+    for text in run(pool, differently, 2, count=count, where=where):
         assert f"all_reduce(float32[{COUNT}], SUM) in pieces" in text and called in text, text
 
 
@@ -138,8 +145,7 @@ def is_lost(rank: int, n: int, device: str) -> None:
 
 
 def test_a_device_that_is_lost_between_two_pieces_ends_the_call_with_its_reason(pool):
-    with pool.fresh(2) as team:
-        team.join(timeout=20).run(is_lost, DEVICE)
+    run(pool, is_lost, 2)
 
 
 def is_one_call(rank: int, n: int, device: str) -> None:
@@ -155,4 +161,4 @@ def is_one_call(rank: int, n: int, device: str) -> None:
 
 
 def test_a_call_in_pieces_is_one_work(pool):
-    pool.run(is_one_call, 2, DEVICE)
+    run(pool, is_one_call, 2)

@@ -2,7 +2,6 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/record_function.h>
-#include <c10/core/StreamGuard.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <algorithm>
@@ -14,6 +13,7 @@
 #include "device/runtime/allocator.h"
 #include "device/runtime/stream.h"
 #include "kernels/kernels.h"
+#include "pg/backend/copies.h"
 #include "pg/backend/side_streams.h"
 #include "pg/process/engine.h"
 #include "pg/process/python_hooks.h"
@@ -31,47 +31,11 @@ Request& point_to_lists(Request& request) {
   return request;
 }
 
-/// While one lives, the driving thread can call PyTorch on behalf of an operation: computation does not wait
-/// for this thread's current stream, and takes tensors that were made in inference mode.
-class AsDriver {
- public:
-  AsDriver(const Request& request, const at::Tensor& tensor) {
-    if (request.stream)
-      stream_.reset_stream(stream_for_copies(*request.stream));
-    else if (tensor.is_privateuseone())
-      stream_.reset_stream(device::default_stream(tensor.device().index()));
-  }
-
- private:
-  const at::AutoDispatchBelowADInplaceOrView below_;
-  c10::OptionalStreamGuard stream_;
-};
-
 /// "its stream on dev:0 has not reached it"
 std::string why_held(const Request& request) {
   const auto& tensors = request.inputs.empty() ? request.outputs : request.inputs;
   if (tensors.empty() || tensors.front().is_cpu()) return "its stream has not reached it";
   return concat("its stream on ", tensors.front().device().str(), " has not reached it");
-}
-
-/// Whether both can be viewed as bytes, and lie alike.
-bool can_be_bytes(const at::Tensor& to, const at::Tensor& from) {
-  const auto fits = [](const at::Tensor& t) { return t.is_contiguous() && t.dim() > 0 && t.stride(-1) == 1; };
-  return to.sizes() == from.sizes() && fits(to) && fits(from);
-}
-
-/// On return, the copies have ended.
-void copy_all(const Request& request, const Request::Copies& copies) {
-  for (const auto& [to, from] : copies) {
-    const AsDriver driver(request, to);
-    // As bytes, because copy_ lacks some types that are only moved, and changes the bytes of bools.
-    const bool are_bytes = to.element_size() == 1 || (request.stream && can_be_bytes(to, from));
-    if (are_bytes && !to.is_quantized())
-      to.view(at::kByte).copy_(from.view(at::kByte));
-    else
-      to.copy_(from);
-  }
-  if (request.stream && !copies.empty()) pg::synchronize(stream_for_copies(*request.stream));
 }
 
 }  // namespace
