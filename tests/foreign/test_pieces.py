@@ -83,6 +83,7 @@ def the_next_piece_is_copied_meanwhile(rank: int, n: int, device: str) -> None:
     """Rank 0's first operation waits for rank 1, which calls when rank 0 has copied two pieces."""
     other = dist.new_group()
     t = torch.full((COUNT,), rank + 1.0, device=device)
+    dist.all_reduce(torch.ones(3, device=device))  # the first call tries the device, by copies
     torch.accelerator.synchronize()
     made = torch.ops.my_device.copies_made
     if rank == 0:
@@ -127,6 +128,7 @@ def is_lost(rank: int, n: int, device: str) -> None:
     """Rank 0's device, when some pieces have been copied."""
     other = dist.new_group()
     t = torch.ones(COUNT, device=device)
+    dist.all_reduce(torch.ones(3, device=device))
     torch.accelerator.synchronize()
     made = torch.ops.my_device.copies_made
     before = made()
