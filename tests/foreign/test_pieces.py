@@ -60,10 +60,21 @@ def layouts(rank: int, n: int, device: str) -> None:
     assert_same_bits(t.cpu().contiguous(), expected.t().contiguous(), "transposed")
 
 
+def output_in_the_input(rank: int, n: int, device: str) -> None:
+    """Where no piece of it may be written before the others are read."""
+    part = COUNT // n
+    given = [contribution("float32", r, part * n) for r in range(n)]
+    t = given[rank].to(device)
+    out = t[part // 3 :][:part]
+    dist.reduce_scatter_tensor(out, t)
+    assert_same_bits(out.cpu(), reduced(given, "SUM")[rank * part :][:part].clone(), "reduce_scatter_tensor")
+
+
 BODIES = {
     "reductions": reductions,
     "gathering": gathering,
     "layouts": layouts,
+    "output in the input": output_in_the_input,
 }
 
 

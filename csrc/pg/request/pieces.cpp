@@ -46,6 +46,19 @@ bool has_blocks(const at::Tensor& to, const at::Tensor& from, std::size_t block)
          !to.is_quantized() && to.nbytes() % block == 0;
 }
 
+/// Whether a copy out could write what a later piece has yet to copy in: not where both are the same tensor,
+/// of which each piece has a range of its own.
+bool overlap(const Request::Copies& before, const Request::Copies& after) {
+  const auto same = [](const at::Tensor& a, const at::Tensor& b) {
+    return a.storage_offset() == b.storage_offset() && a.sizes() == b.sizes() && a.strides() == b.strides();
+  };
+  return std::ranges::any_of(before, [&](const auto& in) {
+    return std::ranges::any_of(after, [&](const auto& out) {
+      return in.second.is_alias_of(out.first) && !same(in.second, out.first);
+    });
+  });
+}
+
 at::Tensor bytes_of(const at::Tensor& t, std::size_t begin, std::size_t end) {
   const std::size_t size = t.element_size();
   return t.as_strided({static_cast<std::int64_t>((end - begin) / size)}, {1},
@@ -94,7 +107,10 @@ void divide(Request& request) {
     part.largest = part.count();
   }
   const at::AutoDispatchBelowADInplaceOrView below;
-  divide(request.before, pieces->all, &Pieces::Piece::before, ranges, block, pieces->all.front());
+  if (overlap(request.before, request.after))
+    pieces->all.front().before = request.before;
+  else
+    divide(request.before, pieces->all, &Pieces::Piece::before, ranges, block, pieces->all.front());
   divide(request.after, pieces->all, &Pieces::Piece::after, ranges, block, pieces->all.back());
   request.before.clear();
   request.after.clear();
