@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.interpreter import PACKAGE
+from tests.support.mpi import AS_ROOT, mpirun
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "tests" / "hosts" / "scripts" / "under_mpirun.py"
@@ -37,8 +38,7 @@ def settings(pytorch_compiles) -> dict[str, str]:
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",  # of ninja
         "TORCH_EXTENSIONS_DIR": str(ROOT / "build" / "extensions"),
         "OMP_NUM_THREADS": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        **AS_ROOT,
     }
     build = [sys.executable, str(ROOT / "examples" / "mpi_engine" / "mpi_engine.py")]
     done = subprocess.run(build, env=found, capture_output=True, text=True, timeout=LIMIT)
@@ -48,18 +48,8 @@ def settings(pytorch_compiles) -> dict[str, str]:
 
 def run(settings: dict[str, str], folder: Path, body: str, transport: str, *options: str) -> dict[int, str]:
     """What each rank returned that ended in good order."""
-    command = ["mpirun", "--oversubscribe", "-n", "4", "--mca", "btl", TRANSPORTS[transport], *options]
-    command += ["--timeout", str(LIMIT)]
-    done = subprocess.run(
-        [*command, sys.executable, str(SCRIPT), str(folder), body],
-        cwd=ROOT,
-        env=settings,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=LIMIT + 30,
-    )
-    assert done.returncode == 0, done.stdout
+    over = ["--mca", "btl", TRANSPORTS[transport], *options]
+    mpirun(4, over, sys.executable, str(SCRIPT), str(folder), body, env=settings, limit=LIMIT)
     return {int(file.stem): json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))}
 
 

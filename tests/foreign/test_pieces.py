@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -90,26 +91,30 @@ def test_results_have_the_bits_of_the_whole(pool, name, world_size):
     run(pool, BODIES[name], world_size)
 
 
+def call_in_turn(rank: int, t: torch.Tensor, meanwhile: Callable[[], None]) -> dist.Work:
+    """An all_reduce, which rank 1 calls when rank 0 has copied two pieces and then called `meanwhile`."""
+    other = dist.new_group()
+    dist.all_reduce(torch.ones(3, device=t.device))  # the first call tries the device, by copies
+    torch.accelerator.synchronize()
+    if rank == 1:
+        dist.barrier(group=other)
+        return dist.all_reduce(t, async_op=True)
+    made = torch.ops.my_device.copies_made
+    before = made()
+    work = dist.all_reduce(t, async_op=True)
+    while made() < before + 2:
+        time.sleep(0.001)
+    assert not work.is_completed()
+    meanwhile()
+    dist.barrier(group=other)
+    return work
+
+
 def the_next_piece_is_copied_meanwhile(rank: int, n: int, device: str) -> None:
     """Rank 0's first operation waits for rank 1, which calls when rank 0 has copied two pieces."""
-    other = dist.new_group()
     t = torch.full((COUNT,), rank + 1.0, device=device)
-    dist.all_reduce(torch.ones(3, device=device))  # the first call tries the device, by copies
-    torch.accelerator.synchronize()
-    made = torch.ops.my_device.copies_made
-    if rank == 0:
-        before = made()
-        work = dist.all_reduce(t, async_op=True)
-        while made() < before + 2:
-            time.sleep(0.001)
-        assert not work.is_completed()
-        dist.barrier(group=other)
-    else:
-        dist.barrier(group=other)
-        work = dist.all_reduce(t, async_op=True)
-    work.wait()
+    call_in_turn(rank, t, lambda: None).wait()
     assert (t.cpu() == 3).all()
-    dist.destroy_process_group(other)
 
 
 def test_the_next_piece_is_copied_while_an_operation_waits_for_a_peer(pool):
@@ -137,21 +142,8 @@ def test_ranks_that_call_differently_are_told_before_a_byte_moves(pool, count, w
 
 def is_lost(rank: int, n: int, device: str) -> None:
     """Rank 0's device, when some pieces have been copied."""
-    other = dist.new_group()
     t = torch.ones(COUNT, device=device)
-    dist.all_reduce(torch.ones(3, device=device))
-    torch.accelerator.synchronize()
-    made = torch.ops.my_device.copies_made
-    before = made()
-    if rank == 0:
-        work = dist.all_reduce(t, async_op=True)
-        while made() < before + 2:
-            time.sleep(0.001)
-        torch.ops.my_device.lose(True)
-        dist.barrier(group=other)
-    else:
-        dist.barrier(group=other)
-        work = dist.all_reduce(t, async_op=True)
+    work = call_in_turn(rank, t, lambda: torch.ops.my_device.lose(True))
     with pytest.raises(RuntimeError, match="this device is lost" if rank == 0 else "rank 0"):
         work.wait()
     torch.ops.my_device.lose(False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 
 from tests.hosts.launch import NO_UCX
 from tests.support.interpreter import PACKAGE
+from tests.support.mpi import AS_ROOT, mpirun
 
 SCRIPT = Path(__file__).parent / "scripts" / "beside_mpi.py"
 LIMIT = 120
@@ -33,22 +33,10 @@ pytestmark = [pytest.mark.full, pytest.mark.skipif(bool(why_not()), reason=why_n
 @pytest.mark.parametrize("order", ["mpi, mpi", "mpi, occl", "occl, mpi", "occl, occl"])
 def test_mpi_and_a_group_share_a_process(tmp_path, order):
     """In any order of their beginnings and ends."""
-    settings = os.environ | {
-        "PYTHONPATH": str(PACKAGE),
-        "OMP_NUM_THREADS": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    }
+    settings = os.environ | {"PYTHONPATH": str(PACKAGE), "OMP_NUM_THREADS": "1", **AS_ROOT}
     # Open MPI takes UCX by itself only with fast devices. Here it gets TCP, as messages between hosts do.
     over_ucx = ["--mca", "pml", "ucx", "--mca", "pml_ucx_tls", "any", "--mca", "pml_ucx_devices", "any"]
     over_ucx += ["-x", "UCX_TLS=tcp,self"]
-    command = ["mpirun", "--oversubscribe", "-n", "3", *over_ucx, "--timeout", str(LIMIT)]
-    done = subprocess.run(
-        [*command, sys.executable, str(SCRIPT), str(tmp_path / "store"), order],
-        env=settings,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT + 30,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("both have worked") == 3, done.stdout + done.stderr
+    program = (sys.executable, str(SCRIPT), str(tmp_path / "store"), order)
+    said = mpirun(3, over_ucx, *program, env=settings, limit=LIMIT)
+    assert said.count("both have worked") == 3, said

@@ -63,7 +63,7 @@ std::string Signature::describe() const {
                                                               : "dimensions in another order",
                             "]");
   if (t.reduces) text += concat(", ", name_of(static_cast<ReduceOp>(field(kOpBit, kRootBit))));
-  if (rooted(static_cast<Kind>(kind)) && !in_pieces)
+  if (rooted(static_cast<Kind>(kind)))
     text += concat(t.in_root_only ? ", src=" : ", dst=", field(kRootBit, kCountBit));
   return text + (in_pieces ? ") in pieces" : ")");
 }

@@ -131,9 +131,12 @@ decltype(auto) ProcessGroupOCCL::checked(Make&& make) {
 
 template <class Opts, class Make>
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::call(const Opts& opts, Make&& make) {
-  auto made = checked(make);
-  if (!estimate_.runs())  // an estimate needs the whole, and copies nothing
-    checked([&] { std::ranges::for_each(as_span(made), divide); });
+  auto made = checked([&] {
+    auto whole = make();
+    if (!estimate_.runs())  // an estimate needs the whole, and copies nothing
+      std::ranges::for_each(as_span(whole), divide);
+    return whole;
+  });
   return launch(as_span(made), opts.timeout, opts.asyncOp);
 }
 

@@ -15,7 +15,8 @@ using coll::Kind;
 /// Bytes of a piece, in all blocks. Simulated copies of 6 to 25 GB/s are hidden best with 8 to 16 MiB.
 constexpr std::size_t kPiece = 8 << 20;
 constexpr std::size_t kMostPieces = 16;
-/// Pieces begin at multiples of so many bytes of a block. A multiple of the size of every type.
+/// In each block a piece begins at a multiple of this many bytes, so that it has whole elements of every
+/// type.
 constexpr std::size_t kCut = 4096;
 
 struct Range {
@@ -59,7 +60,8 @@ bool overlap(const Request::Copies& before, const Request::Copies& after) {
   });
 }
 
-at::Tensor bytes_of(const at::Tensor& t, std::size_t begin, std::size_t end) {
+/// The elements from one byte of the tensor's memory to another.
+at::Tensor range_of(const at::Tensor& t, std::size_t begin, std::size_t end) {
   const std::size_t size = t.element_size();
   return t.as_strided({static_cast<std::int64_t>((end - begin) / size)}, {1},
                       t.storage_offset() + static_cast<std::int64_t>(begin / size));
@@ -78,8 +80,8 @@ void divide(const Request::Copies& copies, std::vector<Pieces::Piece>& pieces, C
     for (std::size_t i = 0; i < ranges.size(); ++i)
       for (std::size_t at = 0; at < to.nbytes(); at += block)
         (pieces[i].*which)
-            .emplace_back(bytes_of(to, at + ranges[i].begin, at + ranges[i].end),
-                          bytes_of(from, at + ranges[i].begin, at + ranges[i].end));
+            .emplace_back(range_of(to, at + ranges[i].begin, at + ranges[i].end),
+                          range_of(from, at + ranges[i].begin, at + ranges[i].end));
   }
 }
 

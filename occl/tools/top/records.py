@@ -206,8 +206,7 @@ def describe(signature: int, names: Names) -> tuple[str, str, str]:
     """Kind, dtype and text of a collective: as coll::Signature::describe."""
     kind = Names.at(names.kinds[:-2], signature & 0xF)
     call = Names.at(layout.COMPOSITES, signature >> 15 & 0x1FF) if signature >> 4 & 1 else ""
-    in_pieces = call == layout.COMPOSITES[-1]
-    if call and not in_pieces:
+    if call and call != layout.IN_PIECES:
         return call, "", f"{call}(...)"
     if kind in ("barrier", "?"):
         return kind, "", f"{kind}()"
