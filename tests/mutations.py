@@ -250,7 +250,10 @@ MUTATIONS = [
     Mutation("every end is a death", "shm/peer.h", "header().ending.load(std::memory_order_acquire) == 0;", "true;", ("plain/test_survivors:a death ends",)),
     Mutation("a death that is handled late hits the next peer", "shm/endpoint.cpp", "peer->has_exited();", "peer->set_exited();", ("plain/test_endpoint:handled late",)),
     Mutation("a forked child offers its parent's regions", "shm/region_table.cpp", "first_ = size();", "", ("plain/test_regions:forked child",)),
-    Mutation("the status of a process that has not been waited for is not read", "shm/exit_status.cpp", "line.substr(name_end, 3) != \") Z\"", "true", ("plain/test_endpoint:another one has ended",)),
+    Mutation("a stopped process is not seen to be stopped", "shm/process_status.cpp", "return fields.starts_with(\"T\") ||", "return", ("plain/test_endpoint:a stopped process",)),
+    Mutation("any user is shown the stack of a process", "occl/stacks.py", "if user in (0, os.geteuid()):", "if user >= 0:", ("tests/test_stacks.py::test_another_user_is_shown_nothing",)),
+    Mutation("a forked child keeps its parent's name for stacks", "occl/stacks.py", "        _listener.close()\n        _listener = None\n", "        pass\n", ("tests/test_stacks.py::test_a_forked_child_does_not_keep_the_name_of_its_parent",)),
+    Mutation("the status of a process that has not been waited for is not read", "shm/process_status.cpp", "!fields.starts_with(\"Z\")", "true", ("plain/test_endpoint:another one has ended",)),
     Mutation("a header's next group is taken for the last one", "coll/mesh/member.h", " ||\n           header.incarnation.load(std::memory_order_seq_cst) != incarnation", "", ("plain/test_group:past groups",)),
     Mutation("failed buffers are released at once", "coll/progress/communicator.cpp", "const bool keep = op.error() && op.exposed();", "const bool keep = false;", ("plain/test_group:buffers",)),
     # Checks of what peers write.

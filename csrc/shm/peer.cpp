@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 #include "base/fault_point.h"
-#include "shm/exit_status.h"
+#include "shm/process_status.h"
 #include "shm/socket.h"
 
 namespace occl::shm {

@@ -39,6 +39,7 @@ def _made(backend: ProcessGroupOCCL) -> ProcessGroupOCCL:
     if _records():
         flight_recorder.answer_for_pytorch()
     threads.check(backend)
+    long_waits.show_stack()
     return backend
 
 

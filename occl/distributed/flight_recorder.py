@@ -15,6 +15,7 @@ from typing import Any, cast
 from torch._C import _distributed_c10d
 
 from occl import _C, compat, registration
+from occl.distributed import long_waits
 
 __all__ = ["dump", "write"]
 
@@ -22,12 +23,15 @@ __all__ = ["dump", "write"]
 def dump(*, collectives: bool = True, stacks: bool = True, only_active: bool = False) -> bytes:
     """What ``torch._C._distributed_c10d._dump_fr_trace`` returns for other backends: a pickled dictionary.
 
+    It also has ``waits``: what this process waits for, in the sentences of ``occl top``. The status of a
+    group that has failed has its ``error``.
+
     Args:
         collectives: with the entries of operations, messages too.
         stacks: with the Python stack of each call, if it was recorded.
         only_active: without operations that have completed.
     """
-    return _C._dump_flight_recorder(collectives, stacks, only_active)
+    return pickle.dumps(_ours(collectives, stacks, only_active))
 
 
 def write() -> bool:
@@ -35,12 +39,17 @@ def write() -> bool:
     return _C._write_flight_recorder()
 
 
+def _ours(collectives: bool, stacks: bool, only_active: bool) -> dict[str, Any]:
+    ours: dict[str, Any] = pickle.loads(_C._dump_flight_recorder(collectives, stacks, only_active))
+    return ours | {"waits": long_waits.sentences()}
+
+
 def _both(collectives: bool, stacks: bool, only_active: bool, backend: str) -> dict[str, Any]:
     """What PyTorch's own recorder has (of Gloo's groups, say) and what ours has, in the order of time.
 
     For occl it is ours alone: PyTorch's would have the same calls, if a program attached it to a group.
     """
-    ours: dict[str, Any] = pickle.loads(dump(collectives=collectives, stacks=stacks, only_active=only_active))
+    ours = _ours(collectives, stacks, only_active)
     if backend in registration.NAMES:
         return ours
     of_backend = compat.recorder_of(backend)
@@ -50,6 +59,7 @@ def _both(collectives: bool, stacks: bool, only_active: bool, backend: str) -> d
     for group, status in ours["pg_status"].items():
         theirs["pg_status"][f"occl {group}"] = status
     theirs["pg_config"] |= ours["pg_config"]
+    theirs["waits"] = ours["waits"]
     if collectives:
         entries = [*theirs.get("entries", []), *ours.get("entries", [])]
         theirs["entries"] = sorted(entries, key=lambda entry: cast("int", entry["time_created_ns"]))

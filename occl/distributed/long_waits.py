@@ -15,16 +15,19 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from occl import variables
+from occl import stacks, variables
 from occl._C import _set_long_wait_notice
 
 if TYPE_CHECKING:
-    from occl.tools.top.groups import Group, Snapshot
+    from occl.tools.top.groups import Rank
+    from occl.tools.top.stuck import Wait
 
 BETWEEN = 300.0
 """Seconds between two notices about a job on one host."""
 MOST = 3
-"""Sentences of a notice."""
+"""Waits in a notice."""
+MOST_FRAMES = 4
+"""Frames of a stack in it, the innermost ones."""
 
 
 def watch(after: float, write: Callable[[str], object] | None = None) -> None:
@@ -42,6 +45,12 @@ def watch_as_environment_says() -> None:
     watch(variables.stuck_after())
 
 
+def show_stack() -> None:
+    """From now on notices of other ranks can say what this process does, unless ``OCCL_STUCK_AFTER`` is 0."""
+    if variables.stuck_after():
+        stacks.answer()
+
+
 def _to_standard_error(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
@@ -55,42 +64,56 @@ class Notices:
 
     def look(self) -> None:
         """Writes a notice if this process has waited for long, and there is something new to say."""
-        # Importing these takes 10 ms, which only a program that waits long shall take.
-        from occl.tools.top import groups, processes
-
-        found = processes.Processes(with_own=True).look()
-        try:
-            self._describe(groups.look(found))
-        finally:  # an open region would outlive its process
-            for process in found:
-                process.close()
-
-    def _describe(self, snapshot: Snapshot) -> None:
-        ours = [group for group in snapshot.groups.values() if self._numbers(group)]
-        lines = [text for group in ours for text in self._lines(snapshot, group)][:MOST]
+        ranks, waits = _own_waits(self.after)
+        lines = [wait.text + _stack(wait.stack) for wait in waits[:MOST]]
         # Without times, and without what a rank does at the moment, which changes all the time.
         picture = re.sub(r"[0-9.]+ s\b|\. Rank .*", "", "\n".join(lines))
         if not lines or picture == self.seen:
             return
         self.seen = picture
-        if _claim(min(rank.process.pid for group in ours for rank in group.ranks.values())):
+        if _claim(min(rank.process.pid for rank in ranks)):
             self.write(
                 f"torch_occl: no progress for {self.after:g} s (OCCL_STUCK_AFTER). {' '.join(lines)} "
                 "`occl top` shows all ranks."
             )
 
-    def _numbers(self, group: Group) -> set[int]:
-        """The ranks of a group that this process is."""
-        return {number for number, rank in group.ranks.items() if rank.process.pid == os.getpid()}
 
-    def _lines(self, snapshot: Snapshot, group: Group) -> list[str]:
-        """What ranks of the group wait for; nothing unless this process has waited for long."""
-        from occl.tools.top import stuck
+def sentences() -> list[str]:
+    """What this process and its peers on this host wait for in its groups, as `occl top` says it."""
+    from occl.tools.top import stuck
 
-        waits = stuck.waits(snapshot, group, stuck.Stacks.none())
-        long = [wait for wait in waits if wait.seconds >= self.after]
-        waiting = {number for wait in long for number in wait.waiting}
-        return [wait.text for wait in long] if self._numbers(group) & waiting else []
+    return [wait.text for wait in _own_waits(stuck.PATIENCE)[1]]
+
+
+def _own_waits(after: float) -> tuple[list[Rank], list[Wait]]:
+    """The ranks on this host of the groups of this process, and their waits of so many seconds.
+
+    Waits of groups in which this process itself has not waited for as long are left out.
+    """
+    # Importing these takes 10 ms, which only a program that waits long shall take.
+    from occl.tools.top import groups, processes, stuck
+
+    ranks: list[Rank] = []
+    waits: list[Wait] = []
+    found = processes.Processes(with_own=True).look()
+    try:
+        snapshot = groups.look(found)
+        for group in snapshot.groups.values():
+            own = {number for number, rank in group.ranks.items() if rank.process.pid == os.getpid()}
+            if not own:
+                continue
+            ranks += group.ranks.values()
+            long = [wait for wait in stuck.waits(snapshot, group) if wait.seconds >= after]
+            if own & {number for wait in long for number in wait.waiting}:
+                waits += long
+    finally:  # an open region would outlive its process
+        for process in found:
+            process.close()
+    return ranks, waits
+
+
+def _stack(frames: list[str]) -> str:
+    return f" Its Python stack: {', '.join(frames[:MOST_FRAMES])}." if frames else ""
 
 
 def _claim(job: int) -> bool:

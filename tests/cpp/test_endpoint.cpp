@@ -15,7 +15,7 @@
 #include "base/fault_point.h"
 #include "check.h"
 #include "shm/endpoint.h"
-#include "shm/exit_status.h"
+#include "shm/process_status.h"
 #include "shm/socket.h"
 
 using namespace occl;
@@ -199,8 +199,11 @@ TEST("a stopped process is given up at the deadline") {
   CHECK(waitpid(child.pid(), nullptr, WUNTRACED) == child.pid());  // it has really stopped
   CHECK(code_of([&] { Peer::connect(child.address, Deadline::after(std::chrono::milliseconds(100))); }) ==
         Errc::timeout);
+  const UniqueFd pidfd(static_cast<int>(syscall(SYS_pidfd_open, child.pid(), 0)));
+  CHECK(is_stopped(pidfd.get()));
   kill(child.pid(), SIGCONT);
   CHECK(Peer::connect(child.address, Deadline::after(kPatience)) != nullptr);
+  CHECK(!is_stopped(pidfd.get()));
 }
 
 TEST("only sealed regions are mapped, and read-only ones only for reading") {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from datetime import timedelta
 
@@ -32,6 +33,20 @@ def late_ranks(rank, n, device, *, count, late):
     with pytest.raises(dist.DistBackendError):
         dist.barrier()  # the group has ended
     return str(caught.value), time.monotonic() - begin
+
+
+def stopped_rank(rank, n, device):
+    """Rank 0 calls when rank 1 is stopped."""
+    dist.barrier()
+    tell("past the barrier")
+    listen()
+    if rank == 1:
+        return
+    with pytest.raises(
+        dist.DistBackendError,
+        match=r"rank 1 \(.*\) has not arrived, its last operation was barrier.* #1; it is stopped \(SIGSTOP",
+    ):
+        dist.all_reduce(torch.ones(4, device=device))
 
 
 def lonely_receive(rank, n, device):
@@ -117,6 +132,19 @@ def test_a_timeout_names_the_ranks_that_have_not_come_and_what_they_did_last(fre
         assert first.count("has not arrived, its last operation was all_gather(int64[3]) #4") == len(late), (
             first
         )
+
+
+def test_a_timeout_says_that_a_rank_is_stopped(fresh):
+    with fresh(2) as team:
+        team.join(timeout=TIMEOUT).start(stopped_rank)
+        for rank in range(2):
+            team.hear(rank)
+        team.kill(1, signal.SIGSTOP)
+        team.say(0, "rank 1 is stopped")
+        team.wait_for(0)
+        team.kill(1, signal.SIGCONT)
+        team.say(1, "go on")
+        assert not any(outcome.failed for outcome in team.finish()), team.running
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import pickle
+import re
 import signal
 import time
 from datetime import timedelta
@@ -18,6 +19,7 @@ from torch.distributed.flight_recorder import fr_trace
 from torch.distributed.flight_recorder.components.types import MatchState
 
 import torch_occl
+from occl.tools.top import stuck
 from tests.support.worker import join, listen, tell
 from torch_occl import flight_recorder
 
@@ -222,6 +224,11 @@ def test_a_missing_rank_is_found_and_has_written_its_file_too(fresh, folder):
         ("started", True),
     ]
     assert len(dump_of(folder, 2)["entries"]) == 1
+    for rank in range(3):
+        (status,) = dump_of(folder, rank)["pg_status"].values()
+        assert re.search(
+            r"Timed out waiting 600ms for all_reduce.*rank 2 \(pid .* has not arrived", status["error"]
+        )
 
 
 def opposite_orders(rank, n, device, *, folder):
@@ -314,6 +321,8 @@ def test_a_write_to_the_pipe_asks_for_a_dump(fresh, folder):
 def asked_by_signal(rank, n, device, *, folder):
     record(rank, n, device, folder, timeout=30)
     signal.signal(signal.SIGUSR2, lambda *_: flight_recorder.write())
+    signal.signal(signal.SIGUSR1, lambda *_: tell(pickle.loads(flight_recorder.dump())))
+    stuck.PATIENCE = 0.0
     tell("ready")
     if rank == 1:
         listen()
@@ -329,6 +338,13 @@ def test_a_signal_handler_writes_while_the_rank_waits(fresh, folder):
         team.kill(0, signal.SIGUSR2)
         (entry,) = wait_for_dump(folder, 0)["entries"]
         assert (entry["state"], entry["retired"]) == ("started", False)
+        team.kill(0, signal.SIGUSR1)
+        shown = team.hear(0)
+        assert "error" not in shown["pg_status"]["0"]
+        (wait,) = shown["waits"]
+        assert re.match(
+            r"Rank 0 of group 0 has waited .* for rank 1 \(pid .* in all_reduce.* Rank 1 sleeps", wait
+        )
         team.say(1, "go on")
         assert not any(outcome.failed for outcome in team.finish()), team.running
 

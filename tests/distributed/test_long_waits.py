@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import pdb
 import re
 import signal
 import subprocess
@@ -66,7 +68,8 @@ def test_one_rank_says_which_rank_is_late(fresh, device):
     assert re.fullmatch(
         r"torch_occl: no progress for 1 s \(OCCL_STUCK_AFTER\)\. Ranks? [02]( and 2)? of group 0 ha(s|ve) "
         r"waited [0-9.]+ s for rank 1 \(pid \d+, host \S+\) in all_reduce\(float32\[3\], SUM\) #1, which "
-        r"times out in [0-9.]+ s\. Rank 1 .*; it has called no operation\. `occl top` shows all ranks\.",
+        r"times out in [0-9.]+ s\. Rank 1 sleeps \(\w+\); it has called no operation\. "
+        r"Its Python stack: .*, listen \(child\.py:\d+\)\. `occl top` shows all ranks\.",
         text,
     ), text
 
@@ -96,10 +99,98 @@ def test_a_rank_that_is_stopped_is_said_to_be(fresh):
     assert "Rank 1 is stopped (SIGSTOP, or Ctrl-Z); its last operation was barrier" in text, text
 
 
-def circle(rank, n, device):
-    """Each rank waits in another group, until both have looked."""
-    first, second = dist.new_group(), dist.new_group()
-    group = first if rank == 0 else second
+class Released:
+    """A pipe with a name: rank 1 is late until rank 0 has spoken and writes into it."""
+
+    def __init__(self, path: str) -> None:
+        self.file = os.open(path, os.O_RDWR)
+
+    def write(self) -> None:
+        os.write(self.file, b"continue\n")
+
+    def read(self) -> None:
+        os.read(self.file, 100)
+
+    # ---- ways to be late
+
+    def computes(self) -> None:
+        os.set_blocking(self.file, False)
+        while True:
+            try:
+                return self.read()
+            except BlockingIOError:
+                sum(range(100))
+
+    def reads(self) -> None:
+        self.read()
+
+    def locks(self) -> None:
+        lock = threading.Lock()
+        lock.acquire()
+        threading.Thread(target=lambda: (self.read(), lock.release())).start()
+        lock.acquire()
+
+    def debugs(self) -> None:
+        with open(self.file, closefd=False) as commands, open(os.devnull, "w") as nothing:
+            pdb.Pdb(stdin=commands, stdout=nothing, nosigint=True, readrc=False).set_trace()
+            sum(range(100))
+
+    def keeps_the_lock(self) -> None:
+        ctypes.PyDLL(None).read(self.file, ctypes.create_string_buffer(100), 100)
+
+
+def late_in(rank, n, device, *, path, how):
+    dist.barrier()
+    pipe = Released(path)
+    written: list[str] = []
+    if rank == 1:
+        getattr(pipe, how)()
+    else:
+        watched = long_waits.Notices(AFTER, written.append)
+
+        def look() -> None:
+            watched.look()
+            pipe.write()
+
+        long_waits._set_long_wait_notice(AFTER, look)
+    dist.all_reduce(torch.ones(3, device=device))
+    return written
+
+
+IN_A_CALL = "in a call outside Python that keeps the interpreter's lock"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("how", "does", "stack"),
+    [
+        ("computes", r"runs|sleeps.*", r".*computes \(test_long_waits\.py:\d+\), .*"),
+        ("reads", r"sleeps \(\w+\)", r"read \(.*\), reads \(.*\), late_in \(.*\), .*"),
+        ("locks", r"sleeps \(futex_\w+\)", r"locks \(.*\), late_in \(.*\), .*"),
+        ("debugs", r"is in Python's debugger", r".*"),
+        ("keeps_the_lock", rf"sleeps \(\w+\) {IN_A_CALL}", None),
+    ],
+)
+def test_a_late_rank_shows_what_it_does(fresh, tmp_path, how, does, stack):
+    os.mkfifo(tmp_path / "pipe")
+    with fresh(2) as team:
+        (text,), _ = team.join().run(late_in, path=str(tmp_path / "pipe"), how=how)
+    shown = "" if stack is None else rf" Its Python stack: {stack}\."
+    assert re.search(
+        rf"\. Rank 1 ({does}); its last operation was barrier.* #1\.{shown} `occl top` shows all ranks\.$",
+        text,
+    ), text
+
+
+def wait_for_each_other(rank, n, device, *, how):
+    """What each rank waits for, the other one does not do; until both have looked."""
+    t = torch.ones(1_000_000 if how == "different tags" else 3, device=device)
+    group = (dist.new_group(), dist.new_group())[rank] if how == "other groups" else dist.group.WORLD
+    calls = {
+        "other groups": lambda: dist.all_reduce(t, group=group),
+        "crossed receives": lambda: dist.recv(t, 1 - rank),
+        "different tags": lambda: dist.recv(t, 1, tag=1) if rank == 0 else dist.send(t, 0, tag=2),
+    }
 
     def end() -> None:
         listen()
@@ -108,24 +199,36 @@ def circle(rank, n, device):
     threading.Thread(target=end).start()
     written = notices()
     with pytest.raises(dist.DistBackendError, match="abort"):
-        dist.all_reduce(torch.ones(3, device=device), group=group)
+        calls[how]()
     return written
 
 
+ALL_REDUCE = r"all_reduce\(float32\[3\], SUM\) #1"
+ELSEWHERE = ALL_REDUCE + r" of group (?!\2)\w+"
+EITHER = r"(recv\(.*, tag=1|send\(.*, tag=2)\) #1"
+
+
 @pytest.mark.full
-def test_ranks_that_wait_for_each_other_in_two_groups_are_a_circle(fresh):
+@pytest.mark.parametrize(
+    ("how", "mine", "theirs"),
+    [
+        ("other groups", ALL_REDUCE, ELSEWHERE),
+        ("crossed receives", r"recv\(float32\[3\], src=\3.*\) #1", r"recv\(float32\[3\], src=\1.*\) #1"),
+        ("different tags", EITHER, EITHER),
+    ],
+)
+def test_ranks_that_wait_for_each_other_are_a_circle(fresh, how, mine, theirs):
     with fresh(2) as team:
-        team.join().start(circle)
+        team.join().start(wait_for_each_other, how=how)
         for rank in range(2):
             team.hear(rank)
         for rank in range(2):
             team.say(rank, "both have looked")
         told = results(team)
     ((text,),) = [written for written in told if written]
-    call = r"all_reduce\(float32\[3\], SUM\) #1"
     assert re.search(
-        rf"Rank (\d) of group (\d) has waited [0-9.]+ s for rank (\d) .* in {call}, .* "
-        rf"Rank \3 waits for rank \1 in {call} of group (?!\2)\d\.",
+        rf"Rank (\d) of group (\w+) has waited [0-9.]+ s for rank (\d) .* in {mine}, .* "
+        rf"Rank \3 waits for rank \1 in {theirs}\.",
         text,
     ), text
 

@@ -32,9 +32,8 @@ LIMIT = 60.0
 
 @pytest.fixture(autouse=True)
 def short_patience(monkeypatch):
-    """A rank that waits this long is stuck; and no stacks, unless a test wants them."""
+    """A rank that waits this long is stuck."""
     monkeypatch.setattr(stuck, "PATIENCE", 0.0)
-    monkeypatch.setattr(stuck, "PY_SPY", "no-such-command")
 
 
 def document(capsys, *arguments: object, status: int = 0) -> dict:
@@ -381,7 +380,7 @@ def test_a_region_with_wrong_contents_breaks_nothing(content, capsys):
         assert len(snapshot.problems) <= 1
         for key in snapshot.groups:
             groups.rows(snapshot, snapshot, key)
-            stuck.waits(snapshot, snapshot.groups[key], stuck.Stacks(background=False))
+            stuck.waits(snapshot, snapshot.groups[key])
 
 
 def test_a_forked_child_is_not_taken_for_its_parent():
@@ -414,6 +413,44 @@ def test_layout_names_the_protocol_of_the_core():
     assert f"kProtocolVersion = {layout.PROTOCOL};" in source
 
 
+# ---- over nodes
+
+
+def late_on_another_node(rank, n, device, *, store):
+    os.environ["OCCL_NODE"] = "ab"[rank // 2]
+    join(rank, n, device, store=store, timeout=LIMIT)
+    if rank == 3:
+        listen()
+    dist.all_reduce(torch.ones(3, device=device))
+
+
+@pytest.mark.full
+def test_each_host_says_what_it_knows_of_a_late_rank(fresh, capsys):
+    def said(pids: list[int], text: str) -> dict:
+        return until(
+            capsys, pids, lambda shown: any(text in it["text"] for it in group_of(shown, "0")["stuck"])
+        )
+
+    with fresh(4) as team:
+        team.start(late_on_another_node, store=team.source.new_file())
+        for pid in team.pids:
+            until(
+                capsys,
+                [],
+                lambda shown, pid=pid: any(
+                    pid == rank["pid"] for group in shown["groups"] for rank in group["ranks"]
+                ),
+            )
+        said(
+            team.pids[:2],
+            " for one or more of ranks 2 and 3 on other nodes in all_reduce(float32[3], SUM) #1",
+        )
+        said(team.pids[2:], "Rank 2 of group 0 has waited")
+        said(team.pids[2:], f" for rank 3 (pid {team.pids[3]}, ")
+        team.say(3, "both hosts have said it")
+        assert not any(outcome.failed for outcome in team.finish()), team.running
+
+
 # ---- texts
 
 
@@ -427,21 +464,6 @@ def test_columns_fit_a_terminal():
         "i4",
         "",
     ]
-
-
-DUMP = """Process 5: python train.py
-Python v3.11.2 (/usr/bin/python3.11)
-
-Thread 5 (idle): "MainThread"
-    wait (threading.py:320)
-    main (train.py:12)
-Thread 6 (idle): "worker"
-    run (worker.py:3)
-"""
-
-
-def test_of_a_stack_the_main_thread_is_shown():
-    assert stuck.main_thread(DUMP) == ["wait (threading.py:320)", "main (train.py:12)"]
 
 
 def test_without_rich_the_screen_says_what_to_install_and_json_works(monkeypatch, capsys):

@@ -26,8 +26,9 @@ MEMBERS = [1, 2, 3]
 PEERS = {0: [2, 2, 2], 1: [0, 2, 2], 2: [2, 3, 2], 3: [2, 3, 2]}
 """By rank: how many others it expects messages of before there are groups, with them, and after them. Rank 1
 has asked two to make groups, and they can have more to say to that."""
-OWN = 2
-"""The thread that answers the processes of this node, and the one that drives where no thread waits."""
+OWN = 3
+"""The threads that answer the processes of this node and show them this one's stack, and the one that drives
+where no thread waits."""
 
 
 def threads() -> int:

@@ -3,6 +3,7 @@
 #include "coll/group/group.h"
 #include "coll/messages/messenger.h"
 #include "coll/progress/engine.h"
+#include "shm/process_status.h"
 
 namespace occl::coll {
 namespace {
@@ -82,6 +83,8 @@ std::string Diagnosis::last_seen(int rank) const {
   for (int i = 0; i < mesh.size(); ++i)
     if (const auto wanted = wanted_tag(member, i))
       text += concat("; it waits for a message from rank ", i, " with tag ", wanted - 1);
+  if (shm::is_stopped(member.peer->pidfd()))
+    text += concat("; it is stopped (SIGSTOP, Ctrl-Z or a debugger)");
   return text + messenger_.unexpected_from(rank) +
          group_.engine().calls_ahead_elsewhere(group_, *member.peer);
 }

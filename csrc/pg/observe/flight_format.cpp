@@ -46,6 +46,13 @@ void FlightDump::add(const RecordedGroup& group) {
   statuses_.insert(std::to_string(group.id), status);
 }
 
+void FlightDump::add_error(const RecordedGroup& group) {
+  const auto communicator = group.communicator.lock();
+  const auto error = communicator ? communicator->error() : std::nullopt;
+  const auto status = statuses_.find(std::to_string(group.id));
+  if (error && status != statuses_.end()) status->value().toGenericDict().insert("error", error->what());
+}
+
 void FlightDump::add(const RecordedCall& call) {
   calls_.push_back(call);
   names_.emplace_back(call.group->name, call.group->description);

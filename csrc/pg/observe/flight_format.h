@@ -19,6 +19,9 @@ class FlightDump {
   // Both copy, and are called under the recorder's mutex.
   void add(const RecordedGroup& group);
   void add(const RecordedCall& call);
+  /// To the status of a group that was added: why it has ended, if it has. Not under that mutex, because the
+  /// group's own locks come first.
+  void add_error(const RecordedGroup& group);
 
   /// A pickled dictionary. `stacks`: calls have their tracebacks, which may wait for the GIL.
   std::string pickled(bool calls, bool stacks) const;

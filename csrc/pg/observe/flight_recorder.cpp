@@ -262,9 +262,11 @@ void FlightRecorder::forget() {
 
 std::string FlightRecorder::dump(bool collectives, bool stacks, bool only_active) {
   FlightDump dump;
+  std::vector<std::shared_ptr<RecordedGroup>> groups;
   {
     std::lock_guard lock(mutex_);
-    for (const auto& group : groups_)
+    groups = groups_;
+    for (const auto& group : groups)
       if (!group->ranks.empty()) dump.add(*group);
     if (collectives) {
       const std::uint64_t kept = std::min<std::uint64_t>(recorded_ - forgotten_, settings_.entries);
@@ -274,6 +276,7 @@ std::string FlightRecorder::dump(bool collectives, bool stacks, bool only_active
       }
     }
   }
+  for (const auto& group : groups) dump.add_error(*group);
   return dump.pickled(collectives,
                       stacks && settings_.stacks);  // without the mutex: it may wait for the GIL
 }

@@ -68,9 +68,9 @@ def snapshot(processes: Processes) -> Snapshot:
     return found
 
 
-def view(options: argparse.Namespace, before: Snapshot, after: Snapshot, stacks: stuck.Stacks) -> View:
+def view(options: argparse.Namespace, before: Snapshot, after: Snapshot) -> View:
     shown = [
-        GroupView(group, groups.rows(before, after, key), stuck.waits(after, group, stacks))
+        GroupView(group, groups.rows(before, after, key), stuck.waits(after, group))
         for key, group in after.groups.items()
         if options.group in (None, group.name)
     ]
@@ -88,7 +88,7 @@ def once(options: argparse.Namespace, processes: Processes) -> int:
     if options.group is not None and all(options.group != group.name for group in after.groups.values()):
         names = ", ".join(sorted({group.name for group in after.groups.values()}))
         return fail(f"There is no group {options.group}; groups here: {names or 'none'}.")
-    picture = view(options, before, after, stuck.Stacks(background=False))
+    picture = view(options, before, after)
     if options.json:
         print(json.dumps(as_json(picture), indent=1))
     else:
@@ -102,13 +102,12 @@ def live(options: argparse.Namespace, processes: Processes) -> int:
     from occl.tools.top import screen
 
     before = snapshot(processes)
-    stacks = stuck.Stacks(background=True)
     with screen.Screen() as shown:
         try:
             time.sleep(min(options.interval, 0.2))
             while True:
                 after = snapshot(processes)
-                shown.update(view(options, before, after, stacks))
+                shown.update(view(options, before, after))
                 before = after
                 time.sleep(options.interval)
         except KeyboardInterrupt:

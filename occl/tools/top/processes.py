@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from occl import stacks
 from occl.tools.top import records
 from occl.tools.top.layout import OtherVersion, Unreadable
 
@@ -34,15 +35,10 @@ class NotShown(Exception):
     """A sentence: why a process that the user named cannot be shown."""
 
 
-def _fields(pid: int) -> list[str]:
-    """Of /proc/PID/stat, from the state on."""
-    return (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
-
-
 @dataclass
 class Process:
     pid: int
-    started: str  # with the pid, which is used again, it identifies the process
+    started: str  # `stacks.started`
     fd: int
     host: str
     exited: bool = False
@@ -57,7 +53,7 @@ class Process:
         """The letter of its state; ``X`` if it has exited."""
         if not self.exited:
             try:
-                fields = _fields(self.pid)
+                fields = stacks.status(self.pid)
                 self.exited = fields[19] != self.started or fields[0] in "ZX"
                 if not self.exited:
                     return fields[0]
@@ -74,6 +70,13 @@ class Process:
             if state in "SD" and wchan not in ("", "0"):
                 said += f" ({wchan})"
         return said
+
+    def stack(self) -> list[str]:
+        """What `stacks.of` returns, or raises."""
+        try:
+            return stacks.of(_own_pid(self.pid), self.started)
+        except OSError:  # it has just ended
+            return []
 
     def close(self) -> None:
         os.close(self.fd)
@@ -107,7 +110,7 @@ def attach(pid: int) -> Process | None:
         try:
             own, _, _, host, _ = records.header(process.read)
             if own == _own_pid(pid):
-                return Process(pid, _fields(pid)[19], fd, host)
+                return Process(pid, stacks.started(pid), fd, host)
         except OtherVersion as other:
             problem = other
         except (Unreadable, IndexError):

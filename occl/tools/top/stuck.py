@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
-import threading
-import time
 from dataclasses import dataclass, field
-from pathlib import Path
 
+from occl import stacks
 from occl.tools.text import ranks
-from occl.tools.top.groups import GONE, Group, Rank, Snapshot
+from occl.tools.top.groups import GONE, STOPPED, Group, Rank, Snapshot
 
 PATIENCE = 1.0
 """Seconds after which a rank that waits is worth a sentence."""
-PY_SPY = "py-spy"
-STACK_SECONDS = 5.0
-STACK_LINES = 8
+DEBUGGERS = ("(pdb.py:", "(bdb.py:")
+"""Frames of Python's debugger."""
 
 
 @dataclass
@@ -32,9 +25,10 @@ class Wait:
     times_out: float | None
     text: str
     stack: list[str] = field(default_factory=list)
+    """The innermost Python frames of the rank that is waited for, where it shows them."""
 
 
-def waits(snapshot: Snapshot, group: Group, stacks: Stacks) -> list[Wait]:
+def waits(snapshot: Snapshot, group: Group) -> list[Wait]:
     """One for each rank that others wait for, the longest first."""
     by: dict[tuple[int, str], list[int]] = {}
     unknown: dict[tuple[str, str], list[int]] = {}
@@ -49,16 +43,25 @@ def waits(snapshot: Snapshot, group: Group, stacks: Stacks) -> list[Wait]:
         if not missing and rank.receives:
             unknown.setdefault((operation, "a message of any rank"), []).append(number)
         elif not missing and group.spans_nodes:
-            unknown.setdefault((operation, "ranks of other nodes"), []).append(number)
+            unknown.setdefault((operation, _elsewhere(group)), []).append(number)
     made = [
-        _wait(snapshot, group, waiting, other, "", operation, stacks)
-        for (other, operation), waiting in by.items()
+        _wait(snapshot, group, waiting, other, "", operation) for (other, operation), waiting in by.items()
     ]
     made += [
-        _wait(snapshot, group, waiting, None, what, operation, stacks)
+        _wait(snapshot, group, waiting, None, what, operation)
         for (operation, what), waiting in unknown.items()
     ]
     return sorted(made, key=lambda wait: (-round(wait.seconds), wait.rank))
+
+
+def _elsewhere(group: Group) -> str:
+    """The ranks of which at least one is late, where all that are seen here have come."""
+    others = [rank for rank in range(group.size) if rank not in group.ranks]
+    if not others:
+        return "messages of other nodes"
+    if len(others) == 1:
+        return f"{ranks(others)} on another node"
+    return f"one or more of {ranks(others, most=8)} on other nodes"
 
 
 def _operation(rank: Rank) -> str:
@@ -72,7 +75,6 @@ def _wait(
     missing: int | None,
     what: str,
     operation: str,
-    stacks: Stacks,
 ) -> Wait:
     """``what``: what they wait for, if it is not the rank ``missing``."""
     oldest = min(group.ranks[r].waits_since() or snapshot.now for r in waiting)
@@ -95,8 +97,10 @@ def _wait(
     text += "."
     stack: list[str] = []
     if rank is not None:
-        text += f" Rank {missing} {_does(snapshot, group, rank)}."
-        stack = stacks.of(rank.process.pid) if rank.state != GONE else []
+        doing = _waits_elsewhere(snapshot, group, rank)
+        if not doing:
+            doing, stack = _does(rank)
+        text += f" Rank {missing} {doing}."
     return Wait(
         waiting,
         -1 if missing is None else missing,
@@ -108,17 +112,15 @@ def _wait(
     )
 
 
-def _does(snapshot: Snapshot, group: Group, rank: Rank) -> str:
-    doing = rank.process.doing()
-    last = rank.call
-    past = f"its last operation was {last.text} #{last.number}" if last else "it has called no operation"
+def _waits_elsewhere(snapshot: Snapshot, group: Group, rank: Rank) -> str:
+    """What its process waits for in other operations; empty if it waits in none, or can make no progress."""
     waiting = [
         (other, number)
         for other, number in snapshot.waiting_elsewhere(rank)
         if other is not group or other.waits_for(number)
     ]
-    if rank.state in "Tt" or rank.state == GONE or not waiting:
-        return f"{doing}; {past}"
+    if rank.state in STOPPED or rank.state == GONE:
+        return ""
     texts = []
     for other, number in waiting[:3]:
         missing = other.waits_for(number)
@@ -130,63 +132,16 @@ def _does(snapshot: Snapshot, group: Group, rank: Rank) -> str:
     return "; it ".join(texts)
 
 
-class Stacks:
-    """Python stacks of processes, through py-spy where it is installed."""
-
-    def __init__(self, background: bool) -> None:
-        here = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-        self.command = shutil.which(PY_SPY, path=here)
-        self.background = background
-        self.known: dict[int, tuple[float, list[str]]] = {}
-        self.asking: set[int] = set()
-
-    @staticmethod
-    def none() -> Stacks:
-        """No stacks: py-spy is not run."""
-        stacks = Stacks(background=True)
-        stacks.command = None
-        return stacks
-
-    def of(self, pid: int) -> list[str]:
-        """The innermost frames of the main thread; empty if they are not known (yet)."""
-        if not self.command:
-            return []
-        at, lines = self.known.get(pid, (0.0, []))
-        if time.monotonic() - at > STACK_SECONDS and pid not in self.asking:
-            self.asking.add(pid)
-            if self.background:
-                threading.Thread(target=self._ask, args=(pid,), daemon=True).start()
-            else:
-                self._ask(pid)
-                lines = self.known[pid][1]
-        return lines
-
-    def _ask(self, pid: int) -> None:
-        assert self.command
-        lines: list[str] = []
+def _does(rank: Rank) -> tuple[str, list[str]]:
+    """What the process of a rank does that waits for no other one, and its stack."""
+    doing, stack = rank.process.doing(), []
+    if rank.state not in STOPPED and rank.state != GONE:
         try:
-            dump = subprocess.run(
-                [self.command, "dump", "--nonblocking", "--pid", str(pid)],
-                capture_output=True,
-                encoding="utf-8",
-                errors="replace",
-                timeout=STACK_SECONDS,
-                check=False,
-            )
-            lines = main_thread(dump.stdout)
-        except (OSError, subprocess.TimeoutExpired):
-            pass
-        self.known[pid] = (time.monotonic(), lines)
-        self.asking.discard(pid)
-
-
-def main_thread(dump: str) -> list[str]:
-    """The frames of the main thread in what py-spy prints."""
-    frames: list[str] = []
-    inside = False
-    for line in dump.splitlines():
-        if line.startswith("Thread "):
-            inside = '"MainThread"' in line
-        elif inside and line.startswith("    ") and len(frames) < STACK_LINES:
-            frames.append(line.strip())
-    return frames
+            stack = rank.process.stack()
+        except stacks.NoAnswer:
+            doing += " in a call outside Python that keeps the interpreter's lock"
+    if any(debugger in frame for frame in stack for debugger in DEBUGGERS):
+        doing = "is in Python's debugger"
+    last = rank.call
+    past = f"its last operation was {last.text} #{last.number}" if last else "it has called no operation"
+    return f"{doing}; {past}", stack

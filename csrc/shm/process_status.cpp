@@ -1,4 +1,4 @@
-#include "shm/exit_status.h"
+#include "shm/process_status.h"
 
 #include <sys/ioctl.h>
 
@@ -37,20 +37,25 @@ int pid_of(int pidfd) {
   return -1;
 }
 
-/// Of a process that its parent has not waited for yet: the last field of its line in /proc.
-std::optional<int> zombie_status(int pidfd) {
+/// The fields of its line in /proc from its state on ("S 1 ..."); empty if it is not there any more.
+std::string fields_from_state(int pidfd) {
   const int pid = pid_of(pidfd);
-  if (pid <= 0) return std::nullopt;
+  if (pid <= 0) return {};
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
   std::string line;
   std::getline(file, line);
-  const auto name_end = line.rfind(')');  // the name may contain anything
-  if (name_end == std::string::npos || line.substr(name_end, 3) != ") Z") return std::nullopt;
+  const auto name_end = line.rfind(") ");  // the name may contain anything
   // The parent may have waited meanwhile, and the number may belong to another process.
-  if (pid_of(pidfd) != pid) return std::nullopt;
-  const auto last = line.find_last_of(' ');
+  if (name_end == std::string::npos || pid_of(pidfd) != pid) return {};
+  return line.substr(name_end + 2);
+}
+
+/// Of a process that its parent has not waited for yet: the last field.
+std::optional<int> zombie_status(int pidfd) {
+  const std::string fields = fields_from_state(pidfd);
+  if (!fields.starts_with("Z")) return std::nullopt;
   int status = 0;
-  if (!(std::istringstream(line.substr(last + 1)) >> status)) return std::nullopt;
+  if (!(std::istringstream(fields.substr(fields.find_last_of(' ') + 1)) >> status)) return std::nullopt;
   return status;
 }
 
@@ -60,6 +65,11 @@ std::optional<int> exit_status(int pidfd) {
   if (const auto status = reaped_status(pidfd)) return status;
   if (const auto status = zombie_status(pidfd)) return status;
   return reaped_status(pidfd);  // the parent may have waited for it in between
+}
+
+bool is_stopped(int pidfd) {
+  const std::string fields = fields_from_state(pidfd);
+  return fields.starts_with("T") || fields.starts_with("t");
 }
 
 }  // namespace occl::shm
