@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
+from occl.testing import pool
 from tests.support import own_pytest
 from tests.support.own_pytest import endings
 
@@ -258,3 +260,48 @@ def test_each_process_of_xdist_keeps_ranks_of_its_own(tmp_path):
     assert "8 passed" in own_pytest.run(tmp_path, "-n", "2").output
     found = {pid for file in tmp_path.glob("test_many*") for pid in file.read_text().split()}
     assert len(found) == 4
+
+
+class Kept:
+    """Stands for a team."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.alive = True
+
+    def close(self) -> None:
+        self.alive = False
+
+    def forget_printed(self) -> None:
+        pass
+
+
+@pytest.fixture
+def few_stay(monkeypatch):
+    monkeypatch.setattr(pool, "_kept", {})
+    monkeypatch.setattr(pool, "MOST_RANKS", 8)
+
+
+def used(of: pool.Pool, key: str, size: int) -> Kept:
+    with of.lend(key, lambda: Kept(size)) as team:
+        return team
+
+
+def test_of_all_pools_the_ranks_that_were_used_least_recently_end(few_stay):
+    one, other = pool.Pool(mock.Mock()), pool.Pool(mock.Mock())
+    first, second, third = used(one, "a", 3), used(other, "a", 3), used(one, "b", 2)
+    assert used(one, "a", 3) is first and used(other, "a", 3) is second
+    assert first.alive and second.alive and third.alive
+    fourth = used(other, "b", 4)
+    assert (first.alive, second.alive, third.alive, fourth.alive) == (False, True, False, True)
+    used(other, "c", 20)
+    assert [team.size for team in pool._kept.values()] == [20]
+
+
+def test_ranks_that_are_lent_do_not_end_for_others(few_stay):
+    lender = pool.Pool(mock.Mock())
+    with lender.lend("a", lambda: Kept(6)) as outer:
+        inner = used(lender, "b", 6)
+        assert outer.alive and inner.alive
+    lender.close()
+    assert not outer.alive and not inner.alive and not pool._kept

@@ -1,6 +1,7 @@
 #include "hosts/monitored_barrier.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/error.h"
 #include "coll/group/monitored_barrier.h"
@@ -48,6 +49,7 @@ void MonitoredBarrier::run(coll::Communicator& group, std::chrono::milliseconds 
   CallHeader own;
   own.number = ++number_;
   if (info_.rank != 0) post(0, own, timeout);
+  const coll::Activity::InBarrier shown_to_readers(std::as_const(group).activity(), number_);
   const auto reached = [&] {
     if (const auto error = group.error()) throw *error;
     if (info_.rank != 0) return poll(0) != Report::awaited;

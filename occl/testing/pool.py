@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from occl.testing.launch import Source
 from occl.testing.team import Team
@@ -14,19 +14,24 @@ if TYPE_CHECKING:
 
 AnySource = TypeVar("AnySource", bound=Source)
 
+MOST_RANKS = 32
+"""Ranks that stay in all pools of this process together. Each of them takes some 70 MB."""
+
+_kept: dict[tuple[Pool[Any], Hashable], Team] = {}
+"""The teams that stay and are not lent, by pool and key. The one that was used last comes last."""
+
 
 class Pool(Generic[AnySource]):
     """Teams that stay, each for the key that it was made for. To be used with ``with``, or closed.
 
+    If more than `MOST_RANKS` ranks would stay, in whatever pools, those that were used least recently end.
+
     Args:
         source: where the processes come from. It is closed with the pool.
-        most: the number of teams that stay. One more ends the team that was used least recently.
     """
 
-    def __init__(self, source: AnySource, most: int | None = None) -> None:
+    def __init__(self, source: AnySource) -> None:
         self.source = source
-        self.most = most
-        self._teams: dict[Hashable, Team] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -47,16 +52,14 @@ class Pool(Generic[AnySource]):
             make: makes a team where none has stayed.
             prepare: what is done once with a team that has been made.
         """
-        team = self._teams.pop(key, None)
+        team = _kept.pop((self, key), None)
         if team is not None and not team.alive:
             team.close()
             team = None
         made = team is None
         if team is None:
-            while self.most is not None and len(self._teams) >= self.most:
-                self._teams.pop(next(iter(self._teams))).close()
             team = make()
-        self._teams[key] = team  # the last one is the one that was used last
+            _make_room(team.size)
         try:
             if made and prepare is not None:
                 prepare(team)
@@ -65,13 +68,20 @@ class Pool(Generic[AnySource]):
         except BaseException:
             team.close()
             raise
+        _kept[self, key] = team
 
     def drop(self) -> None:
         """Ends all teams that have stayed."""
-        while self._teams:
-            self._teams.popitem()[1].close()
+        for place in [place for place in _kept if place[0] is self]:
+            _kept.pop(place).close()
 
     def close(self) -> None:
         """Ends all teams, and the source."""
         self.drop()
         self.source.close()
+
+
+def _make_room(ranks: int) -> None:
+    """For so many ranks more."""
+    while _kept and ranks + sum(team.size for team in _kept.values()) > MOST_RANKS:
+        _kept.pop(next(iter(_kept))).close()

@@ -27,9 +27,6 @@ PRELOAD = ("torch.distributed.tensor", "torch.nn.parallel", "torch._dynamo")
 MOST_CLONES = 4
 """Warm processes that stay. Each has imported one test module, and tests come module by module."""
 
-MOST_TEAMS = 8
-"""Teams that stay for the tests of one module: parametrized tests may come in turns."""
-
 OF_TEST = "PYTEST_CURRENT_TEST"
 """The variable that pytest changes before each test. Kept ranks get its value with each test."""
 
@@ -178,7 +175,7 @@ class Session:
             while len(self._pools) >= MOST_CLONES:
                 self._pools.pop(next(iter(self._pools))).close()
             source = Spawned() if options.start == "spawn" else self._clone(place, options)
-            pool = Pool(source, MOST_TEAMS)
+            pool = Pool(source)
         self._pools[key] = pool  # the last one is the one that was used last
         return pool
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -497,14 +498,15 @@ def test_64_ranks_are_shown_on_a_screen_of_80_columns(pool, monkeypatch, capsys)
 
 
 class Terminal:
-    """A tmux of its own, of 80 by 24."""
+    """A tmux of its own, of 80 columns."""
 
     def __init__(self, folder: Path, **environment: str) -> None:
         self.tmux = ["tmux", "-S", str(folder / "tmux"), "-f", "/dev/null"]
         self.environment = os.environ | environment
 
-    def start(self, *command: object) -> None:
-        line = [*self.tmux, "new-session", "-d", "-x", "80", "-y", "24", "-s", "top", *map(str, command)]
+    def start(self, *command: object, height: int = 24) -> None:
+        size = ["-x", "80", "-y", str(height)]
+        line = [*self.tmux, "new-session", "-d", *size, "-s", "top", *map(str, command)]
         subprocess.run(line, env=self.environment, check=True, timeout=LIMIT)
 
     def picture(self, colours: bool = False) -> str:
@@ -556,3 +558,72 @@ def test_the_screen_follows_a_job_in_a_terminal(pool, tmp_path, dumb):
             terminal.close()
         for rank in (0, 2):
             team.kill(rank)
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not shutil.which("tmux"), reason="tmux is not installed")
+def test_a_picture_that_does_not_fit_scrolls(pool, tmp_path):
+    pytest.importorskip("rich")
+    terminal = Terminal(tmp_path, PYTHONPATH=str(ROOT), SHELL="/bin/sh")
+    with job(pool, 7, goes_on) as team:
+        for rank in range(7):
+            team.hear(rank)
+        pids = " ".join(map(str, team.pids))
+        command = (
+            f"{sys.executable} -m torch_occl top --interval 0.5 {pids}; echo ended $?; sleep {LIMIT:.0f}"
+        )
+        try:
+            terminal.start(command, height=8)
+            shown = terminal.until("lines 1-7 of 11: arrows")
+            assert shown.startswith("torch_occl top: host") and f"{team.pids[3]}" not in shown
+            for key, text in {
+                "Down": "lines 2-8 of 11",
+                "Up": "lines 1-7 of 11",
+                "PageDown": "lines 5-11 of 11",
+                "j": "lines 5-11 of 11",
+                "k": "lines 4-10 of 11",
+                "Home": "lines 1-7 of 11",
+                "x": "lines 1-7 of 11",
+                "End": "lines 5-11 of 11",
+            }.items():
+                terminal.press(key)
+                shown = terminal.until(text)
+            assert f"{team.pids[6]}" in shown
+            terminal.press("q")
+            terminal.until("ended 0")
+        finally:
+            terminal.close()
+        for rank in range(7):
+            team.say(rank, "end")
+        team.finish()
+
+
+def in_barrier(rank, n, device, *, store):
+    join(rank, n, device, store=store, timeout=LIMIT)
+    dist.barrier()
+    tell("calls")
+    if rank == 1:
+        listen()
+    dist.group.WORLD.monitored_barrier(timedelta(seconds=LIMIT), True)
+    tell("passed")
+    listen()
+
+
+def test_a_monitored_barrier_is_shown(pool, capsys):
+    with job(pool, 3, in_barrier) as team:
+        for rank in range(3):
+            team.hear(rank)
+        shown = until(capsys, team.pids, lambda it: stages(it, "0").count("waiting") == 2)
+        (wait,) = group_of(shown, "0")["stuck"]
+        assert re.fullmatch(
+            r"Ranks 0 and 2 of group 0 have waited [0-9.]+ s for rank 1 \(pid \d+, host \S+\) in "
+            r"monitored_barrier\(\) #1\. Rank 1 sleeps.*; its last operation was barrier.* #1\.",
+            wait["text"],
+        ), wait
+        team.say(1, "call")
+        for rank in range(3):
+            assert team.hear(rank) == "passed"
+        until(capsys, team.pids, lambda it: stages(it, "0") == ["computing"] * 3)
+        for rank in range(3):
+            team.say(rank, "end")
+        team.finish()

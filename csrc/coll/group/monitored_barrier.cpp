@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -49,6 +50,7 @@ void monitored_barrier(Group& group, std::chrono::milliseconds timeout, bool all
   const RollCall& verdict = mesh.member(0).block.roll_call();
   const auto number = own.arrived.fetch_add(1, std::memory_order_seq_cst) + 1;  // sync: barrier-arrived
   mesh.bells().ring_all();
+  const Activity::InBarrier shown_to_readers(std::as_const(group).activity(), number);
 
   const auto missing = [&] {
     std::vector<int> ranks;

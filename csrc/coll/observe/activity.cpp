@@ -1,6 +1,7 @@
 #include "coll/observe/activity.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <new>
 #include <utility>
@@ -69,6 +70,12 @@ std::uint64_t bytes_of(const Collective& c) {
   return std::max(elements(c.in), elements(c.out)) * size_of(c.dtype);
 }
 
+Activity::InBarrier::InBarrier(const Activity& activity, std::uint64_t number) : record_(*activity.record_) {
+  record_.barriers.set(number);
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  record_.barrier_since.set(static_cast<std::uint64_t>(std::chrono::nanoseconds(now).count()));
+}
+
 /// Makes `version` odd while it lives.
 class Activity::Writing {
  public:
@@ -92,9 +99,10 @@ Activity::Activity(std::shared_ptr<shm::Endpoint> endpoint, Identity identity,
   ActivityRecord& r = *record_;
   {
     const Writing writing(r);
-    for (RecordWord* word : {&r.stage, &r.number, &r.signature, &r.volume, &r.posted, &r.since, &r.deadline,
-                             &r.submitted, &r.last, &r.collectives, &r.message, &r.message_envelope,
-                             &r.message_volume, &r.message_posted, &r.messages_open})
+    for (RecordWord* word :
+         {&r.stage, &r.number, &r.signature, &r.volume, &r.posted, &r.since, &r.deadline, &r.submitted,
+          &r.last, &r.collectives, &r.message, &r.message_envelope, &r.message_volume, &r.message_posted,
+          &r.messages_open, &r.barriers, &r.barrier_since})
       word->set(0);
     for (auto& c : r.counters)
       for (RecordWord* word : {&c.operations, &c.bytes, &c.meeting, &c.syncing, &c.moving, &c.failed})

@@ -105,6 +105,22 @@ class Activity {
     if (record_->messages_open.get() > 0 && ++looks_for_messages_ == kLooks) block_messages();
   }
 
+  // ---- monitored barriers
+
+  /// Shows that this rank is in a barrier while it lives. For the thread of the program that calls the
+  /// barrier.
+  class InBarrier {
+   public:
+    /// `number`: of the barriers that this rank has come to.
+    InBarrier(const Activity& activity, std::uint64_t number);
+    ~InBarrier() { record_.barrier_since.set(0); }
+    InBarrier(const InBarrier&) = delete;
+    InBarrier& operator=(const InBarrier&) = delete;
+
+   private:
+    ActivityRecord& record_;
+  };
+
   /// Bytes of shared memory that this rank holds for the group. Rarely called.
   void set_memory(std::size_t bytes) { record_->memory.set(bytes); }
 

@@ -72,7 +72,8 @@ struct alignas(kLine) ActivityRecord {
   RecordWord recent_ticks, recent_ns;  // another one, at most a second older than the newest time below
   RecordWord memory;                   // bytes of shared memory that the rank holds for the group
   RecordWord message_deadline;         // of the last message: steady_ns. Guarded by `version`
-  std::array<std::uint64_t, 2> reserved{};
+  RecordWord barriers;                 // monitored barriers that the rank has come to
+  RecordWord barrier_since;            // when it came to the one that it is in: steady_ns; 0: it is in none
 
   // ---- Guarded by `version`. Times are ticks.
   alignas(kLine) RecordWord version;

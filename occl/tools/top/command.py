@@ -109,7 +109,8 @@ def live(options: argparse.Namespace, processes: Processes) -> int:
                 after = snapshot(processes)
                 shown.update(view(options, before, after))
                 before = after
-                time.sleep(options.interval)
+                if not shown.wait(options.interval):
+                    return 0
         except KeyboardInterrupt:
             return 0
 

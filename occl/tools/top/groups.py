@@ -14,6 +14,7 @@ from occl.tools.top.records import Call, Record
 
 GONE = "X"
 STOPPED = "Tt"
+BARRIER = "monitored_barrier"
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Rank:
 
     @property
     def computes(self) -> bool:
-        return self.record.stage == "idle" and not self.receives
+        return self.record.stage == "idle" and not self.receives and not self.in_barrier
 
     @property
     def receives(self) -> bool:
@@ -32,8 +33,15 @@ class Rank:
         return self.record.stage == "idle" and self.record.messages_open > 0
 
     @property
+    def in_barrier(self) -> bool:
+        """Its program is in a monitored barrier."""
+        return self.record.barrier_since is not None
+
+    @property
     def call(self) -> Call | None:
         """The operation that it is in, or was in last."""
+        if since := self.record.barrier_since:
+            return Call(BARRIER, self.record.barriers, "", 0, f"{BARRIER}()", since)
         call, message = self.record.call, self.record.message
         if call is None or message is None:
             return call or message
@@ -41,6 +49,8 @@ class Rank:
         return message if self.receives or (self.record.stage == "idle" and newer) else call
 
     def waits_since(self) -> int | None:
+        if self.in_barrier:
+            return self.record.barrier_since
         if self.record.stage == "meeting" or self.receives:
             return (self.call.posted or None) if self.call else None  # 0: a message that just begins
         return self.record.since if self.record.stage == "syncing" else None
@@ -62,6 +72,8 @@ class Group:
     def waits_for(self, rank: int) -> list[int]:
         """The ranks that this one waits for, of those that share memory with it."""
         me = self.ranks[rank]
+        if me.in_barrier:
+            return self._behind(rank, lambda r: r.barriers)
         if me.record.stage == "meeting":
             return self._behind(rank, lambda r: r.collectives)
         if me.record.stage == "syncing":

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator
 
-PROTOCOL = 16  # shm::kProtocolVersion
+PROTOCOL = 17  # shm::kProtocolVersion
 MAGIC = 0x6C63636F  # shm::kMagic
 RECORD_MAGIC = 0x61636C6F  # coll::kRecordMagic
 MAX_RANKS = 256
@@ -23,7 +23,16 @@ IDENTITY = struct.Struct("<IIQQQiiQQQ128s")
 WORDS = struct.Struct("<112Q")
 """The words after the identity: the fields of `FIELDS`, then eight words of counters for each kind."""
 FIELDS = [
-    *("first_ticks", "first_ns", "recent_ticks", "recent_ns", "memory", "message_deadline", "", ""),
+    *(
+        "first_ticks",
+        "first_ns",
+        "recent_ticks",
+        "recent_ns",
+        "memory",
+        "message_deadline",
+        "barriers",
+        "barrier_since",
+    ),
     *("version", "stage", "number", "signature", "volume", "posted", "since", "deadline"),
     *("submitted", "last", "collectives", "message", "envelope", "message_volume"),
     *("message_posted", "messages_open"),

@@ -67,6 +67,8 @@ class Record:
     last: int | None
     message: Message | None
     messages_open: int
+    barriers: int
+    barrier_since: int | None
     memory: int
     counted: dict[str, Counted]
     wanted: dict[int, int] = field(default_factory=dict)
@@ -178,6 +180,8 @@ def _record(w: dict[str, int], counters: tuple[int, ...], names: Names) -> Recor
         last=w["last"] - 1 if 0 < w["last"] <= layout.MAX_RANKS else None,
         message=message,
         messages_open=w["messages_open"],
+        barriers=w["barriers"],
+        barrier_since=w["barrier_since"] or None,
         memory=w["memory"],
         counted=counted,
     )

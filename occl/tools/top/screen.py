@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from types import TracebackType
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from occl.tools.top.groups import Row
+from occl.tools.top.keys import Keys
 from occl.tools.top.view import GroupView, View, columns, headline, title
 
 STYLES = {
@@ -21,13 +24,19 @@ STYLES = {
     "held": "magenta",
     "moving": "green",
 }
+KEYS = "arrows, PgUp, PgDn, Home and End scroll, q ends"
+FAR = 1 << 30
+"""More lines than there are."""
 NOTHING = "No process of this user has a group of torch_occl."
 
 
 def console() -> Console:
-    """Without a terminal as wide as COLUMNS says, or 80."""
-    made = Console(highlight=False, markup=False, emoji=False)
-    if not made.is_terminal and not os.environ.get("COLUMNS"):
+    """As large as the terminal, whatever COLUMNS says. Without one as wide as COLUMNS says, or 80."""
+    terminal = sys.stdout.isatty()
+    sizes = () if not terminal else ("COLUMNS", "LINES")
+    environment = {name: value for name, value in os.environ.items() if name not in sizes}
+    made = Console(highlight=False, markup=False, emoji=False, _environ=environment)
+    if not terminal and "COLUMNS" not in environment:
         made.width = 80
     return made
 
@@ -59,32 +68,48 @@ def wrapped(view: GroupView) -> list[Text]:
     return lines
 
 
-def picture(view: View, width: int, height: int | None) -> RenderableType:
-    """``height``: lines of the terminal, or None if there is no end to them."""
+def picture(view: View, width: int) -> RenderableType:
     parts: list[RenderableType] = [Text(headline(view), style="bold", no_wrap=True, overflow="ellipsis")]
     parts += [Text(problem, style="red") for problem in view.problems[:3]]
     if not view.groups:
         parts.append(Text(NOTHING))
-    left = None if height is None else height - len(parts)
-    for number, group in enumerate(view.groups):
-        sentences = wrapped(group)
-        rows = group.rows
-        if left is not None:
-            used = 3 + sum(-(-text.cell_len // width) for text in sentences)
-            fair = max(3, (left // (len(view.groups) - number)) - used)
-            if len(rows) > fair:
-                rows = rows[: max(1, fair - 1)]
-            left -= used + len(rows) + (len(rows) < len(group.rows))
-        parts += ["", Text(title(group), style="bold"), *sentences, table(group, rows, width)]
-        if len(rows) < len(group.rows):
-            more = len(group.rows) - len(rows)
-            parts.append(Text(f"  {more} more: a higher window or --sort shows others", style="dim"))
+    for group in view.groups:
+        parts += ["", Text(title(group), style="bold"), *wrapped(group), table(group, group.rows, width)]
     return Group(*parts)
 
 
 def show(view: View) -> None:
     on = console()
-    on.print(picture(view, on.width, None))
+    on.print(picture(view, on.width))
+
+
+class Part:
+    """As many lines of a picture as a terminal has, with a line that says which, if they are not all."""
+
+    def __init__(self, whole: RenderableType, first: int) -> None:
+        self.whole = whole
+        self.first = first
+        """The first line that is shown: as was asked for, and once it is rendered one that can be."""
+        self.height = 0
+        """Lines of the picture that fit, once it is rendered."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        height = options.height or console.height
+        lines = console.render_lines(self.whole, options.update(height=None), pad=False)
+        self.height = height if len(lines) <= height else height - 1
+        self.first = max(0, min(self.first, len(lines) - self.height))
+        for line in lines[self.first : self.first + self.height]:
+            yield from line
+            yield Segment.line()
+        if self.height < len(lines):
+            last = self.first + self.height
+            yield Text(
+                f"lines {self.first + 1}-{last} of {len(lines)}: {KEYS}",
+                style="reverse",
+                no_wrap=True,
+                overflow="ellipsis",
+                end="",
+            )
 
 
 class Screen:
@@ -96,20 +121,46 @@ class Screen:
         self.live = Live(
             console=self.console, screen=self.whole, auto_refresh=False, vertical_overflow="crop"
         )
+        self.keys = Keys()
+        self.view: View | None = None
+        self.part = Part("", 0)
 
     def __enter__(self) -> Screen:
         if self.whole:
             self.live.start()
+            self.keys.open()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self.whole:
+            self.keys.close()
             self.live.stop()
 
     def update(self, view: View) -> None:
+        self.view = view
         if self.whole:
-            self.live.update(picture(view, self.console.width, self.console.height), refresh=True)
+            self._draw(self.part.first)
         else:
-            self.console.print(time.strftime("%H:%M:%S"), picture(view, self.console.width, None))
+            self.console.print(time.strftime("%H:%M:%S"), picture(view, self.console.width))
+
+    def _draw(self, first: int) -> None:
+        assert self.view
+        self.part = Part(picture(self.view, self.console.width), first)
+        self.live.update(self.part, refresh=True)
+
+    def wait(self, seconds: float) -> bool:
+        """Scrolls as the user's keys say, for so long. False if the user has ended the program."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            key = self.keys.read(left)
+            if key == "q":
+                return False
+            page = max(1, self.part.height - 1)
+            step = {"up": -1, "down": 1, "page up": -page, "page down": page, "home": -FAR, "end": FAR}.get(
+                key
+            )
+            if step:
+                self._draw(max(0, self.part.first + step))
+        return True
