@@ -235,8 +235,9 @@ def _set_prepare_ucx(
 ) -> None:
     """Says what finds UCX and its settings (`occl.distributed.ucx.prepare`)."""
 
-def _ucx_version(libraries: Sequence[str]) -> str:
-    """Of the first of these libraries that can be opened. Raises RuntimeError if none can, or is too old."""
+def _ucx_version(libraries: Sequence[str], process: Sequence[tuple[str, str]]) -> str:
+    """Of the first of these libraries that can be opened, which gets these settings for the process. Raises
+    RuntimeError if none can be opened, or it is too old."""
 
 def _init_device_groups() -> None:
     """Once ``dev`` is made: its quantized and sparse tensors reach their backend."""

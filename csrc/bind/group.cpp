@@ -228,10 +228,10 @@ void bind_group(py::module_& module) {
       py::arg("prepare"));
   module.def(
       "_ucx_version",
-      [](std::vector<std::string> libraries) {
-        return ucx::api({std::move(libraries), {}, {}, {}}).version;
+      [](std::vector<std::string> libraries, ucx::Settings::Values process) {
+        return ucx::api({std::move(libraries), {}, {}, std::move(process)}).version;
       },
-      py::arg("libraries"));
+      py::arg("libraries"), py::arg("process"));
   module.def(
       "_set_prepare_inter_node",
       [](py::function prepare) {

@@ -11,6 +11,9 @@ get occl or all get Gloo:
                            the same ones: then no vote is left from an earlier attempt
     a rank that is late    finds that the others have agreed without it, which means Gloo
 
+Ranks of several nodes then agree in the same way whether all of them can use UCX: over Gloo's connections
+occl is not always the faster one.
+
 `occl.registration` imports this module together with PyTorch, so nothing here loads the extension before a
 group is made.
 """
@@ -51,6 +54,9 @@ KEYS = "occl in the place of gloo"
 FIRST_NAP, LONGEST_NAP = 1e-4, 0.05
 """Seconds between two looks into the store. `Store.wait` cannot wait for one of two keys."""
 
+Votes = list[dict[str, Any] | None]
+"""By rank; None for a rank that did not vote."""
+
 _on = False
 _making = threading.local()
 _originals: dict[str, Callable[..., Any]] = {}
@@ -65,8 +71,9 @@ class replace_gloo:
     several, as in ``"cpu:gloo,cuda:nccl"``. ``get_backend`` still returns what the program asked for. Groups
     that exist do not change. `uses_occl` says which backend a group got.
 
-    A group is Gloo's, with a warning of one rank that says why, if a rank has not called this, cannot use
-    occl, or shares no memory with the others. All ranks of a group come to the same choice. Code that
+    A group is Gloo's, with a warning of one rank that says why, if a rank has not called this or cannot use
+    occl, or if the group spans several nodes and a rank cannot use UCX. All ranks of a group come to the same
+    choice. Code that
     makes Gloo itself (``torch.distributed.rpc``, ``TORCH_DISTRIBUTED_DEBUG=DETAIL``,
     ``ProcessGroupGloo(...)``) gets Gloo.
 
@@ -328,6 +335,10 @@ def _choose(
         "kept": kept,
     }
     choice = _outcome([vote]) if size == 1 else _agree(store, gloo, vote, rank, size, name, timeout)
+    if choice["occl"] and choice["places"]:
+        # On one host UCX would be opened in vain, so it is a question of its own.
+        between, of_ucx = dist.PrefixStore("between nodes/", store), _ucx(choice["places"])
+        choice |= _agree(between, gloo, of_ucx, rank, size, name, timeout, _outcome_between)
     place_notices.tell(name, rank, size, choice)
     return choice
 
@@ -340,12 +351,14 @@ def _agree(
     size: int,
     name: str,
     timeout: timedelta,
+    outcome: Callable[[Votes], dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """What the ranks choose together.
 
     Args:
         gloo: the store in which the group's Gloo would store addresses.
         name: of the group.
+        outcome: the choice that follows from all votes; `_outcome` if not given.
 
     Raises:
         DistBackendError: a rank neither voted nor made Gloo in time.
@@ -361,7 +374,7 @@ def _agree(
             )
         time.sleep(nap)
         nap = min(nap * 1.5, LONGEST_NAP)
-    return _outcome(votes)
+    return (outcome or _outcome)(votes)
 
 
 class _Poll:
@@ -384,7 +397,7 @@ class _Poll:
         }
         self._store_own()
 
-    def look(self) -> list[dict[str, Any] | None] | None:
+    def look(self) -> Votes | None:
         """The votes by rank, None for a rank that did not vote; or None if the ranks do not agree yet."""
         while self._come < self.size:  # in turn, so that few keys are asked for while a rank is late
             self.awaited = self._come
@@ -439,29 +452,63 @@ class _Poll:
         )
 
 
-def _outcome(votes: list[dict[str, Any] | None]) -> dict[str, Any]:
-    """The choice that follows from the votes, by rank; None for a rank that did not vote."""
+def _outcome(votes: Votes) -> dict[str, Any]:
     given = [(rank, vote) for rank, vote in enumerate(votes) if vote]
     _, first = given[0]
     absent = [rank for rank, vote in enumerate(votes) if not vote]
-    elsewhere = [rank for rank, vote in given if vote["place"] != first["place"]]
     other_version = [rank for rank, vote in given if vote["version"] != first["version"]]
     reasons = [f"rank {rank} cannot use occl: {vote['cannot']}" for rank, vote in given if vote["cannot"]]
     if absent:
         reasons.append(
             f"{_named(absent)} did not ask for it, by OCCL_IN_PLACE_OF=gloo or occl.replace_gloo()"
         )
-    if elsewhere:
-        reasons.append(
-            f"{_named(elsewhere)} shares no memory with rank {given[0][0]}, because the host, the user, "
-            "OCCL_NODE, or the network or PID namespace differs"
-        )
     if other_version:
         reasons.append(
             f"{_named(other_version)} has another version or build of torch_occl than rank {given[0][0]}"
         )
     kept = sorted({device for _, vote in given for device in vote["kept"]})
-    return {"occl": not reasons, "why": "; ".join(reasons), "kept": kept, "first": given[0][0]}
+    places = [vote["place"] for _, vote in given]
+    if all(place == places[0] for place in places):
+        places = []  # all ranks share memory
+    return {
+        "occl": not reasons,
+        "why": "; ".join(reasons),
+        "kept": kept,
+        "first": given[0][0],
+        "places": places,
+    }
+
+
+def _outcome_between(votes: Votes) -> dict[str, Any]:
+    """What follows for a group over several nodes, in which occl takes Gloo's place over UCX only."""
+    given = [(rank, vote) for rank, vote in enumerate(votes) if vote]
+    first, of_first = given[0]
+    reasons = [
+        f"the group spans several nodes, and rank {rank} cannot use UCX: {vote['cannot']}"
+        for rank, vote in given
+        if vote["cannot"]
+    ]
+    if absent := [rank for rank, vote in enumerate(votes) if not vote]:
+        reasons.append(f"{_named(absent)} has made Gloo meanwhile")
+    if other := [rank for rank, vote in given if vote["version"] != of_first["version"]]:
+        reasons.append(
+            f"the group spans several nodes, and {_named(other)} has another version of UCX than rank {first}"
+        )
+    return {"occl": not reasons, "why": "; ".join(reasons[:1])}
+
+
+def _ucx(places: list[dict[str, str]]) -> dict[str, str]:
+    """The vote of this rank in a group over several nodes."""
+    from occl.distributed import ucx
+
+    chosen = os.environ.get("OCCL_INTER_NODE", "")
+    if chosen not in ("", "ucx"):
+        return {"cannot": f"OCCL_INTER_NODE is {chosen}", "version": ""}
+    try:
+        ucx.prepare(one_network=len({(place["kernel"], place["net"]) for place in places}) == 1)
+        return {"cannot": "", "version": ucx.version()}
+    except RuntimeError as error:
+        return {"cannot": str(error).partition("\n")[0], "version": ""}
 
 
 def _named(numbers: list[int]) -> str:
@@ -479,8 +526,11 @@ def _why_not(size: int) -> str:
     return ""
 
 
-def _place() -> str:
+def _place() -> dict[str, str]:
     """Equal for processes that can share memory: occl's ranks find each other by abstract sockets."""
-    parts = [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.environ.get("OCCL_NODE", "")]
-    parts += [str(os.stat(f"/proc/self/ns/{kind}").st_ino) for kind in ("net", "pid")]
-    return json.dumps([*parts, os.geteuid()])
+    return {
+        "kernel": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+        "node": os.environ.get("OCCL_NODE", ""),
+        **{kind: str(os.stat(f"/proc/self/ns/{kind}").st_ino) for kind in ("net", "pid")},
+        "user": str(os.geteuid()),
+    }

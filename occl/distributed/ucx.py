@@ -10,6 +10,7 @@ import importlib.util
 import os
 from pathlib import Path
 
+from occl import _C
 from occl.distributed.inter_node import places_of
 
 SYSTEM = "libucp.so.0"
@@ -59,6 +60,11 @@ def libraries() -> list[str]:
 def found() -> bool:
     """Whether a library of UCX is installed. It is not opened."""
     return len(libraries()) > 1 or ctypes.util.find_library("ucp") is not None
+
+
+def version() -> str:
+    """Of the library, which is opened. Raises RuntimeError if none can be opened, or it is too old."""
+    return _C._ucx_version(libraries(), unset(PROCESS))
 
 
 def devices(interface: str) -> list[str]:

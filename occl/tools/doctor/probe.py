@@ -28,10 +28,9 @@ def owner() -> dict[str, Any]:
 
 def ucx() -> dict[str, str]:
     """The version of UCX, or why there is none."""
-    extension = importlib.import_module("occl._C")
-    libraries = importlib.import_module("occl.distributed.ucx").libraries()
+    module = importlib.import_module("occl.distributed.ucx")
     try:
-        return {"version": extension._ucx_version(libraries), "why_not": ""}
+        return {"version": module.version(), "why_not": ""}
     except RuntimeError as error:
         return {"version": "", "why_not": str(error).partition("\n")[0]}
 

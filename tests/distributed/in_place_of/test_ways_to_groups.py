@@ -122,8 +122,8 @@ def test_init_and_destroy_follow_each_other_over_one_store(fresh):
 def chooses_twice(rank, n, device, *, store):
     store = dist.FileStore(store, n)
     choices = []
-    for place in (f"place {rank}", "one place"):
-        vote = {"cannot": "", "place": place, "version": "1", "kept": []}
+    for version in (f"version {rank}", "one version"):
+        vote = {"cannot": "", "place": "here", "version": version, "kept": []}
         limit = timedelta(seconds=50)
         choices.append(gloo._agree(store, dist.PrefixStore("cpu/", store), vote, rank, n, "0", limit))
         if len(choices) == 1:  # as the group itself would
