@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from occl.bench import worker
+from tests.support.mpi import AS_ROOT
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "benchmarks" / "peers"
@@ -121,7 +122,7 @@ PROGRAMS = {
             "openmpi",
             lambda: lacks_tools("mpicxx.openmpi", "mpirun.openmpi"),
             launcher=lambda n: ["mpirun.openmpi", *oversubscribe(n), "-n", str(n)],
-            environment={"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"},
+            environment=AS_ROOT,
         ),
         Program(
             "mpich",

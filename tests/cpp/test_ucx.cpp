@@ -27,8 +27,9 @@ Settings settings() {
   const char* given = std::getenv("OCCL_TEST_UCX");
   settings.libraries = {given ? given : "libucp.so.0"};
   settings.context = {{"TLS", "^sm,self,cuda,rocm,ze"}, {"NET_DEVICES", "lo"}};
-  settings.wishes = {
-      {"TCP_CONN_NB", "y"}, {"KEEPALIVE_INTERVAL", "1s"}, {"MEMTYPE_CACHE", "n"}, {"RCACHE_ENABLE", "n"}};
+  settings.wishes = {{"TCP_CONN_NB", "y"}, {"CONN_NB", "y"}};  // versions know one of the two
+  settings.wishes.insert(settings.wishes.end(),
+                         {{"KEEPALIVE_INTERVAL", "1s"}, {"MEMTYPE_CACHE", "n"}, {"RCACHE_ENABLE", "n"}});
   settings.process = {{"LOG_LEVEL", "fatal"}, {"WARN_UNUSED_ENV_VARS", "n"}, {"HANDLE_ERRORS", "none"}};
   return settings;
 }
