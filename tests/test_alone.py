@@ -122,7 +122,12 @@ NO_KIND = ACCELERATE.format(state="{'distributed_type': 'DistributedType.NO'}")
     ("module", "remedy"),
     [
         pytest.param("transformers.trainer", "pass use_cpu=True to TrainingArguments", id="the Trainer"),
-        pytest.param("accelerate.optimizer", "pass cpu=True to Accelerator", id="a loop with Accelerate"),
+        pytest.param(
+            "accelerate.optimizer",
+            "pass cpu=True to Accelerator",
+            id="a loop with Accelerate",
+            marks=pytest.mark.matrix,
+        ),
         pytest.param("program", "pass cpu=True to Accelerator", id="a loop of its own"),
     ],
 )

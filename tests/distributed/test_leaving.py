@@ -249,12 +249,11 @@ if __name__ == "__main__":
     ("method", "world_size", "device", "runs"),
     [
         ("fork", 2, "cpu", 8),
+        pytest.param("forkserver", 2, "cpu", 10, marks=pytest.mark.full),
+        pytest.param("spawn", 2, "dev", 5, marks=pytest.mark.full),
         *(
-            pytest.param(*case, marks=pytest.mark.full)
-            for case in (
-                ("fork", 4, "cpu", 50), ("fork", 2, "dev", 50), ("forkserver", 2, "cpu", 10),
-                ("spawn", 2, "cpu", 5), ("spawn", 2, "dev", 5),
-            )
+            pytest.param(*case, marks=[pytest.mark.full, pytest.mark.matrix])
+            for case in (("fork", 4, "cpu", 50), ("fork", 2, "dev", 50), ("spawn", 2, "cpu", 5))
         ),
     ],
 )  # fmt: skip

@@ -203,8 +203,15 @@ SPAWNED = [
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", SPAWNED)
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("device", "name"),
+    [
+        # Each case starts an interpreter for each rank: CI has every second one.
+        pytest.param(device, name, marks=[pytest.mark.matrix] * ((at + other) % 2))
+        for other, device in enumerate(DEVICES)
+        for at, name in enumerate(SPAWNED)
+    ],
+)
 def test_it_is_the_same_in_spawned_processes(device, name):
     """By PyTorch's own runner: see `spawned.py`."""
     result = subprocess.run(
