@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 AnySource = TypeVar("AnySource", bound=Source)
 
-MOST_RANKS = 32
+MOST_RANKS = 64
 """Ranks that stay in all pools of this process together. Each of them takes some 70 MB."""
 
 _kept: dict[tuple[Pool[Any], Hashable], Team] = {}
