@@ -7,8 +7,8 @@
 // The list only grows. The record of a group that has ended is used again for another group: until then its
 // `state` says that it shows the last moments of a group.
 //
-// There is one writer, the thread that drives the group, and any number of readers that it does not know. (The
-// two words of monitored barriers are written by the thread of the program that calls one.)
+// There is one writer, the thread that drives the group, and any number of readers that it does not know.
+// The words of monitored barriers are written by the thread that calls one.
 // `version` is odd while the lines below it are written. A reader copies them between two looks at `version`,
 // and tries again unless both show the same even number. The writer may have been stopped or killed in
 // between, so a reader gives up after some attempts and says that it did.
