@@ -7,11 +7,15 @@ import re
 import resource
 import socket
 import threading
+from unittest import mock
 
 import pytest
 
 from occl import stacks
+from occl.tools.top import stuck
 from tests.support.processes import in_forked_child
+
+IN_A_CALL = "runs in a call outside Python that keeps the interpreter's lock; "
 
 
 def shown(listener: socket.socket | None) -> list[str]:
@@ -82,3 +86,16 @@ def test_without_descriptors_it_does_not_answer_and_nothing_fails():
         return str(stacks._listener)
 
     assert in_forked_child(asks) == "None"
+
+
+def test_few_processes_are_waited_for_in_vain():
+    """Each of 63 ranks that keep the lock would hold up the picture."""
+    rank = mock.Mock(state="R", call=None)
+    rank.process.doing.return_value = "runs"
+    rank.process.stack.side_effect = stacks.NoAnswer
+    silent: list[int] = []
+    texts = [stuck._does(rank, silent)[0] for _ in range(63)]
+    assert rank.process.stack.call_count == len(silent) == stuck.MOST_SILENT
+    assert [IN_A_CALL in text for text in texts] == [True] * stuck.MOST_SILENT + [False] * (
+        63 - stuck.MOST_SILENT
+    )

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 MAX_RANKS = 256
 KEYS = "occl in the place of gloo"
-"""Begins all keys in the store."""
+"""Begins all keys in the store, or in the part of it that is about nodes."""
 
 FIRST_NAP, LONGEST_NAP = 1e-4, 0.05
 """Seconds between two looks into the store. `Store.wait` cannot wait for one of two keys."""
@@ -73,8 +73,7 @@ class replace_gloo:
 
     A group is Gloo's, with a warning of one rank that says why, if a rank has not called this or cannot use
     occl, or if the group spans several nodes and a rank cannot use UCX. All ranks of a group come to the same
-    choice. Code that
-    makes Gloo itself (``torch.distributed.rpc``, ``TORCH_DISTRIBUTED_DEBUG=DETAIL``,
+    choice. Code that makes Gloo itself (``torch.distributed.rpc``, ``TORCH_DISTRIBUTED_DEBUG=DETAIL``,
     ``ProcessGroupGloo(...)``) gets Gloo.
 
     In a ``with`` statement, the previous setting holds again at the end; such statements can be nested.
@@ -453,6 +452,7 @@ class _Poll:
 
 
 def _outcome(votes: Votes) -> dict[str, Any]:
+    """The choice that follows from the votes, wherever the ranks are."""
     given = [(rank, vote) for rank, vote in enumerate(votes) if vote]
     _, first = given[0]
     absent = [rank for rank, vote in enumerate(votes) if not vote]

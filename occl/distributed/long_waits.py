@@ -86,9 +86,11 @@ def sentences() -> list[str]:
 
 
 def _own_waits(after: float) -> tuple[list[Rank], list[Wait]]:
-    """The ranks on this host of the groups of this process, and their waits of so many seconds.
+    """The ranks on this host of the groups of this process, and their waits.
 
-    Waits of groups in which this process itself has not waited for as long are left out.
+    Args:
+        after: seconds. Shorter waits are left out, and so are groups in which this process itself has not
+            waited for as long.
     """
     # Importing these takes 10 ms, which only a program that waits long shall take.
     from occl.tools.top import groups, processes, stuck

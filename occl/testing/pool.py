@@ -82,6 +82,6 @@ class Pool(Generic[AnySource]):
 
 
 def _make_room(ranks: int) -> None:
-    """For so many ranks more."""
+    """Ends teams until `MOST_RANKS` leaves room for this number of new ranks."""
     while _kept and ranks + sum(team.size for team in _kept.values()) > MOST_RANKS:
         _kept.pop(next(iter(_kept))).close()

@@ -11,7 +11,7 @@ AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
 def mpirun(ranks: int, options: list[str], *program: str, env: Mapping[str, str], limit: int) -> str:
-    """What all ranks print. Each must end in good order, within so many seconds."""
+    """What all ranks print. Each must end in good order, within `limit` seconds."""
     command = ["mpirun", "--oversubscribe", "-n", str(ranks), *options, "--timeout", str(limit), *program]
     done = subprocess.run(
         command,

@@ -10,6 +10,9 @@ from occl.tools.top.groups import GONE, STOPPED, Group, Rank, Snapshot
 
 PATIENCE = 1.0
 """Seconds after which a rank that waits is worth a sentence."""
+MOST_SILENT = 3
+"""Processes of a group whose answer is waited for in vain. No other one is asked then: each takes
+`stacks.PATIENCE`."""
 DEBUGGERS = ("(pdb.py:", "(bdb.py:")
 """Frames of Python's debugger."""
 
@@ -44,11 +47,13 @@ def waits(snapshot: Snapshot, group: Group) -> list[Wait]:
             unknown.setdefault((operation, "a message of any rank"), []).append(number)
         elif not missing and group.spans_nodes:
             unknown.setdefault((operation, _elsewhere(group)), []).append(number)
+    silent: list[int] = []
     made = [
-        _wait(snapshot, group, waiting, other, "", operation) for (other, operation), waiting in by.items()
+        _wait(snapshot, group, waiting, other, "", operation, silent)
+        for (other, operation), waiting in by.items()
     ]
     made += [
-        _wait(snapshot, group, waiting, None, what, operation)
+        _wait(snapshot, group, waiting, None, what, operation, silent)
         for (operation, what), waiting in unknown.items()
     ]
     return sorted(made, key=lambda wait: (-round(wait.seconds), wait.rank))
@@ -75,8 +80,9 @@ def _wait(
     missing: int | None,
     what: str,
     operation: str,
+    silent: list[int],
 ) -> Wait:
-    """``what``: what they wait for, if it is not the rank ``missing``."""
+    """``what``: what they wait for, if it is not the rank ``missing``. ``silent``: as in `_does`."""
     oldest = min(group.ranks[r].waits_since() or snapshot.now for r in waiting)
     seconds = (snapshot.now - oldest) / 1e9
     deadlines = [call.deadline for r in waiting if (call := group.ranks[r].call) and call.deadline]
@@ -99,7 +105,7 @@ def _wait(
     if rank is not None:
         doing = _waits_elsewhere(snapshot, group, rank)
         if not doing:
-            doing, stack = _does(rank)
+            doing, stack = _does(rank, silent)
         text += f" Rank {missing} {doing}."
     return Wait(
         waiting,
@@ -132,13 +138,17 @@ def _waits_elsewhere(snapshot: Snapshot, group: Group, rank: Rank) -> str:
     return "; it ".join(texts)
 
 
-def _does(rank: Rank) -> tuple[str, list[str]]:
-    """What the process of a rank does that waits for no other one, and its stack."""
+def _does(rank: Rank, silent: list[int]) -> tuple[str, list[str]]:
+    """What the process of a rank does that waits for no other one, and its stack.
+
+    ``silent``: the pids of processes that have not answered. This one is added if it does not.
+    """
     doing, stack = rank.process.doing(), []
-    if rank.state not in STOPPED and rank.state != GONE:
+    if rank.state not in STOPPED and rank.state != GONE and len(silent) < MOST_SILENT:
         try:
             stack = rank.process.stack()
         except stacks.NoAnswer:
+            silent.append(rank.process.pid)
             doing += " in a call outside Python that keeps the interpreter's lock"
     if any(debugger in frame for frame in stack for debugger in DEBUGGERS):
         doing = "is in Python's debugger"
