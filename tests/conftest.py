@@ -11,7 +11,7 @@ from occl.testing.launch import ForkServer
 from tests.support import cpp_build, ranks
 from tests.support.interpreter import Scripts
 
-pytest_plugins = ["tests.support.thinning", "tests.support.shards", "tests.support.tables", "pytester"]
+pytest_plugins = ["tests.support.tables", "tests.support.thinning", "tests.support.shards", "pytester"]
 
 FIRST = ("test_cpp.py", "test_conformance.py", "test_distributed.py", "test_example_gpt.py")
 """Files that take long, some of them in CI: workers that share files end together if these come first."""

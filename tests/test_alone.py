@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from occl.distributed import alone
 from tests.support.interpreter import PACKAGE, install, run_python
+from tests.support.thinning import first
 
 STEP = "torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1).step()"
 IMPORT = "import torch, torch_occl, torch.distributed as dist"
@@ -96,8 +97,7 @@ def test_a_rank_whose_models_accelerate_does_not_wrap_warns(tmp_path):
     assert shown.count(f"{WARNING}Accelerate has no kind of training for the process group") == 1, shown
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("state", ["{'distributed_type': 'DistributedType.MULTI_CPU'}", "{}"])
+@pytest.mark.parametrize("state", first(["{'distributed_type': 'DistributedType.MULTI_CPU'}", "{}"], 0, ci=1))
 def test_accelerate_that_wraps_models_or_is_not_used_is_no_reason_to_warn(state, tmp_path):
     assert "trains alone" not in in_a_group_of_two(ACCELERATE.format(state=state), tmp_path)
 
@@ -128,7 +128,12 @@ NO_KIND = ACCELERATE.format(state="{'distributed_type': 'DistributedType.NO'}")
             id="a loop with Accelerate",
             marks=pytest.mark.matrix,
         ),
-        pytest.param("program", "pass cpu=True to Accelerator", id="a loop of its own"),
+        pytest.param(
+            "program",
+            "pass cpu=True to Accelerator",
+            id="a loop of its own",
+            marks=pytest.mark.matrix,
+        ),
     ],
 )
 def test_the_remedy_is_that_of_the_library_whose_loop_it_is(module, remedy, tmp_path):

@@ -48,8 +48,8 @@ def alone():
     ("ranks", "names", "sizes"),
     [
         (2, list(CONTENDERS), {"4": 4, "1M": 1 << 20}),
-        (2, ["gloo", "floor"], {"4K": 4 << 10}),
-        (3, list(CONTENDERS), {"64K": 64 << 10}),
+        pytest.param(2, ["gloo", "floor"], {"4K": 4 << 10}, marks=pytest.mark.matrix),
+        pytest.param(3, list(CONTENDERS), {"64K": 64 << 10}, marks=pytest.mark.matrix),
     ],
 )
 def test_every_operation_is_measured_with_every_contender(ranks, names, sizes, tmp_path):

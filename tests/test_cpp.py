@@ -24,6 +24,8 @@ TIMEOUT = 300
 """Seconds after which a program counts as hanging."""
 
 THINNED = {"OCCL_TEST_THINNED": "1"}
+SLOW = ("test_plan-asan",)
+"""Pure computation that a sanitizer makes ten times slower: only `make test-all` runs it."""
 
 
 def cases() -> Iterator[object]:
@@ -35,7 +37,8 @@ def cases() -> Iterator[object]:
             runs.append(("plain", True, True))
         for mode, full, whole in runs:
             name = f"{source.stem}-{mode}{'-whole' * whole}"
-            yield pytest.param(source, mode, whole, id=name, marks=[pytest.mark.full] * full)
+            marks = [pytest.mark.full] * full + [pytest.mark.matrix] * (name in SLOW)
+            yield pytest.param(source, mode, whole, id=name, marks=marks)
 
 
 @functools.cache

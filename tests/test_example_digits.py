@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from tests.support.thinning import first
+
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "ddp_digits.py"
 KINDS = ["occl:dev", "occl:cpu", "gloo:cpu"]
@@ -51,8 +53,7 @@ def reference(tmp_path_factory) -> dict:
     return train("gloo:cpu", 1, tmp_path_factory.mktemp("reference") / "one.json", "--epochs", "2")
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", first(KINDS, 0, ci=1))
 def test_two_ranks_reach_97_percent_and_have_the_losses_of_one(kind, reference, tmp_path):
     results = train(kind, 2, tmp_path / "two.json")
     assert results["accuracy"] >= 0.97
@@ -63,13 +64,13 @@ def test_two_ranks_reach_97_percent_and_have_the_losses_of_one(kind, reference, 
     torch.testing.assert_close(results["losses"][:steps], reference["losses"], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", first(KINDS, 0, ci=1))
 def test_one_rank_without_torchrun_has_the_same_losses(kind, reference, tmp_path):
     results = train(kind, 1, tmp_path / "one.json", "--epochs", "1")
     assert results["losses"] == pytest.approx(reference["losses"][:22], rel=1e-3, abs=1e-4)
 
 
+@pytest.mark.matrix
 @pytest.mark.full
 def test_two_runs_of_the_same_seed_have_the_same_bits(tmp_path):
     first, second = (
@@ -84,6 +85,7 @@ def test_gloo_on_the_device_is_refused_with_the_way_out():
         run([str(EXAMPLE), "--backend", "gloo"])
 
 
+@pytest.mark.matrix
 @pytest.mark.full
 def test_the_comparison_prints_one_line_for_each_run():
     shown = run([str(ROOT / "examples" / "compare.py"), "--runs", "gloo:cpu", "gloo:cpu", "--epochs", "1"])

@@ -16,6 +16,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.support.thinning import first
 from tests.test_example_digits import run
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
@@ -86,8 +87,7 @@ def join(folder: Path, rank: int, ranks: int, nodes: int) -> None:
     )
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("device", ["cpu", "dev"])
+@pytest.mark.parametrize("device", first(["dev", "cpu"], 0, ci=1))
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.ranks(4, group=False)
 def test_two_nodes_have_the_losses_of_one_process(alone, strategy, rank, device, tmp_path):
@@ -152,8 +152,7 @@ def of_one_process(tmp_path) -> Path:
     return tmp_path
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", first(STRATEGIES, 0, ci=3))
 @pytest.mark.ranks(2, backend="occl")
 def test_every_strategy_goes_on_from_the_checkpoint_of_one_process(
     alone, strategy, rank, device, of_one_process
@@ -205,6 +204,7 @@ def test_a_checkpoint_that_a_death_has_cut_short_is_passed_over(alone, of_one_pr
     assert train("single", "cpu", checkpoint=of_one_process) == alone
 
 
+@pytest.mark.matrix
 @pytest.mark.full
 def test_speeds_of_both_backends_are_printed():
     shown = torchrun(2, "--strategy=fsdp", "--device=cpu", "--steps=2", "--compare-gloo")

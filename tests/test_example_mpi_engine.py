@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.interpreter import PACKAGE
 from tests.support.mpi import AS_ROOT, mpirun
+from tests.support.thinning import first
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "tests" / "hosts" / "scripts" / "under_mpirun.py"
@@ -53,7 +54,7 @@ def run(settings: dict[str, str], folder: Path, body: str, transport: str, *opti
     return {int(file.stem): json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))}
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", first(TRANSPORTS, 0, ci=1))
 def test_operations_over_mpi_give_the_references_and_the_bits_of_gloo(settings, tmp_path, transport):
     assert run(settings, tmp_path, "same_over_gloo", transport) == dict.fromkeys(range(4), "the same bits")
 
@@ -65,7 +66,7 @@ def test_a_mismatch_is_an_error_on_every_rank_over_mpi(settings, tmp_path):
         assert "100000" in raised and "100001" in raised and "rank 3" in raised, raised
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", first(TRANSPORTS, 0, ci=1))
 def test_a_rank_that_is_killed_is_named_on_both_nodes_over_mpi(settings, tmp_path, transport):
     """mpirun is told to let the others live."""
     found = run(settings, tmp_path, "death", transport, "--enable-recovery")
@@ -74,7 +75,7 @@ def test_a_rank_that_is_killed_is_named_on_both_nodes_over_mpi(settings, tmp_pat
         assert "rank 3 (pid " in raised, raised
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", first(TRANSPORTS, 0, ci=1))
 def test_messages_that_are_given_up_over_mpi_hang_nothing(settings, tmp_path, transport):
     """Rank 3 is stopped, until the others have an error and have ended their engines."""
     found = run(settings, tmp_path, "stop", transport, "--enable-recovery")

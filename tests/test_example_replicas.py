@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import in_dev_shm
+from tests.support.thinning import first
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 TIMEOUT = 280
@@ -57,6 +58,7 @@ def test_two_replicas_in_one_process_train_as_one_device_with_the_same_global_ba
     assert two["losses"][:steps] == pytest.approx(one["losses"][:steps], rel=1e-3, abs=1e-4)
 
 
+@pytest.mark.matrix
 @pytest.mark.full
 def test_two_runs_of_the_same_seed_have_the_same_bits(tmp_path):
     options = ("--devices", 3, "--epochs", 1)
@@ -151,6 +153,7 @@ def test_ctrl_c_ends_the_step_and_then_everything(whom):
     assert "Traceback" not in example.output
 
 
+@pytest.mark.matrix
 @pytest.mark.full
 def test_ctrl_c_while_the_children_start_is_not_lost(tmp_path):
     script = tmp_path / "interrupted.py"
@@ -176,7 +179,7 @@ def test_ctrl_c_while_the_children_start_is_not_lost(tmp_path):
     [
         ("replicas_in_subprocesses.py", "--replicas -1"),
         *[
-            pytest.param(*case, marks=pytest.mark.full)
+            pytest.param(*case, marks=[pytest.mark.full, pytest.mark.matrix])
             for case in (
                 ("replicas_in_subprocesses.py", "--batch-size 2000"),
                 ("replicas_digits.py", "--batch-size 1"),
@@ -193,6 +196,7 @@ def test_options_that_make_no_sense_are_refused(example, options):
     assert refused.returncode == 2 and "error: " in refused.stderr and "Traceback" not in refused.stderr
 
 
+@pytest.mark.matrix
 @pytest.mark.full
 def test_ctrl_c_twice_ends_at_once():
     with training(SUBPROCESSES, "--epochs", 100_000) as example:
@@ -205,8 +209,7 @@ def test_ctrl_c_twice_ends_at_once():
     assert "KeyboardInterrupt" in example.output
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("victim", first([0, 2], 0, ci=1))
 def test_the_death_of_a_child_is_an_error_that_names_it_and_the_others_stop(victim):
     with training(SUBPROCESSES, "--epochs", 100_000, "--replicas", 3, "--batch-size", 48) as example:
         example.read_until("epoch 1: ")

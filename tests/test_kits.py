@@ -76,6 +76,7 @@ def test_a_death(rank, faults):
 """
 
 
+@pytest.mark.full
 def test_tests_of_ranks_run_over_gloo(kits, tmp_path):
     (tmp_path / "test_sample.py").write_text(SAMPLE)
     done = run(kits, tmp_path, "pytest", "-q", "-p", "no:cacheprovider", "test_sample.py")
@@ -95,6 +96,7 @@ def test_the_suite_runs_over_gloo_and_makes_a_table_and_a_badge(kits, tmp_path):
     assert number > 10 and made["message"] == f"{number} of {number}" and made["color"] == "brightgreen"
 
 
+@pytest.mark.full
 def test_what_needs_the_backend_says_so(kits, tmp_path):
     (tmp_path / "test_sample.py").write_text(
         "import pytest\n\n@pytest.mark.ranks(2, backend='occl')\ndef test_ranks(): pass\n"

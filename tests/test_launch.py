@@ -8,6 +8,7 @@ import occl
 from occl.testing import WrongUse
 from tests.support.devices import DEVICES
 from tests.support.interpreter import PACKAGE, run_python
+from tests.support.thinning import first
 
 ABOVE = """
 import os, threading, time
@@ -85,6 +86,7 @@ except RanksFailed as error:
 """
 
 
+@pytest.mark.full
 def test_a_rank_that_fails_is_shown_as_in_tests(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(FAILS)
@@ -132,7 +134,7 @@ WHY = {
 
 
 @pytest.mark.skipif("dev" not in DEVICES, reason="there is no device")
-@pytest.mark.parametrize("what", WHY)
+@pytest.mark.parametrize("what", first(WHY))
 def test_a_process_that_cannot_be_forked_is_told_what_to_do(what):
     said = run_python("-c", REFUSED, what).splitlines()
     assert said == [f"launch: {WHY[what]}", *["[1.0, 1.0]"] * (what == "group")]
@@ -147,6 +149,7 @@ def test_a_wrong_number_of_ranks_is_refused(ranks, says):
         occl.launch(print, ranks)
 
 
+@pytest.mark.full
 def test_it_needs_no_pytest():
     """An environment without the extra `testing`."""
     blocked = "import sys; sys.modules['pytest'] = None\nimport occl\nprint(occl.launch(lambda: 3, 2))"

@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.cpp_build import build_library
 from tests.support.interpreter import PACKAGE, entry_point_beside_ours, install, run_python
+from tests.support.thinning import first
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +104,7 @@ print("done")
 """
 
 
+@pytest.mark.full
 def test_programs_for_the_cpu_go_on_as_before(installed):
     assert python(CPU_PROGRAM, installed).splitlines()[-1] == "done"
 
@@ -136,22 +138,25 @@ print(torch_occl.ProcessGroupOCCL.__name__, x.device)
 
 
 @pytest.mark.parametrize(
-    ("first", "wish", "answers"),
-    [
-        ("torch", "", ["privateuseone", "dev"]),
-        ("torch", "0", ["privateuseone", "privateuseone"]),
-        ("torch", "1", ["dev", "dev"]),
-        ("torch_occl", "", ["dev", "dev"]),
-        ("torch_occl", "1", ["dev", "dev"]),
-    ],
+    ("package", "wish", "answers"),
+    first(
+        [
+            ("torch", "", ["privateuseone", "dev"]),
+            ("torch", "0", ["privateuseone", "privateuseone"]),
+            ("torch", "1", ["dev", "dev"]),
+            ("torch_occl", "", ["dev", "dev"]),
+            ("torch_occl", "1", ["dev", "dev"]),
+        ],
+        stay=2,
+    ),
 )
-def test_what_makes_the_device(installed, first, wish, answers):
+def test_what_makes_the_device(installed, package, wish, answers):
     """``answers``: after the first import, and after that of both packages. Each registers the backend."""
     name = """
 import torch
 print("occl" in torch.distributed.Backend.backend_list, torch._C._get_privateuse1_backend_name())
 """
-    said = python(f"import {first}{name}import torch_occl{name}", installed, OCCL_DEVICE=wish)
+    said = python(f"import {package}{name}import torch_occl{name}", installed, OCCL_DEVICE=wish)
     assert said.splitlines() == [f"True {answer}" for answer in answers]
 
 
@@ -249,17 +254,17 @@ def autoload():
 """
 
 
-@pytest.mark.parametrize("first", [True, False])
-def test_a_device_that_import_torch_is_to_make_gives_way_in_every_order(tmp_path, first):
-    """``first``: whether PyTorch loads the other package before this one."""
+@pytest.mark.parametrize("before", first([True, False]))
+def test_a_device_that_import_torch_is_to_make_gives_way_in_every_order(tmp_path, before):
+    """``before``: whether PyTorch loads the other package before this one."""
     install(tmp_path)
     (tmp_path / "other.py").write_text(OTHER_PACKAGE)
-    entry_point_beside_ours(tmp_path, "other = other:autoload", first)
+    entry_point_beside_ours(tmp_path, "other = other:autoload", before)
     code = "import torch\nprint(torch._C._get_privateuse1_backend_name(), hasattr(torch, 'dev'))"
     said = python(code, tmp_path, OCCL_DEVICE="1").splitlines()
     assert said[-1] == "npu False"
     (warning,) = [line for line in said if "RuntimeWarning" in line]
-    why = "PrivateUse1 is the device npu" if first else "PyTorch loads other after this package"
+    why = "PrivateUse1 is the device npu" if before else "PyTorch loads other after this package"
     assert f"OCCL_DEVICE=1 makes no device: {why}" in warning
 
 

@@ -4,13 +4,14 @@ import ast
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 FILES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
     for package in ("occl", "torch_occl")
     for path in (ROOT / package).rglob("*.py")
 }
-TREES = {name: ast.parse(path.read_text()) for name, path in FILES.items()}
 
 LATE = {
     # The device, where a caller asks for it: occl does not make it.
@@ -87,8 +88,19 @@ def imported_late(tree: ast.Module) -> set[str]:
     return found
 
 
-EDGES = {name: imported(tree.body) for name, tree in TREES.items()}
-LATE_EDGES = {name: imported_late(tree) for name, tree in TREES.items()}
+@pytest.fixture(scope="module")
+def trees() -> dict[str, ast.Module]:
+    return {name: ast.parse(path.read_text()) for name, path in FILES.items()}
+
+
+@pytest.fixture(scope="module")
+def edges(trees) -> dict[str, set[str]]:
+    return {name: imported(tree.body) for name, tree in trees.items()}
+
+
+@pytest.fixture(scope="module")
+def late_edges(trees) -> dict[str, set[str]]:
+    return {name: imported_late(tree) for name, tree in trees.items()}
 
 
 def ours(name: str) -> bool:
@@ -104,15 +116,15 @@ def wrong(edges: dict[str, set[str]], begins: str, *forbidden: str) -> set[str]:
     }
 
 
-def test_no_modules_import_each_other_in_a_circle():
-    TopologicalSorter({name: edges & FILES.keys() for name, edges in EDGES.items()}).prepare()
+def test_no_modules_import_each_other_in_a_circle(edges):
+    TopologicalSorter({name: found & FILES.keys() for name, found in edges.items()}).prepare()
 
 
-def test_the_packages_do_not_import_each_other_in_a_circle():
+def test_the_packages_do_not_import_each_other_in_a_circle(edges):
     """``occl`` alone, and the rooms in it, of which one is made of its modules."""
     rooms: dict[str, set[str]] = {}
-    for name, edges in EDGES.items():
-        rooms.setdefault(room(name), set()).update(map(room, edges & FILES.keys()))
+    for name, found in edges.items():
+        rooms.setdefault(room(name), set()).update(map(room, found & FILES.keys()))
     rooms.pop("occl.tools.doctor.rank")
     for name, others in rooms.items():
         others.discard(name)
@@ -127,28 +139,28 @@ def room(name: str) -> str:
     return ".".join(name.split(".")[:depth])
 
 
-def test_occl_does_not_import_what_makes_the_device():
-    assert wrong(EDGES, "occl.", "torch_occl") == {
+def test_occl_does_not_import_what_makes_the_device(edges):
+    assert wrong(edges, "occl.", "torch_occl") == {
         "occl.bench.contenders -> torch_occl",  # the device is compared
         "occl.tools.doctor.rank -> torch_occl",  # a process of its own, which tests the device
         "occl.tools.doctor.rank -> torch_occl.dev._registration",
     }
 
 
-def test_tools_need_no_pytorch():
+def test_tools_need_no_pytorch(edges, late_edges):
     needs = ("torch", "occl._C", "occl.distributed", "occl.memory", "occl.bench")
-    found = wrong(EDGES, "occl.tools.", *needs) | wrong(LATE_EDGES, "occl.tools.", *needs)
+    found = wrong(edges, "occl.tools.", *needs) | wrong(late_edges, "occl.tools.", *needs)
     apart = ("occl.tools.doctor.rank ", "occl.tools.doctor.probe ")  # processes of their own
     assert all(it.startswith(apart) for it in found), found
 
 
-def test_the_testing_kit_knows_no_device():
+def test_the_testing_kit_knows_no_device(edges):
     """It serves any backend: occl's modules are for tests that ask for them."""
     own = ("torch_occl", "occl._C", "occl.distributed", "occl.memory", "occl.conformance", "occl.bench")
-    assert wrong(EDGES, "occl.testing.", *own) == {"occl.testing.gpu.names -> occl._C"}
+    assert wrong(edges, "occl.testing.", *own) == {"occl.testing.gpu.names -> occl._C"}
 
 
-def test_imports_in_functions_have_a_reason():
+def test_imports_in_functions_have_a_reason(late_edges):
     assert {
-        f"{name} -> {it}" for name, edges in LATE_EDGES.items() for it in edges if ours(it)
+        f"{name} -> {it}" for name, found in late_edges.items() for it in found if ours(it)
     } == LATE.keys()

@@ -46,7 +46,7 @@ def test_the_choice_is_the_same_each_time():
     assert chosen(MATRIX) == chosen(MATRIX)
 
 
-THINNED = ["-p", "tests.support.thinning", "-p", "tests.support.tables", "-q", "-m", "not full"]
+THINNED = ["-p", "tests.support.tables", "-p", "tests.support.thinning", "-q", "-m", "not full"]
 
 
 @pytest.fixture
@@ -105,9 +105,21 @@ def test_one_case_in_so_many_stays_of_what_is_left_to_ci(thinned, monkeypatch):
     monkeypatch.setattr(thinning, "TO_CI", {"test_it.py": 4})
     thinned().assert_outcomes(passed=3, deselected=23)  # 2 of the 6 that thinning leaves, and the short one
     monkeypatch.setattr(thinning, "TO_CI", {"test_it.py": None})
-    thinned().assert_outcomes(passed=0, deselected=26)
+    thinned("test_it.py").assert_outcomes(passed=0, deselected=26)
     thinned("-k", "long").assert_outcomes(passed=12, deselected=14)
     thinned("-m", "full and not matrix").assert_outcomes(passed=14, deselected=12)
+
+
+def test_a_file_of_which_nothing_stays_is_imported_where_a_path_asks_for_it(thinned, pytester, monkeypatch):
+    pytester.makepyfile(test_other="raise ImportError")
+    pytester.mkdir("folder").joinpath("test_third.py").write_text("raise ImportError")
+    monkeypatch.setattr(thinning, "TO_CI", {"test_other.py": None, "folder/*.py": None})
+    for whole in ([], ["."], [str(pytester.path)]):
+        result = thinned(*whole)
+        result.assert_outcomes(passed=7, deselected=19)
+        result.stdout.fnmatch_lines("left out: 7 tests *, and all of 2 files")
+    for narrow in (["test_other.py"], ["folder"], ["-k", "long"], ["-m", "full"]):
+        thinned(*narrow).assert_outcomes(errors=1 + (narrow[0][0] == "-"))
 
 
 def test_the_most_cases_of_a_function_can_be_given(thinned):

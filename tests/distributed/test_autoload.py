@@ -30,6 +30,7 @@ def python(code: str, path: Path, **env: str) -> list[str]:
     return run_python("-W", "always", "-c", code, path=path, **environment).splitlines()
 
 
+@pytest.mark.full
 def test_without_autoload_the_package_has_to_be_imported(installed):
     code = f"import torch{REPORT}import torch_occl{REPORT}"
     lines = python(code, installed, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
@@ -51,6 +52,7 @@ LEGAL = {
 }
 
 
+@pytest.mark.full
 def test_wrong_values_are_warnings_with_the_legal_ones(installed):
     lines = python(f"import torch{REPORT}", installed, **dict.fromkeys(LEGAL, "on"))
     assert lines[-1] == NAME_ONLY
@@ -155,6 +157,7 @@ except Exception as error:
 """
 
 
+@pytest.mark.full
 def test_an_unsupported_torch_does_not_break_import_torch_and_is_explained_on_use(installed):
     versions = installed / "occl" / "versions.py"
     text = versions.read_text()

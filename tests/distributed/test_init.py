@@ -205,7 +205,7 @@ def test_groups_may_be_made_and_destroyed_again_and_again(fresh, same_store, wor
         team.run(again_and_again, device, file=team.source.new_file(), times=5, same_store=same_store)
 
 
-@pytest.mark.parametrize("device", first(reversed(DEVICES)))
+@pytest.mark.parametrize("device", first(reversed(DEVICES), ci=1))
 def test_torchrun_starts_ranks(device):
     script = Path(__file__).parent / "scripts" / "under_torchrun.py"
     output = run_python(
@@ -222,8 +222,7 @@ def test_torchrun_starts_ranks(device):
     ], output
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", first(reversed(DEVICES), 0, ci=1))
 def test_multiprocessing_spawn_starts_ranks(device, tmp_path):
     script = Path(__file__).parent / "scripts" / "spawned.py"
     output = run_python(script, device, tmp_path / "store", OMP_NUM_THREADS="1")

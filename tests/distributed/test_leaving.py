@@ -250,7 +250,7 @@ if __name__ == "__main__":
     [
         ("fork", 2, "cpu", 8),
         pytest.param("forkserver", 2, "cpu", 10, marks=pytest.mark.full),
-        pytest.param("spawn", 2, "dev", 5, marks=pytest.mark.full),
+        pytest.param("spawn", 2, "dev", 2, marks=pytest.mark.full),
         *(
             pytest.param(*case, marks=[pytest.mark.full, pytest.mark.matrix])
             for case in (("fork", 4, "cpu", 50), ("fork", 2, "dev", 50), ("spawn", 2, "cpu", 5))

@@ -69,6 +69,7 @@ def test_ranks_that_run_out_of_descriptors_fail_the_self_test_and_the_command():
     assert "(ulimit -n)" in found["sections"]["self-test"]["rank 0"]["remedy"]
 
 
+@pytest.mark.full
 def test_a_wrong_value_is_a_problem_and_the_remedy_names_the_variable():
     found = document("--no-test", status=1, OCCL_ISA="avx1024")
     assert found["problems"] == ["software: settings"]

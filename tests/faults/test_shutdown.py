@@ -320,7 +320,8 @@ def torchrun(script: Path, how: str) -> subprocess.Popen:
     )
 
 
-@pytest.mark.parametrize("number", first([signal.SIGTERM, signal.SIGINT]))
+@pytest.mark.full
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_torchrun_ends_blocked_ranks(took, tmp_path, number):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)

@@ -12,7 +12,6 @@ import pytest
 
 from tests.support.cpp_build import ROOT
 from tests.support.interpreter import PACKAGE
-from tests.support.thinning import first
 from tests.test_conformance import suite
 
 
@@ -39,7 +38,8 @@ DEFECTS = {
 """What a device lacks, what is said of it, and the verdicts of cases that do not test it."""
 
 
-@pytest.mark.parametrize("lacks", first(DEFECTS))
+@pytest.mark.full
+@pytest.mark.parametrize("lacks", DEFECTS)
 def test_defects_of_the_device_are_not_the_backends(library, tmp_path, lacks):
     said, verdicts = DEFECTS[lacks]
     path = tmp_path / "report.json"

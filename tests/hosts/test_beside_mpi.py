@@ -13,6 +13,7 @@ import pytest
 from tests.hosts.launch import NO_UCX
 from tests.support.interpreter import PACKAGE
 from tests.support.mpi import AS_ROOT, mpirun
+from tests.support.thinning import first
 
 SCRIPT = Path(__file__).parent / "scripts" / "beside_mpi.py"
 LIMIT = 120
@@ -30,7 +31,7 @@ def why_not() -> str:
 pytestmark = [pytest.mark.full, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 
 
-@pytest.mark.parametrize("order", ["mpi, mpi", "mpi, occl", "occl, mpi", "occl, occl"])
+@pytest.mark.parametrize("order", first(["mpi, occl", "occl, mpi", "mpi, mpi", "occl, occl"], 0, ci=2))
 def test_mpi_and_a_group_share_a_process(tmp_path, order):
     """In any order of their beginnings and ends."""
     settings = os.environ | {"PYTHONPATH": str(PACKAGE), "OMP_NUM_THREADS": "1", **AS_ROOT}

@@ -129,7 +129,7 @@ def barrier_and_exit(rank, n, device, *, count):
 
 
 @pytest.mark.parametrize("backend", ["occl", OVER_UCX])
-@pytest.mark.parametrize("shape", ["1+1", "2+2", "1+1+1"])
+@pytest.mark.parametrize("shape", first(["2+2", "1+1", "1+1+1"]))
 def test_all_ranks_may_end_at_once_after_a_barrier(hosts, backend, shape):
     """Each has sent what the others wait for, and leaves nothing unread that would reset a connection."""
     for count in (4, 40_000) * 5:

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.hosts.launch import BACKENDS, NO_UCX, OVER_UCX
+from tests.hosts.launch import NAMES, NO_UCX, OVER_UCX
 from tests.hosts.namespaces import INTERFACE, Host, Network, ipv6_is_on
 from tests.support.interpreter import PACKAGE
+from tests.support.thinning import first
 
 SCRIPT = Path(__file__).parent / "scripts" / "under_torchrun.py"
 LIMIT = 120.0
@@ -67,15 +68,13 @@ def check(network: Network, found: dict[int, dict]) -> None:
     assert {places[0], places[2]} == {host.name for host in network.hosts}
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", first(NAMES, 0, ci=1))
 def test_two_agents_of_torchrun_make_one_group(apart, tmp_path, backend):
     check(apart, run_job(apart, tmp_path, backend))
 
 
-@pytest.mark.full
 @pytest.mark.skipif(not ipv6_is_on(), reason="the kernel has IPv6 switched off")
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", first([OVER_UCX, *(name for name in NAMES if name != OVER_UCX)], 0, ci=1))
 def test_two_agents_of_torchrun_make_one_group_over_ipv6(permitted, tmp_path, backend):
     with Network(2, ipv4=False) as network:
         check(network, run_job(network, tmp_path, backend))

@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from occl.testing import assert_same_on_all_ranks
+from tests.support.thinning import first
 from tests.test_example_gpt import CLOSE, SIZE, STEPS, WholeModel, make_mesh, train
 
 from data import Text  # isort: skip  (in the folder that the line above has added)
@@ -64,9 +65,8 @@ def losses_of(strategy, device: torch.device) -> list[float]:
     return losses
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("kind, world_size", [(replicated_sharded_and_split, 8), (PipelineOfShards, 4)])
-@pytest.mark.parametrize("device", ["cpu", "dev"])
+@pytest.mark.parametrize("device", first(["dev", "cpu"], 0, ci=1))
 @pytest.mark.ranks(backend="occl")
 def test_several_dimensions_have_the_losses_of_one_process(alone, kind, device, world_size):
     here = torch.device(device)
@@ -90,7 +90,7 @@ def tokens_of(rank: int, device: str, experts: int) -> tuple[torch.Tensor, torch
     return rows.to(device).requires_grad_(), choice.to(device)
 
 
-@pytest.mark.parametrize("device", [pytest.param("cpu", marks=pytest.mark.full), "dev"])
+@pytest.mark.parametrize("device", first(["dev", "cpu"], 0, ci=1))
 @pytest.mark.ranks([2, 4], backend="occl")
 def test_tokens_travel_to_experts_and_gradients_travel_back(rank, world_size, device):
     """Each rank has one expert, and sends it tokens of all ranks in an all_to_all of uneven shares."""
@@ -126,9 +126,8 @@ def trained_on_twelve_rows(rank: int, device: torch.device, folder: Path, steps:
     return train("fsdp", device, rank, steps=steps, checkpoint=folder, save_every=10, batch_size=12)
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("before, after", [(4, 2), (2, 4), (3, 1)])
-@pytest.mark.parametrize("device", ["cpu", "dev"])
+@pytest.mark.parametrize("device", first(["dev", "cpu"], 0, ci=1))
 def test_another_number_of_ranks_goes_on_from_a_checkpoint(run_ranks, device, before, after, tmp_path):
     alone = train("single", "cpu", batch_size=12)
     options = {"device": device, "backend": "occl"}

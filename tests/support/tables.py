@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 LEFT_OUT = pytest.StashKey[Counter[str]]()
-"""Tests marked ``full`` that were not asked for, by what runs them."""
+"""Tests marked ``full`` that were not asked for, by what runs them, and files of such tests."""
 KINDS = ("passed", "excepted", "skipped", "failed")
 
 
@@ -77,4 +77,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         for name, values in latencies:
             write(f"{min(values):8.1f} .. {max(values):8.1f}  {name}")
     if counts := left_out(terminalreporter.config):
-        write(f"left out: {counts['CI']} tests that CI runs, {counts['make test-all']} of `make test-all`")
+        files = f", and all of {counts['files']} files" if counts["files"] else ""
+        write(
+            f"left out: {counts['CI']} tests that CI runs, "
+            f"{counts['make test-all']} of `make test-all`{files}"
+        )

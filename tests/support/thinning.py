@@ -6,6 +6,7 @@ parameter keeps all its cases, and so does one with two parameters that are comb
 marked ``matrix``: CI leaves them out too. Cases that are ``full`` already are thinned for CI in the same way.
 
 Tests that a change of the core can hardly alter, and many that start processes, are left to CI (`TO_CI`).
+Files of which no case stays are not even imported, unless a path asks for them.
 
 Which cases stay depends only on the parameters. Cases that ``-k`` or a node id (``::``) asks for all stay.
 
@@ -17,22 +18,24 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import combinations
+from pathlib import Path
 
 import pytest
 
 from tests.support.cpp_build import ROOT
+from tests.support.tables import left_out
 
 FEW = 8
 BY_DEFAULT = "not full"
 """The marks that pytest is told to select in pyproject.toml."""
 
 TO_CI = {
-    "tests/device/test_opinfo.py": 20,
+    "tests/device/test_opinfo.py": None,
     "tests/device/test_training.py": 3,
     "tests/distributed/test_leaving.py": 3,
     "tests/distributed/test_ways_to_groups.py": 5,
-    "tests/shared_cpu/test_modules.py": 20,
-    "tests/shared_cpu/test_operators.py": 20,
+    "tests/shared_cpu/test_modules.py": None,
+    "tests/shared_cpu/test_operators.py": None,
     "tests/replicas/*.py": 20,
     "tests/test_example_*.py": None,
     "tests/upstream/*.py": None,
@@ -40,14 +43,20 @@ TO_CI = {
 """Of each test function in these files, the first case and every n-th after it stay. None: no case stays."""
 
 
-def first(cases: Iterable[object], stay: int = 1) -> list[object]:
-    """Cases for `parametrize`: the first `stay` run by default, the others are marked `full`."""
-    return [
-        case
-        if at < stay
-        else pytest.param(*(case if isinstance(case, tuple) else [case]), marks=pytest.mark.full)
-        for at, case in enumerate(cases)
-    ]
+def first(cases: Iterable[object], stay: int = 1, ci: int | None = None) -> list[object]:
+    """Cases for `parametrize`: the first `stay` run by default, the others are marked `full`.
+
+    Args:
+        ci: Those after so many are marked `matrix` too.
+    """
+
+    def marked(at: int, case: object) -> object:
+        if at < stay:
+            return case
+        marks = [pytest.mark.full] + [pytest.mark.matrix] * (ci is not None and at >= ci)
+        return pytest.param(*(case if isinstance(case, tuple) else [case]), marks=marks)
+
+    return [marked(at, case) for at, case in enumerate(cases)]
 
 
 def pairs_of(case: Mapping[str, Hashable]) -> set[tuple[Hashable, ...]]:
@@ -92,6 +101,27 @@ def spread(cases: int, most: int) -> set[int]:
     return {at * (cases - 1) // max(most - 1, 1) for at in range(most)}
 
 
+def of_ci(path: Path) -> list[int | None]:
+    """What `TO_CI` says about a file."""
+    file = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+    return [every for pattern, every in TO_CI.items() if file.match(pattern)]
+
+
+def everything(config: pytest.Config) -> bool:
+    """Whether no path narrows the run."""
+    whole = {config.rootpath, *(config.rootpath / path for path in config.getini("testpaths"))}
+    return all((config.invocation_params.dir / arg).resolve() in whole for arg in config.args)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    if config.option.markexpr != BY_DEFAULT or asked(config) or not everything(config):
+        return None
+    if None not in of_ci(collection_path):
+        return None
+    left_out(config)["files"] += 1
+    return True
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """A test that is asked for by its node id runs, whatever its marks."""
     if config.option.markexpr == BY_DEFAULT and config.args and all("::" in arg for arg in config.args):
@@ -113,9 +143,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             cases = thinned(cases, set(chosen(said)))
         if most := config.getoption("most_cases", None):
             cases = thinned(cases, spread(len(cases), most))
-        file = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
-        for pattern, every in TO_CI.items():
-            if file.match(pattern):
-                for at, case in enumerate(cases):
-                    if every is None or at % every:
-                        case.add_marker("full")
+        for every in of_ci(path):
+            for at, case in enumerate(cases):
+                if every is None or at % every:
+                    case.add_marker("full")

@@ -99,8 +99,9 @@ SLOW = {
     "test_ddp_model_diff_shape_across_ranks",
     "test_ddp_uneven_inputs",
 }
-"""None of these stands for its family by default. Most wait for timeouts of 5 or 10 seconds; the uneven
-inputs take a minute."""
+"""None of these stands for its family by default. Most wait for timeouts of 5 or 10 seconds."""
+SLOWEST = "test_ddp_uneven_inputs"
+"""Takes a minute: only `make test-all` runs it."""
 
 
 def find(name: str, device: str, world_size: int) -> Excepted | None:

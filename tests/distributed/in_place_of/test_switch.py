@@ -137,6 +137,7 @@ def test_the_environment_holds_for_the_package_too(installed):
     assert python(then, installed, **QUIET) == [REAL, f"{name} True"]
 
 
+@pytest.mark.full
 def test_importing_torch_patches_nothing_and_loads_nothing_unasked(installed):
     code = """
 import sys, torch
@@ -223,6 +224,7 @@ def test_one_line_is_said_however_many_groups_there_are(installed, tmp_path):
     assert said.splitlines() == [f"torch_occl: group 0 (2 ranks) {TAKES}"]
 
 
+@pytest.mark.full
 def test_nothing_is_said_of_gloo_either_where_it_is_not_wanted(installed):
     """It cannot load the extension, and so stays Gloo."""
     for library in (installed / "occl").rglob("_C*.so"):
@@ -231,6 +233,7 @@ def test_nothing_is_said_of_gloo_either_where_it_is_not_wanted(installed):
     assert python(ASK, installed, **QUIET) == [REAL, "privateuseone False"]
 
 
+@pytest.mark.full
 def test_one_process_of_two_has_the_variable(installed):
     """By autoload, over a TCPStore, with a rank that has no torch_occl at all."""
     with socket.socket() as listening:
