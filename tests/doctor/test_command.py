@@ -66,7 +66,9 @@ def test_ranks_that_run_out_of_descriptors_fail_the_self_test_and_the_command():
     found = document(lower=FEW_DESCRIPTORS, status=1)
     assert found["works"] is False
     assert found["problems"] == ["self-test: rank 0", "self-test: rank 1"]
-    assert "(ulimit -n)" in found["sections"]["self-test"]["rank 0"]["remedy"]
+    # One of them may be busy for so long that the other one only knows of no answer.
+    remedies = [found["sections"]["self-test"][f"rank {rank}"]["remedy"] for rank in (0, 1)]
+    assert any("(ulimit -n)" in remedy for remedy in remedies), remedies
 
 
 @pytest.mark.full
