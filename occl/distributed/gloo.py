@@ -481,20 +481,19 @@ def _outcome(votes: Votes) -> dict[str, Any]:
 
 def _outcome_between(votes: Votes) -> dict[str, Any]:
     """What follows for a group over several nodes, in which occl takes Gloo's place over UCX only."""
-    given = [(rank, vote) for rank, vote in enumerate(votes) if vote]
-    first, of_first = given[0]
-    reasons = [
-        f"the group spans several nodes, and rank {rank} cannot use UCX: {vote['cannot']}"
-        for rank, vote in given
-        if vote["cannot"]
-    ]
+    unable: dict[str, list[int]] = {}
+    for rank, vote in enumerate(votes):
+        if vote and vote["cannot"]:
+            unable.setdefault(vote["cannot"], []).append(rank)
+    reasons = [f"{_named(those)} cannot use UCX: {why}" for why, those in unable.items()]
     if absent := [rank for rank, vote in enumerate(votes) if not vote]:
         reasons.append(f"{_named(absent)} has made Gloo meanwhile")
-    if other := [rank for rank, vote in given if vote["version"] != of_first["version"]]:
-        reasons.append(
-            f"the group spans several nodes, and {_named(other)} has another version of UCX than rank {first}"
-        )
-    return {"occl": not reasons, "why": "; ".join(reasons[:1])}
+    able = {rank: vote["version"] for rank, vote in enumerate(votes) if vote and not vote["cannot"]}
+    first = min(able, default=0)
+    if others := [rank for rank in able if able[rank] != able[first]]:
+        reasons.append(f"{_named(others)} has another version of UCX than rank {first}")
+    why = f"the group spans several nodes, and {'; '.join(reasons)}" if reasons else ""
+    return {"occl": not reasons, "why": why}
 
 
 def _ucx(places: list[dict[str, str]]) -> dict[str, str]:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -229,6 +230,35 @@ def test_ranks_that_wait_for_each_other_are_a_circle(fresh, how, mine, theirs):
     assert re.search(
         rf"Rank (\d) of group (\w+) has waited [0-9.]+ s for rank (\d) .* in {mine}, .* "
         rf"Rank \3 waits for rank \1 in {theirs}\.",
+        text,
+    ), text
+
+
+def late_in_a_subgroup(rank, n, device):
+    """Ranks 1 and 3 are a subgroup of a subgroup; rank 3 comes when rank 1 has looked."""
+    limit = timedelta(seconds=60)
+    three = dist.group.WORLD.split_group([1, 2, 3], timeout=limit)
+    two = None if three is None else three.split_group([0, 2], timeout=limit)
+    if two is None:
+        return []
+    written = [] if rank == 3 else notices()
+    if rank == 3:
+        listen()
+    two.allreduce(torch.ones(3, device=device)).wait()
+    return written
+
+
+@pytest.mark.full
+def test_ranks_of_a_subgroup_of_a_subgroup_have_its_numbers(fresh):
+    with fresh(4) as team:
+        team.join().start(late_in_a_subgroup)
+        team.hear(1)
+        team.say(3, "rank 1 has looked")
+        pid = team.members[3].pid
+        _, (text,), _, _ = results(team)
+    assert re.search(
+        r"Rank 0 of group 0:split:.+:split:.+ has waited [0-9.]+ s for "
+        rf"rank 1 \(pid {pid}, host \S+\) in {ALL_REDUCE}, .* Rank 1 sleeps \(\w+\); ",
         text,
     ), text
 
