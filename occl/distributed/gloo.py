@@ -2,17 +2,8 @@
 
 From 2.14 on PyTorch has a registered factory for Gloo, and `replace_gloo` registers one in its place. Before,
 it builds Gloo in one function, in an ``if`` that compares the backend's name, and `replace_gloo` wraps that
-function. Before a group with Gloo is made, its ranks agree through the group's store, and then all of them
-get occl or all get Gloo:
-
-    each rank that asks    stores its vote, with a random number for this attempt to make the group
-    a rank that does not   stores no vote but the address that Gloo's ranks exchange, which tells the others
-    each rank that asks    stores which votes it has seen, and proceeds when all ranks that voted have seen
-                           the same ones: then no vote is left from an earlier attempt
-    a rank that is late    finds that the others have agreed without it, which means Gloo
-
-Ranks of several nodes then agree in the same way whether all of them can use UCX: over Gloo's connections
-occl is not always the faster one.
+function. Before a group with Gloo is made, its ranks agree (`occl.distributed.place_agreement`), and then all
+of them get occl or all get Gloo.
 
 `occl.registration` imports this module together with PyTorch, so nothing here loads the extension before a
 group is made.
@@ -21,19 +12,12 @@ group is made.
 from __future__ import annotations
 
 import functools
-import hashlib
-import importlib
 import inspect
-import json
-import os
-import secrets
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,21 +25,11 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from occl import compat, registration, variables, versions
+from occl.distributed import place_agreement as agreement
 from occl.distributed import place_notices, program
-from occl.tools.text import ranks
 
 if TYPE_CHECKING:
     from types import TracebackType
-
-MAX_RANKS = 256
-KEYS = "occl in the place of gloo"
-"""Begins all keys in the store, or in the part of it that is about nodes."""
-
-FIRST_NAP, LONGEST_NAP = 1e-4, 0.05
-"""Seconds between two looks into the store. `Store.wait` cannot wait for one of two keys."""
-
-Votes = list[dict[str, Any] | None]
-"""By rank; None for a rank that did not vote."""
 
 _on = False
 _making = threading.local()
@@ -328,208 +302,20 @@ def _choose(
     kept = ["cuda"] if asked.get("cuda") == "gloo" and torch.cuda.is_available() else []
     mixed = kept and "gloo" in _originals and set(asked.values()) != {"gloo"}
     vote = {
-        "cannot": f"Gloo serves CUDA tensors too in {config(asked)}" if mixed else _why_not(size),
-        "place": _place(),
+        "cannot": f"Gloo serves CUDA tensors too in {config(asked)}" if mixed else agreement.why_not(size),
+        "place": agreement.place(),
         "version": versions.name_of_build(torch.__version__),
         "kept": kept,
     }
-    choice = _outcome([vote]) if size == 1 else _agree(store, gloo, vote, rank, size, name, timeout)
+    if size == 1:
+        choice = agreement.outcome([vote])
+    else:
+        choice = agreement.agree(store, gloo, vote, rank, size, name, timeout)
     if choice["occl"] and choice["places"]:
         # On one host UCX would be opened in vain, so it is a question of its own.
-        between, of_ucx = dist.PrefixStore("between nodes/", store), _ucx(choice["places"])
-        choice |= _agree(between, gloo, of_ucx, rank, size, name, timeout, _outcome_between)
+        between, of_ucx = dist.PrefixStore("between nodes/", store), agreement.ucx_vote(choice["places"])
+        choice |= agreement.agree(
+            between, gloo, of_ucx, rank, size, name, timeout, follows=agreement.outcome_between
+        )
     place_notices.tell(name, rank, size, choice)
     return choice
-
-
-def _agree(
-    store: dist.Store,
-    gloo: dist.Store,
-    vote: Mapping[str, Any],
-    rank: int,
-    size: int,
-    name: str,
-    timeout: timedelta,
-    outcome: Callable[[Votes], dict[str, Any]] | None = None,
-) -> dict[str, Any]:
-    """What the ranks choose together.
-
-    Args:
-        gloo: the store in which the group's Gloo would store addresses.
-        name: of the group.
-        outcome: the choice that follows from all votes; `_outcome` if not given.
-
-    Raises:
-        DistBackendError: a rank neither voted nor made Gloo in time.
-    """
-    poll = _Poll(store, gloo, vote, rank, size)
-    deadline, nap = time.monotonic() + timeout.total_seconds(), FIRST_NAP
-    while (votes := poll.look()) is None:
-        if time.monotonic() > deadline:
-            raise dist.DistBackendError(
-                f"occl: Timed out after {round(timeout.total_seconds() * 1000)} ms on rank {rank} of group "
-                f"{name} waiting for rank {poll.awaited} of {size} to make the group, in which occl is to "
-                "take Gloo's place"
-            )
-        time.sleep(nap)
-        nap = min(nap * 1.5, LONGEST_NAP)
-    return (outcome or _outcome)(votes)
-
-
-class _Poll:
-    """One attempt of this rank to agree with the others."""
-
-    def __init__(
-        self, store: dist.Store, gloo: dist.Store, vote: Mapping[str, Any], rank: int, size: int
-    ) -> None:
-        self.store, self.gloo, self.rank, self.size = store, gloo, rank, size
-        self.awaited = 0
-        self._come = 0  # ranks below this one have voted or made Gloo
-        self._looks = 0
-        self._left: set[str] = set()  # attempts of ranks that have made Gloo since
-        self._own = {
-            "attempt": secrets.token_hex(8),
-            "vote": vote,
-            "seen": "",
-            "absent": [],
-            "after_gloo": self._made_gloo(rank),  # the address that will be there then says nothing
-        }
-        self._store_own()
-
-    def look(self) -> Votes | None:
-        """The votes by rank, None for a rank that did not vote; or None if the ranks do not agree yet."""
-        while self._come < self.size:  # in turn, so that few keys are asked for while a rank is late
-            self.awaited = self._come
-            if not self.store.check([self._key(self._come)]) and not self._made_gloo(self._come):
-                return None
-            self._come += 1
-        entries = self._entries()
-        for entry in entries.values():
-            if self._decided_without_this(entry, entries):
-                return [None if it in entry["absent"] else entries[it]["vote"] for it in range(self.size)]
-        voted = {rank: entry for rank, entry in entries.items() if entry["attempt"] not in self._left}
-        seen = " ".join(f"{rank}:{entry['attempt']}" for rank, entry in voted.items())
-        seen = hashlib.sha256(seen.encode()).hexdigest()
-        if seen != self._own["seen"]:
-            self._own["seen"] = seen
-            self._own["absent"] = [rank for rank in range(self.size) if rank not in voted]
-            self._store_own()
-        late = [rank for rank, entry in voted.items() if rank != self.rank and entry["seen"] != seen]
-        if not late:
-            return [voted[rank]["vote"] if rank in voted else None for rank in range(self.size)]
-        self._looks += 1
-        self.awaited = late[self._looks % len(late)]  # one in each look, so that few keys are asked for
-        if not voted[self.awaited]["after_gloo"] and self._made_gloo(self.awaited):
-            # Read once more: it may have agreed with this rank, and then made Gloo.
-            entry = json.loads(self.store.get(self._key(self.awaited)))
-            if entry["seen"] != seen:
-                self._left.add(entry["attempt"])
-        return None
-
-    def _entries(self) -> dict[int, dict[str, Any]]:
-        voters = list(range(self.size))
-        if not self.store.check([self._key(rank) for rank in voters]):
-            voters = [rank for rank in voters if self.store.check([self._key(rank)])]
-        values = self.store.multi_get([self._key(rank) for rank in voters])
-        return {rank: json.loads(value) for rank, value in zip(voters, values, strict=True)}
-
-    def _key(self, rank: int) -> str:
-        return f"{KEYS}/{rank}"
-
-    def _store_own(self) -> None:
-        self.store.set(self._key(self.rank), json.dumps(self._own))
-
-    def _made_gloo(self, rank: int) -> bool:
-        return self.gloo.check([f"0/{rank}"])
-
-    def _decided_without_this(
-        self, entry: Mapping[str, Any], entries: Mapping[int, Mapping[str, Any]]
-    ) -> bool:
-        agreed = [rank for rank in range(self.size) if rank not in entry["absent"]]
-        return self.rank in entry["absent"] and all(
-            rank in entries and entries[rank]["seen"] == entry["seen"] for rank in agreed
-        )
-
-
-def _outcome(votes: Votes) -> dict[str, Any]:
-    """The choice that follows from the votes, wherever the ranks are."""
-    given = [(rank, vote) for rank, vote in enumerate(votes) if vote]
-    _, first = given[0]
-    absent = [rank for rank, vote in enumerate(votes) if not vote]
-    other_version = [rank for rank, vote in given if vote["version"] != first["version"]]
-    reasons = [f"rank {rank} cannot use occl: {vote['cannot']}" for rank, vote in given if vote["cannot"]]
-    if absent:
-        reasons.append(
-            f"{_named(absent)} did not ask for it, by OCCL_IN_PLACE_OF=gloo or occl.replace_gloo()"
-        )
-    if other_version:
-        reasons.append(
-            f"{_named(other_version)} has another version or build of torch_occl than rank {given[0][0]}"
-        )
-    kept = sorted({device for _, vote in given for device in vote["kept"]})
-    places = [vote["place"] for _, vote in given]
-    if all(place == places[0] for place in places):
-        places = []  # all ranks share memory
-    return {
-        "occl": not reasons,
-        "why": "; ".join(reasons),
-        "kept": kept,
-        "first": given[0][0],
-        "places": places,
-    }
-
-
-def _outcome_between(votes: Votes) -> dict[str, Any]:
-    """What follows for a group over several nodes, in which occl takes Gloo's place over UCX only."""
-    unable: dict[str, list[int]] = {}
-    for rank, vote in enumerate(votes):
-        if vote and vote["cannot"]:
-            unable.setdefault(vote["cannot"], []).append(rank)
-    reasons = [f"{_named(those)} cannot use UCX: {why}" for why, those in unable.items()]
-    if absent := [rank for rank, vote in enumerate(votes) if not vote]:
-        reasons.append(f"{_named(absent)} has made Gloo meanwhile")
-    able = {rank: vote["version"] for rank, vote in enumerate(votes) if vote and not vote["cannot"]}
-    first = min(able, default=0)
-    if others := [rank for rank in able if able[rank] != able[first]]:
-        reasons.append(f"{_named(others)} has another version of UCX than rank {first}")
-    why = f"the group spans several nodes, and {'; '.join(reasons)}" if reasons else ""
-    return {"occl": not reasons, "why": why}
-
-
-def _ucx(places: list[dict[str, str]]) -> dict[str, str]:
-    """The vote of this rank in a group over several nodes."""
-    from occl.distributed import ucx
-
-    chosen = os.environ.get("OCCL_INTER_NODE", "")
-    if chosen not in ("", "ucx"):
-        return {"cannot": f"OCCL_INTER_NODE is {chosen}", "version": ""}
-    try:
-        ucx.prepare(one_network=len({(place["kernel"], place["net"]) for place in places}) == 1)
-        return {"cannot": "", "version": ucx.version()}
-    except RuntimeError as error:
-        return {"cannot": str(error).partition("\n")[0], "version": ""}
-
-
-def _named(numbers: list[int]) -> str:
-    return f"{'each of ' * (len(numbers) > 1)}{ranks(numbers)}"
-
-
-def _why_not(size: int) -> str:
-    """Why this process cannot make a group of occl; "" if it can."""
-    if size > MAX_RANKS:
-        return f"a group of occl has at most {MAX_RANKS} ranks, not {size}"
-    try:
-        importlib.import_module("occl.distributed.backend")
-    except (ImportError, OSError) as error:
-        return str(error)
-    return ""
-
-
-def _place() -> dict[str, str]:
-    """Equal for processes that can share memory: occl's ranks find each other by abstract sockets."""
-    return {
-        "kernel": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
-        "node": os.environ.get("OCCL_NODE", ""),
-        **{kind: str(os.stat(f"/proc/self/ns/{kind}").st_ino) for kind in ("net", "pid")},
-        "user": str(os.geteuid()),
-    }

@@ -8,8 +8,7 @@ import pytest
 import torch.distributed as dist
 
 import torch_occl
-from occl.distributed import gloo
-from occl.distributed import gloo as in_place_of
+from occl.distributed import gloo, place_agreement
 from tests.distributed.in_place_of import running
 from tests.distributed.in_place_of.running import ABSENT, assert_gloo, assert_occl, begin, run
 from tests.support.worker import listen, tell
@@ -75,7 +74,7 @@ UNABLE = {"cannot": "no library", "version": ""}
     ],
 )
 def test_every_reason_against_ucx_is_said_once(votes, why):
-    assert gloo._outcome_between(votes) == {
+    assert place_agreement.outcome_between(votes) == {
         "occl": not why,
         "why": why and f"the group spans several nodes, and {why}",
     }
@@ -98,12 +97,12 @@ def lacks(rank, n, device, *, store, what):
         gloo.versions.VERSION = f"0.{rank}"
         says = "rank 1 has another version or build of torch_occl than rank 0"
     elif what == "size":
-        gloo.MAX_RANKS = 1
+        place_agreement.MAX_RANKS = 1
         says = "rank 0 cannot use occl: a group of occl has at most 1 ranks, not 2"
     elif what == "extension":
         says += "no library"
         if rank == 1:
-            gloo.importlib.import_module = cannot_load
+            place_agreement.importlib.import_module = cannot_load
     torch_occl.replace_gloo()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -172,7 +171,7 @@ def leftover(rank, n, device, *, store):
     vote = {"cannot": "", "place": "here", "version": "1", "kept": []}
     if rank == 2:
         listen()
-    choice = in_place_of._agree(
+    choice = place_agreement.agree(
         store, dist.PrefixStore("cpu/", store), vote, rank, n, "0", timedelta(seconds=50)
     )
     if rank < 2:
@@ -197,8 +196,8 @@ def test_a_choice_that_was_made_without_this_rank_holds():
     vote = {"cannot": "", "place": "", "version": "", "kept": []}
     gloo.set("0/1", "an address")
     arguments = store, gloo, vote
-    first = in_place_of._agree(*arguments, 0, 2, "g", timedelta(seconds=9))
-    second = in_place_of._agree(*arguments, 1, 2, "g", timedelta(seconds=9))
+    first = place_agreement.agree(*arguments, 0, 2, "g", timedelta(seconds=9))
+    second = place_agreement.agree(*arguments, 1, 2, "g", timedelta(seconds=9))
     assert first == second
     assert (first["occl"], first["why"], first["first"]) == (False, f"rank 1 {ABSENT}", 0)
 
@@ -210,7 +209,7 @@ def votes_again(rank, n, device, *, store):
 
     def agree(seconds):
         gloo = dist.PrefixStore("cpu/", store)
-        return in_place_of._agree(store, gloo, vote, rank, n, "0", timedelta(seconds=seconds))
+        return place_agreement.agree(store, gloo, vote, rank, n, "0", timedelta(seconds=seconds))
 
     for missing in range(n):
         if rank != missing:

@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 import torch_occl
-from occl.distributed import gloo
+from occl.distributed import place_agreement
 from tests.distributed.in_place_of.running import assert_gloo, assert_occl, begin, run
 from tests.support.checks import assert_works, backend
 from tests.support.devices import DEVICES
@@ -125,7 +125,9 @@ def chooses_twice(rank, n, device, *, store):
     for version in (f"version {rank}", "one version"):
         vote = {"cannot": "", "place": "here", "version": version, "kept": []}
         limit = timedelta(seconds=50)
-        choices.append(gloo._agree(store, dist.PrefixStore("cpu/", store), vote, rank, n, "0", limit))
+        choices.append(
+            place_agreement.agree(store, dist.PrefixStore("cpu/", store), vote, rank, n, "0", limit)
+        )
         if len(choices) == 1:  # as the group itself would
             store.set(f"met/{rank}", "")
             store.wait([f"met/{other}" for other in range(n)])
