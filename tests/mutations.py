@@ -248,6 +248,8 @@ MUTATIONS = [
     Mutation("a rank that leaves rings no bell", "coll/mesh/mesh.cpp", "OCCL_FAULT_POINT(\"mesh.left\");\n  if (!members_.empty()) bells_.ring_all();", "", ("explore/test_interleavings:leaves",)),
     Mutation("a death ends only what needs the dead", "coll/group/group.cpp", "if (!died && !needed_by) continue;", "if (!needed_by) continue;", ("plain/test_survivors:a death ends",)),
     Mutation("every end is a death", "shm/peer.h", "header().ending.load(std::memory_order_acquire) == 0;", "true;", ("plain/test_survivors:a death ends",)),
+    Mutation("an endpoint makes no room for descriptors", "shm/endpoint.cpp", "  make_room_for_descriptors();\n", "", ("plain/test_endpoint:makes room",)),
+    Mutation("with several threads there is no room for descriptors", "shm/descriptors.cpp", "std::thread(use_descriptor, last).detach()", "use_descriptor(0)", ("plain/test_endpoint:makes room",)),
     Mutation("a death that is handled late hits the next peer", "shm/endpoint.cpp", "peer->has_exited();", "peer->set_exited();", ("plain/test_endpoint:handled late",)),
     Mutation("a forked child offers its parent's regions", "shm/region_table.cpp", "first_ = size();", "", ("plain/test_regions:forked child",)),
     Mutation("a stopped process is not seen to be stopped", "shm/process_status.cpp", "return fields.starts_with(\"T\") ||", "return", ("plain/test_endpoint:a stopped process",)),

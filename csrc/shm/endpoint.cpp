@@ -15,6 +15,7 @@
 #include "base/error.h"
 #include "base/fault_point.h"
 #include "base/thread.h"
+#include "shm/descriptors.h"
 #include "shm/socket.h"
 
 namespace occl::shm {
@@ -68,6 +69,7 @@ Endpoint::Endpoint(std::shared_ptr<RegionTable> regions, const Config& config)
   header->host = address_.host;
   bell_ = Bell(new (bell_region_.base()) FutexWord(0), &header->sleepers);
 
+  make_room_for_descriptors();
   // For peers: it reports the death of this process even while a forked child still holds its sockets.
   pidfd_ = UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0)));
   if (!pidfd_) fail_errno("pidfd_open failed", pidfd_hint());

@@ -3,14 +3,18 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <fstream>
 #include <functional>
+#include <string>
+#include <thread>
 
 #include "base/fault_point.h"
 #include "check.h"
@@ -26,6 +30,14 @@ namespace {
 constexpr auto kPatience = std::chrono::seconds(20);
 const Endpoint::Config kConfig{std::size_t{64} << 20, 0};
 constexpr std::uint16_t kFirstAdded = 1;  // number 0 is the endpoint's staging region
+
+/// For how many descriptors this process has room, as the kernel says.
+int table_of_descriptors() {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);)
+    if (line.starts_with("FDSize:")) return std::stoi(line.substr(7));
+  return 0;
+}
 
 /// A child process with an endpoint, that runs `body` and then waits to be killed.
 class Child {
@@ -70,6 +82,27 @@ Errc code_of(const std::function<void()>& body) {
 }
 
 }  // namespace
+
+TEST("an endpoint makes room for the descriptors of its peers, however many threads the process has") {
+  rlimit limit{};
+  CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+  const auto room = static_cast<int>(std::min<rlim_t>(limit.rlim_cur, 1024));
+  for (const bool alone : {true, false}) {
+    const pid_t pid = fork();
+    if (pid == 0) {
+      if (table_of_descriptors() >= room) _exit(2);
+      if (!alone) std::thread([] { pause(); }).detach();
+      const Endpoint endpoint(std::make_shared<RegionTable>(), kConfig);
+      const auto end = Deadline::after(alone ? std::chrono::seconds(0) : kPatience);
+      while (table_of_descriptors() < room && !end.passed()) std::this_thread::yield();
+      _exit(table_of_descriptors() < room);
+    }
+    int status = 0;
+    CHECK(waitpid(pid, &status, 0) == pid && WIFEXITED(status));
+    CHECK(WEXITSTATUS(status) != 2, "the table is large already, so this test shows nothing");
+    CHECK(WEXITSTATUS(status) == 0, alone ? "with one thread" : "with two threads");
+  }
+}
 
 TEST("a process reads and writes the memory of another, and the other sees it") {
   Child child([](Endpoint& endpoint) {
