@@ -32,8 +32,8 @@ def configurations():
     for device in ("cpu", "dev"):
         for world_size in (4, 2, 3):
             for name in rewriting.test_names():
-                product = (device, world_size) != ("dev", 4) or name == exceptions.SLOWEST
-                marks = [pytest.mark.full] * (product or name not in stay) + [pytest.mark.matrix] * product
+                rare = (device, world_size) != ("dev", 4) or name == exceptions.SLOWEST
+                marks = [pytest.mark.full] * (rare or name not in stay) + [pytest.mark.matrix] * rare
                 yield pytest.param(
                     device,
                     world_size,
