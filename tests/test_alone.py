@@ -189,6 +189,7 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.step()
 
 
+@pytest.mark.full
 @pytest.mark.ranks(2, backend="occl")
 def test_a_rank_that_exchanges_nothing_in_its_steps_says_so_once(rank):
     """What comes before them, counts of ranks and samples, does not count."""

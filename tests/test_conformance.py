@@ -19,7 +19,6 @@ from occl.conformance.tensors import MOVABLE, REDUCIBLE, guards_broken, place
 from occl.testing.outcomes import WrongUse
 from tests.support.cpp_build import ROOT
 from tests.support.interpreter import PACKAGE
-from tests.support.thinning import first
 
 BACKEND_PAGE = ROOT / "docs/backend.md"
 
@@ -250,23 +249,21 @@ def test_patterns_combine_words():
 # ---- runs ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("options", "words"),
-    first(
-        [
-            (["--backend=gluu"], r"There is no backend 'gluu'; there are gloo.*import = \[\"package\"\]"),
-            (["--backend=gloo", "--world-size=four"], r"--world-size must be a number .*, not 'four'"),
-            ([], r"The conformance suite needs the name of a backend: --backend gloo"),
-            (["--backend=gloo", "--device=warp"], r"There is no device 'warp' .*import = \[\"package\"\]"),
-            (["--backend=gloo", "--world-size=1"], r"--world-size must be a number of .* 2 to 256, not '1'"),
-            (["--backend=gloo", "--case-limit=-1"], r"--case-limit must be a number .* above 0, not '-1'"),
-            (["--backend=gloo", "--report=no/such/file"], r"--report no/such/file: there is no folder"),
-            (["--backend=gloo", "--capabilities=none.toml"], r"none.toml: the file cannot be read"),
-            (["--backend=gloo", "--capabilities=bad.toml"], r"bad.toml: there is no key 'x'"),
-            (["--backend=x", "--capabilities=import.toml"], r"nonesuch cannot be imported: .*PYTHONPATH"),
-        ],
-        stay=1,
-    ),
+    [
+        (["--backend=gluu"], r"There is no backend 'gluu'; there are gloo.*import = \[\"package\"\]"),
+        (["--backend=gloo", "--world-size=four"], r"--world-size must be a number .*, not 'four'"),
+        ([], r"The conformance suite needs the name of a backend: --backend gloo"),
+        (["--backend=gloo", "--device=warp"], r"There is no device 'warp' .*import = \[\"package\"\]"),
+        (["--backend=gloo", "--world-size=1"], r"--world-size must be a number of .* 2 to 256, not '1'"),
+        (["--backend=gloo", "--case-limit=-1"], r"--case-limit must be a number .* above 0, not '-1'"),
+        (["--backend=gloo", "--report=no/such/file"], r"--report no/such/file: there is no folder"),
+        (["--backend=gloo", "--capabilities=none.toml"], r"none.toml: the file cannot be read"),
+        (["--backend=gloo", "--capabilities=bad.toml"], r"bad.toml: there is no key 'x'"),
+        (["--backend=x", "--capabilities=import.toml"], r"nonesuch cannot be imported: .*PYTHONPATH"),
+    ],
 )  # fmt: skip
 def test_bad_options_end_the_run_with_one_sentence(tmp_path, options, words):
     (tmp_path / "bad.toml").write_text("x = 1")

@@ -83,6 +83,7 @@ def test_tests_of_ranks_run_over_gloo(kits, tmp_path):
     assert "3 passed" in done.stdout, done.stdout + done.stderr
 
 
+@pytest.mark.full
 def test_the_suite_runs_over_gloo_and_makes_a_table_and_a_badge(kits, tmp_path):
     suite = ("pytest", "-q", "-p", "no:cacheprovider", "--pyargs", "occl.conformance", "--backend", "gloo")
     chosen = ("--world-size", "2", "-k", "broadcast", "--report", "report.json")

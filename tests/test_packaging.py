@@ -231,6 +231,7 @@ def test_importing_torch_alone_makes_the_backend_available():
     assert python("-c", code).strip() == "True"
 
 
+@pytest.mark.full
 def test_the_package_can_be_imported_before_torch():
     assert python("-c", "import torch_occl, torch; print(torch.device('dev:0'))").strip() == "dev:0"
 

@@ -37,6 +37,7 @@ def run(pytester, monkeypatch):
     return run_pytest
 
 
+@pytest.mark.full
 def test_an_installed_plugin_imports_no_torch_and_makes_no_device(pytester, monkeypatch, tmp_path):
     """Neither for tests without the mark, nor for the process of pytest where tests have it."""
     monkeypatch.setenv("PYTHONPATH", str(install(tmp_path / "installed")))

@@ -1,5 +1,7 @@
 // Groups of some ranks of a group over several nodes: in any order of ranks, beside each other, and all that
 // can go wrong on one rank while the others wait.
+#include <condition_variable>
+#include <mutex>
 #include <numeric>
 #include <random>
 
@@ -58,16 +60,18 @@ class Meeting {
  public:
   explicit Meeting(int ranks) : ranks_(ranks) {}
   void wait(const Rank& rank) {
+    std::unique_lock lock(mutex_);
     const int round = come_++ / ranks_;
-    while (come_ < (round + 1) * ranks_) {
+    changed_.notify_all();
+    while (!changed_.wait_for(lock, Milliseconds(10), [&] { return come_ >= (round + 1) * ranks_; }))
       if (const auto failed = rank.wide->error()) throw *failed;  // the test has failed on another rank
-      std::this_thread::yield();
-    }
   }
 
  private:
   const int ranks_;
-  std::atomic<int> come_ = 0;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int come_ = 0;
 };
 
 int messages_of(Hosts& hosts, int rank) {

@@ -208,7 +208,10 @@ TEST("plans of thousands of random collectives produce what the rule says, witho
   std::mt19937_64 random(20260401);
   std::map<std::pair<Path, Split>, int> seen;
   const std::size_t sizes[] = {1, 2, 4, 8, 16};
+  int tried = 0;
   for (int trial = 0; trial < 2500; ++trial) {
+    if (check::thinned(trial, 3)) continue;
+    ++tried;
     const auto kind = static_cast<Kind>(random() % kKinds);
     const int size = trial % 20 == 0 ? 1 + random() % 64 : 1 + random() % 8;
     Tuning tuning;
@@ -230,11 +233,11 @@ TEST("plans of thousands of random collectives produce what the rule says, witho
     simulate(kind, size, static_cast<int>(random() % size), element, counts, tuning, mapped);
   }
   for (const auto path : {Path::one_shot, Path::staged, Path::direct})
-    CHECK(seen[std::make_pair(path, Split::pull)] > 100, "path ", static_cast<int>(path),
+    CHECK(seen[std::make_pair(path, Split::pull)] > tried / 25, "path ", static_cast<int>(path),
           " was hardly tried");
-  CHECK((seen[std::make_pair(Path::staged, Split::range)] > 20 &&
-         seen[std::make_pair(Path::direct, Split::range)] > 100 &&
-         seen[std::make_pair(Path::direct, Split::push)] > 20));
+  CHECK((seen[std::make_pair(Path::staged, Split::range)] > tried / 125 &&
+         seen[std::make_pair(Path::direct, Split::range)] > tried / 25 &&
+         seen[std::make_pair(Path::direct, Split::push)] > tried / 125));
 }
 
 /// Domains of these sizes.
@@ -249,7 +252,10 @@ TEST("plans in two levels produce what the rule says, in rank order and without 
   std::mt19937_64 random(20261124);
   std::map<std::pair<Kind, Path>, int> seen;
   const std::size_t elements[] = {1, 2, 4, 8, 16};
+  int tried = 0;
   for (int trial = 0; trial < 1500; ++trial) {
+    if (check::thinned(trial, 3)) continue;
+    ++tried;
     const bool many = trial % 50 == 0;
     std::vector<int> sizes(2 + (random() % 3 == 0) * random() % 4);
     if (random() % 3)
@@ -283,7 +289,8 @@ TEST("plans in two levels produce what the rule says, in rank order and without 
   for (const auto kind :
        {Kind::all_reduce, Kind::reduce, Kind::reduce_scatter, Kind::broadcast, Kind::all_gather})
     for (const auto path : {Path::staged, Path::direct})
-      CHECK((seen[{kind, path}] > 30), traits(kind).name, " took two levels ", seen[{kind, path}], " times");
+      CHECK((seen[{kind, path}] > tried / 50), traits(kind).name, " took two levels ", seen[{kind, path}],
+            " times");
 }
 
 TEST("the first step of a plan can be made during the last step of the plan before it") {

@@ -181,6 +181,7 @@ def test_huge_pages_are_asked_for():
     assert " hg" in flags
 
 
+@pytest.mark.full
 def test_dtensor_finds_the_generator_it_expects(run_python):
     run_python(
         """

@@ -146,6 +146,7 @@ def test_every_function_of_torch_dev_is_compared():
     assert all(hasattr(torch.cuda, name) for name in {*USES, *USES_NOT})
 
 
+@pytest.mark.full
 def test_the_same_functions_use_a_device_as_initialize_cuda(run_python):
     """Each in a process that has used no device before."""
     expected = {

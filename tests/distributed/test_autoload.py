@@ -73,6 +73,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.full
 def test_what_serves_a_group_is_asked_without_making_the_device(installed):
     lines = python(ASKED, installed, OCCL_IN_PLACE_OF="gloo", OCCL_QUIET="1")
     assert lines == ["True 0", "privateuseone False"]
@@ -124,8 +125,9 @@ if child:
 """
 
 
+@pytest.mark.full
 @pytest.mark.skipif("dev" not in DEVICES, reason="there is no device")
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.full)])
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_groups_that_are_older_than_the_device_serve_it(ranks, installed, tmp_path):
     said = python(BEFORE_THE_DEVICE.format(ranks=ranks, store=tmp_path / "store"), installed)
     assert said == ["No backend type associated with device type dev"] * ranks  # asked for as cpu:occl

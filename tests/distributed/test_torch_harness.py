@@ -24,6 +24,7 @@ class OcclTest(MultiProcessTestCase):
         store = dist.FileStore(self.file_name, self.world_size)
         dist.init_process_group("occl", store=store, rank=self.rank, world_size=self.world_size)
 
+    @pytest.mark.full
     def test_collectives_have_the_right_results(self) -> None:
         self.init()
         for device in DEVICES:

@@ -23,6 +23,7 @@ def without_copies(rank: int, n: int, device: str) -> None:
     assert_works("cpu")
 
 
+@pytest.mark.full
 def test_a_device_without_copies_is_refused(pool):
     with pool.fresh(2) as team:
         team.join().run(without_copies, DEVICE)

@@ -57,6 +57,7 @@ def test_defects_of_the_device_are_not_the_backends(library, tmp_path, lacks):
     assert ("says nothing of the backend" in done.stdout) == (verdicts == {"error"})
 
 
+@pytest.mark.full
 def test_ranks_may_have_the_device(library, pytester, monkeypatch):
     """Its module has no ``synchronize``, and its ``set_device`` takes only a number."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(PACKAGE), str(ROOT)]))

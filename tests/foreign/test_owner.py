@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -61,6 +62,7 @@ except RuntimeError as error:
 """
 
 
+@pytest.mark.full
 def test_the_page_for_vendors_has_the_text_of_a_second_owner(library):
     said = run_python("-c", TWO_OWNERS, path=ROOT).splitlines()[-1]
     documented = (ROOT / "docs/writing-a-backend.md").read_text().replace("\n", " ")

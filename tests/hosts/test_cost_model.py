@@ -53,6 +53,7 @@ def programs(tmp_path_factory) -> Callable[..., list[int]]:
     return run
 
 
+@pytest.mark.full
 @needs_compiler
 def test_an_all_reduce_is_counted_as_its_programs_send_it(programs):
     ways = set()

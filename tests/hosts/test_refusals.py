@@ -262,6 +262,7 @@ def sleeping_threads(pid: int) -> int:
     return sum("nanosleep" in wait.read_text() for wait in waits)
 
 
+@pytest.mark.full
 def test_a_thread_that_still_connects_does_not_end_the_process_at_its_exit(tmp_path):
     """Both ranks give up; later the threads that connect ask for the GIL of interpreters that have ended."""
     read, write = os.pipe()

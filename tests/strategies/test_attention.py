@@ -51,9 +51,10 @@ def by_sequence(device: str, world_size: int, causal: bool, balanced: bool) -> l
     return context_parallel_unshard(mesh, parts, [2] * 4)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("causal, balanced", [(True, True), (True, False), (False, False)])
-@pytest.mark.parametrize("rotation", [pytest.param("allgather", marks=pytest.mark.full), "alltoall"])
-@pytest.mark.parametrize("device", [pytest.param("cpu", marks=pytest.mark.full), "dev"])
+@pytest.mark.parametrize("rotation", ["allgather", "alltoall"])
+@pytest.mark.parametrize("device", ["cpu", "dev"])
 @pytest.mark.ranks([2, 4], backend="occl")
 def test_a_divided_sequence_has_the_attention_of_the_whole(device, world_size, causal, balanced, rotation):
     set_rotate_method(rotation)

@@ -195,6 +195,7 @@ def test_rpc_works_beside_collectives(rank, world_size, device, tmp_path):
     rpc.shutdown()
 
 
+@pytest.mark.full
 @pytest.mark.ranks(2, device="dev", backend="occl")
 def test_shards_that_a_plan_places_on_the_device_make_one_tensor(rank, device):
     """As a ShardedTensor, which torchrec's tables are; their placement is a text such as "rank:1/dev:1"."""

@@ -219,6 +219,7 @@ else:
 """
 
 
+@pytest.mark.full
 def test_one_line_is_said_however_many_groups_there_are(installed, tmp_path):
     said = run_python("-c", MORE_GROUPS, tmp_path / "store", path=installed, OCCL_IN_PLACE_OF="gloo")
     assert said.splitlines() == [f"torch_occl: group 0 (2 ranks) {TAKES}"]
