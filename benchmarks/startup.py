@@ -7,6 +7,7 @@ import     seconds that `import torch_occl` takes after `import torch`, in proce
 create     milliseconds of dist.new_group() between ranks that are connected already
 destroy    the same of dist.destroy_process_group(group)
 first      milliseconds of dist.init_process_group() in processes that have only imported torch and torch_occl
+change     the same of dist._reconfigure() with the same members, where PyTorch has it (from 2.14 on)
 
 occl and Gloo take turns. Every time of a group is that of the slowest rank, and the median of all rounds.
 """
@@ -70,21 +71,34 @@ def meet(name: str, rank: int, options: argparse.Namespace, folder: str, counter
     return timed(Gate(counters, rank), make) * 1e3
 
 
-def first_ms(name: str, rank: int, options: argparse.Namespace, folder: str, counters) -> float:
-    """The same in a child, which has what this process has imported, and has made no group yet."""
+def change(name: str, rank: int, options: argparse.Namespace, folder: str, counters) -> list[float]:
+    """Makes the default group again and again; returns the milliseconds of the slowest rank, each time."""
+    store = make_store(rank, options, folder)
+    dist.init_process_group(name, store=store, rank=rank, world_size=options.ranks, enable_reconfigure=True)
+    gate = Gate(counters, rank)
+    taken = []
+    for uuid in range(options.rounds + 1):
+        store.set(f"{uuid}/{rank}", dist._get_reconfigure_handle())  # with Gloo another one each time
+        handles = [store.get(f"{uuid}/{member}").decode() for member in range(options.ranks)]
+        taken.append(timed(gate, lambda: dist._reconfigure(uuid, handles).wait()) * 1e3)  # noqa: B023
+    return taken[1:]  # the first one makes the first group
+
+
+def in_child(body, name: str, rank: int, options: argparse.Namespace, folder: str, counters):
+    """What it returns in a child, which has what this process has imported, and has made no group yet."""
     fork = multiprocessing.get_context("fork")
     result = fork.SimpleQueue()
     Path(folder).mkdir(exist_ok=True)
 
     def run() -> None:
-        result.put(meet(name, rank, options, folder, counters))
+        result.put(body(name, rank, options, folder, counters))
         Gate(counters, rank).wait(asleep=True)  # no rank leaves while another one needs it
 
     child = fork.Process(target=run)
     child.start()
     child.join()
     if child.exitcode:
-        raise RuntimeError(f"rank {rank} could not make its first group with {name}")
+        raise RuntimeError(f"rank {rank} could not make its groups with {name}")
     return result.get()
 
 
@@ -96,7 +110,13 @@ def work(rank: int, options: argparse.Namespace, folder: str, counters) -> None:
     first: dict = {name: [] for name in BACKENDS}
     for round_ in range(FIRST_GROUPS):
         for name in BACKENDS:
-            first[name].append(first_ms(name, rank, options, str(Path(folder, f"{name}{round_}")), counters))
+            apart = str(Path(folder, f"{name}{round_}"))
+            first[name].append(in_child(meet, name, rank, options, apart, counters))
+    changes = {
+        name: in_child(change, name, rank, options, str(Path(folder, f"{name} changes")), counters)
+        for name in BACKENDS
+        if hasattr(dist, "_reconfigure")
+    }
     meet("occl", rank, options, folder, counters)
     gate = Gate(counters, rank)
     taken: dict = {name: {"create_ms": [], "destroy_ms": []} for name in BACKENDS}
@@ -109,7 +129,9 @@ def work(rank: int, options: argparse.Namespace, folder: str, counters) -> None:
                 taken[name]["create_ms"].append(create * 1e3)
                 taken[name]["destroy_ms"].append(destroy * 1e3)
     if rank == 0:
-        Path(folder, "results").write_text(json.dumps({"first_ms": first, "groups": taken}))
+        Path(folder, "results").write_text(
+            json.dumps({"first_ms": first, "change_ms": changes, "groups": taken})
+        )
     dist.destroy_process_group()
 
 
@@ -125,7 +147,17 @@ def show(options: argparse.Namespace, taken: dict) -> dict:
     first = {name: statistics.median(times) for name, times in taken["first_ms"].items()}
     texts = ", ".join(f"{name} {ms:.1f} ms" for name, ms in first.items())
     print(f"the first group of {options.ranks} ranks on {options.nodes} nodes: {texts}")
-    return {"nodes": options.nodes, "import": imports, "first_ms": first, "groups": groups}
+    changes = {name: statistics.median(times) for name, times in taken["change_ms"].items()}
+    if changes:
+        texts = ", ".join(f"{name} {ms:.2f} ms" for name, ms in changes.items())
+        print(f"the same members in a new group, by reconfigure: {texts}")
+    return {
+        "nodes": options.nodes,
+        "import": imports,
+        "first_ms": first,
+        "change_ms": changes,
+        "groups": groups,
+    }
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -60,6 +60,17 @@ def register_gloo(factory: Callable[..., Any]) -> None:
     backend.register_backend("gloo", factory, extended_api=True, devices=devices, _backend_type=kind)
 
 
+def made_by_reconfigure(options: Any) -> bool:
+    """Whether a group with these options is made by its first ``reconfigure``. There are none up to 2.13."""
+    return getattr(options, "enable_reconfigure", False)
+
+
+def let_reconfigure_make(options: Any, as_asked: Any) -> None:
+    """Sets these options as others say, or as they are if they ask for it already."""
+    if made_by_reconfigure(as_asked):
+        options.enable_reconfigure = True
+
+
 def register_in_dist2(name: str, factory: Callable[..., Any]) -> None:
     """The backend serves ``torch.distributed._dist2.new_group``, which 2.14 has removed."""
     try:

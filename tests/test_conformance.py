@@ -27,11 +27,8 @@ NO_RULE = {
     "getBoundDeviceId": "PyTorch's own serves every backend",
     "getError": "only the bindings of Gloo and NCCL have it",
     "getMemAllocator": "its result is a type of C++ that Python has no counterpart of",
-    "get_reconfigure_handle": "no backend at hand can be made anew with other ranks",
     "isInitialized": "only C++ calls it",
-    "reconfigure": "as get_reconfigure_handle",
     "setBoundDeviceId": "as getBoundDeviceId",
-    "supportsReconfigure": "as get_reconfigure_handle",
 }
 """Methods of any supported version of PyTorch that the suite does not call, and why."""
 

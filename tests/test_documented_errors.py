@@ -34,6 +34,7 @@ INTERNAL = {
     "its ranks are on several nodes; between them:": LOG,
     "; waiting ranks ... spin ... yield their core ...; kernels: ...; timeout": LOG,
     "; flight recorder ... on ... off": LOG,
+    "group ... waits for reconfigure, with the handle": LOG,
     "#... of group ... on rank": PART,
     ", which connects to ...,": PART,
     "shrink group ... to ranks": PART,

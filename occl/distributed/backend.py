@@ -33,12 +33,16 @@ _log = logging.getLogger("torch_occl")  # which TORCH_LOGS=torch_occl switches o
 
 
 def _made(backend: ProcessGroupOCCL) -> ProcessGroupOCCL:
-    """Tells PyTorch's logs and its flight recorder of a new group, and looks at the threads of its ranks."""
+    """Tells PyTorch's logs and its flight recorder of a new group, and looks at the threads of its ranks.
+
+    Of a group that its first ``reconfigure`` makes, ranks and cores are not known yet.
+    """
     if _log.isEnabledFor(logging.INFO):
         _log.info("%s", backend._describe())
     if _records():
         flight_recorder.answer_for_pytorch()
-    threads.check(backend)
+    if not compat.made_by_reconfigure(backend.options):
+        threads.check(backend)
     long_waits.show_stack()
     return backend
 
@@ -94,6 +98,7 @@ def create(opts: Any, options: ProcessGroupOCCL.Options | None = None) -> Proces
     options._timeout = opts.timeout
     options.group_name = opts.group_id
     options.global_ranks_in_group = opts.global_ranks_in_group
+    compat.let_reconfigure_make(options, opts)
     alone.watch()  # a launcher in this process, such as Ray's, may have set WORLD_SIZE by now
     if made := _made_for(getattr(opts, "process_group", None)):
         return made

@@ -20,11 +20,19 @@ namespace {
 
 std::string name_of(const Options& options) { return options.group_name.empty() ? "?" : options.group_name; }
 
+/// What may carry a group without a parent: what the options name, or the environment.
+CarrierChoice carriers_for(const Options& options, int rank, int size) {
+  const std::string group = name_of(options);
+  if (const auto* given = std::get_if<c10::intrusive_ptr<c10d::Backend>>(&options.inter_node()))
+    return between_by(*given, rank, size, group);
+  const auto* named = std::get_if<std::string>(&options.inter_node());
+  return between_by(named ? *named : carrier_from_environment(), rank, size, group);
+}
+
 Met meet_at(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, const Options& options,
-            const ChooseCarriers& choose_carriers) {
-  return rendezvous(
-      store, name_of(options), rank, size, [&] { return options.tuning(); }, options.timeout,
-      choose_carriers);
+            const std::function<Tuning()>& tuning) {
+  return rendezvous(store, name_of(options), rank, size, tuning, options.timeout,
+                    [&] { return carriers_for(options, rank, size); });
 }
 
 /// Makes a group of some ranks of another group.
@@ -36,25 +44,17 @@ Met meet_in(const GroupLifecycle::Parent& parent, coll::Subgroup::Purpose purpos
   return {parent.group->make_subgroup(wanted, tuning, deadline, interrupt_check()), std::nullopt};
 }
 
-/// What may carry a group without a parent: what the options name, or the environment.
-CarrierChoice carriers_for(const Options& options, int rank, int size) {
-  const std::string group = name_of(options);
-  if (const auto* given = std::get_if<c10::intrusive_ptr<c10d::Backend>>(&options.inter_node()))
-    return between_by(*given, rank, size, group);
-  const auto* named = std::get_if<std::string>(&options.inter_node());
-  return between_by(named ? *named : carrier_from_environment(), rank, size, group);
-}
-
 }  // namespace
 
 GroupLifecycle::GroupLifecycle(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                const Options& options, const Parent& parent)
-    : options_(options.copy()) {
+    : options_(options.copy()),
+      members_(made_by_reconfigure(options) ? std::make_unique<Members>(store, rank) : nullptr) {
   register_for_groups();
+  if (members_) return;
   translated([&] {
-    Met met = parent.group
-                  ? meet_in(parent, coll::Subgroup::Purpose::create, options)
-                  : meet_at(store, rank, size, options, [&] { return carriers_for(options, rank, size); });
+    Met met = parent.group ? meet_in(parent, coll::Subgroup::Purpose::create, options)
+                           : meet_at(store, rank, size, options, [&] { return options.tuning(); });
     group_ = std::move(met.group);
     // Only the default group cares for the server: PyTorch made the store for it, and both end together.
     if (!parent.group && options.global_ranks_in_group.empty() && met.store_host) {
@@ -69,7 +69,36 @@ GroupLifecycle::GroupLifecycle(const c10::intrusive_ptr<c10d::Store>& store, int
 GroupLifecycle::GroupLifecycle(Met met, const Options& options)
     : options_(options.copy()), group_(std::move(met.group)) {}
 
+Members& GroupLifecycle::members() const {
+  if (!members_)
+    raise(Error(Errc::invalid_argument, concat("group ", name_of(*options_),
+                                               " cannot be reconfigured: make it with "
+                                               "init_process_group(..., enable_reconfigure=True)")));
+  return *members_;
+}
+
+void GroupLifecycle::reconfigure(const ReconfigureOptions& wanted) {
+  Met met = translated([&] {
+    const auto [rank, size] = members().place_among(wanted);
+    Options options = *options_;
+    options.timeout = wanted.timeout.value_or(options.timeout);
+    const bool fresh = members().use_up(wanted.uuid);
+    const auto tuning = [&] {  // what this throws, the other members are told
+      if (!fresh)
+        fail(Errc::invalid_argument, "reconfigure: uuid ", wanted.uuid,
+             " was already used in this group: all members give a new one for each attempt");
+      return options.tuning();
+    };
+    return meet_at(members().store_of(wanted.uuid), rank, size, options, tuning);
+  });
+  leave();
+  group_ = std::move(met.group);
+  options_->global_ranks_in_group.clear();  // of members that have gone
+}
+
 std::string GroupLifecycle::describe() const {
+  if (!group_)
+    return concat("group ", name_of(*options_), " waits for reconfigure, with the handle ", handle());
   return concat("rank ", group_->rank(), " of ", group_->size(), " of group ", group_->name(), ": ",
                 group_->describe(), "; waiting ranks ", group_->core_for_each() ? "spin" : "yield their core",
                 "; kernels: ", kernels::isa(), "; timeout ", options_->timeout.count(), " ms");
@@ -79,7 +108,7 @@ GroupLifecycle::~GroupLifecycle() {
   close();
   // In a forked child the group belongs to the parent process. Its destructor must not run: it would leave
   // the group on the parent's behalf.
-  if (is_forked_from(*group_)) new std::shared_ptr<coll::Communicator>(std::move(group_));
+  if (group_ && is_forked_from(*group_)) new std::shared_ptr<coll::Communicator>(std::move(group_));
 }
 
 void GroupLifecycle::close() {
@@ -91,20 +120,25 @@ void GroupLifecycle::close() {
   group_->close();
 }
 
-void GroupLifecycle::shutdown() {
+bool GroupLifecycle::leave() {
   const bool in_good_order = group_ && !is_forked_from(*group_) && !group_->error();
   if (in_good_order) group_->deliver(interrupt_check());
   close();
-  if (in_good_order && store_server_) store_server_->wait_for_end(interrupt_check());
+  return in_good_order;
+}
+
+void GroupLifecycle::shutdown() {
+  if (leave() && store_server_) store_server_->wait_for_end(interrupt_check());
 }
 
 void GroupLifecycle::abort(const std::string& reason) {
+  if (!group_) return;
   check_not_forked(*group_);
   group_->abort(reason);
 }
 
 c10d::ErrorType GroupLifecycle::error() const {
-  const auto error = group_->error();
+  const auto error = group_ ? group_->error() : std::nullopt;
   if (!error || error->code() == Errc::closed) return c10d::ErrorType::SUCCESS;
   switch (error->code()) {
     case Errc::timeout:
@@ -123,6 +157,7 @@ Options GroupLifecycle::options_for(const c10::intrusive_ptr<c10d::Backend::Opti
   options.group_name.clear();
   options.group_desc.clear();
   options.global_ranks_in_group.clear();
+  let_reconfigure_make(options, false);
   return options;
 }
 
@@ -151,6 +186,7 @@ Met GroupLifecycle::meet(coll::Subgroup::Purpose purpose, const std::vector<int>
 }
 
 std::unordered_map<std::string, std::uint64_t> GroupLifecycle::memory_stats() const {
+  if (!group_) return {};
   const auto memory = group_->memory();
   auto& endpoint = group_->engine().endpoint();
   return {{"group.control_bytes", memory.blocks},

@@ -11,6 +11,7 @@
 
 #include "coll/group/group.h"
 #include "coll/group/subgroup.h"
+#include "pg/backend/members.h"
 #include "pg/backend/options.h"
 #include "pg/rendezvous/rendezvous.h"
 #include "pg/rendezvous/store_shutdown.h"
@@ -27,7 +28,7 @@ class GroupLifecycle {
   };
 
   /// Connects to the other ranks, through `parent` if that has a group, or else through the store. Copies the
-  /// options. Raises DistBackendError.
+  /// options. Raises DistBackendError. If the options leave it to `reconfigure`, there is no group yet.
   GroupLifecycle(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, const Options& options,
                  const Parent& parent);
   /// Takes over a group that the ranks have met for.
@@ -36,6 +37,7 @@ class GroupLifecycle {
   GroupLifecycle(const GroupLifecycle&) = delete;
   GroupLifecycle& operator=(const GroupLifecycle&) = delete;
 
+  /// Null until `reconfigure` has made the group that the options leave to it.
   const std::shared_ptr<coll::Communicator>& group() const { return group_; }
   Options& options() const { return *options_; }
   /// What was chosen for this group, in a line for logs.
@@ -52,6 +54,12 @@ class GroupLifecycle {
   /// The global ranks of ranks of this group.
   std::vector<std::uint64_t> global_ranks(const std::vector<int>& ranks) const;
 
+  /// The handle of this rank, and a new group of the members whose handles are given, which takes the place
+  /// of the one that there is. If that fails, the old one stays. No other call may be made meanwhile. Raise
+  /// ValueError if the options do not allow it, or the arguments name no such group, and DistBackendError.
+  const std::string& handle() const { return members().handle(); }
+  void reconfigure(const ReconfigureOptions& wanted);
+
   /// Ends the group: every operation in flight, on all ranks, fails with an error.
   void abort(const std::string& reason);
   /// Leaves the group. If another rank runs the store's server, waits a few seconds for that to end.
@@ -63,8 +71,12 @@ class GroupLifecycle {
 
  private:
   void close();
+  /// Closes when peers have received what is on its way. Whether the group was in good order.
+  bool leave();
+  Members& members() const;
 
   const c10::intrusive_ptr<Options> options_;
+  const std::unique_ptr<Members> members_;  // if the options leave the group to `reconfigure`
   std::shared_ptr<coll::Communicator> group_;
   std::shared_ptr<const coll::Group> serves_store_;  // the same group, if this rank runs the store's server
   std::optional<StoreServer> store_server_;          // if another rank runs it

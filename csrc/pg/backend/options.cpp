@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "pg/compat/reconfigure.h"
 #include "pg/process/environment.h"
 #include "pg/request/errors.h"
 
@@ -13,6 +14,7 @@ Options Options::of(const c10d::Backend::Options& given) {
   options.group_name = given.group_name;
   options.group_desc = given.group_desc;
   options.global_ranks_in_group = given.global_ranks_in_group;
+  let_reconfigure_make(options, made_by_reconfigure(given));
   return options;
 }
 

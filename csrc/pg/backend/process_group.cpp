@@ -63,12 +63,34 @@ ProcessGroupOCCL::ProcessGroupOCCL(Met met, const Options& options)
 
 void ProcessGroupOCCL::made() {
   init();
+  if (lifecycle_.group()) record();
+  LOG(INFO) << "occl: " << describe();
+}
+
+void ProcessGroupOCCL::record() {
   const auto& ranks = lifecycle_.options().global_ranks_in_group;
   const auto rank = static_cast<std::size_t>(getRank());
   if (FlightRecorder* const recorder = FlightRecorder::get())
     recorded_ =
         recorder->add(lifecycle_.group(), rank < ranks.size() ? static_cast<int>(ranks[rank]) : getRank());
+}
+
+void ProcessGroupOCCL::refuse_unmade() const {
+  raise(Error(Errc::invalid_argument, concat("group ", lifecycle_.options().group_name,
+                                             " has no members yet: all of them call reconfigure() first")));
+}
+
+ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::reconfigure(const ReconfigureOptions& wanted) {
+  if (lifecycle_.group()) check_not_forked(group());
+  check_alone("reconfigure");
+  lifecycle_.reconfigure(wanted);
+  take_place(group().rank(), group().size());
+  record();
   LOG(INFO) << "occl: " << describe();
+  c10d::BarrierOptions all;
+  all.timeout = wanted.timeout.value_or(c10d::kUnsetTimeout);
+  all.asyncOp = true;
+  return barrier(all);
 }
 
 std::string ProcessGroupOCCL::describe() const {
@@ -440,6 +462,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupOCCL::merge(
 }
 
 void ProcessGroupOCCL::abort_for(const char* reason) {
+  if (!lifecycle_.group()) return;
   check_not_forked(group());
   abort_hooks_->group_ends();
   lifecycle_.abort(reason);

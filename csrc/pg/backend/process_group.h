@@ -110,8 +110,18 @@ class ProcessGroupOCCL final : public BackendBase {
   c10::intrusive_ptr<c10d::Backend> shrink(const std::vector<int64_t>& ranks_to_exclude, int shrink_flags,
                                            const c10::intrusive_ptr<c10d::Backend::Options>& opts) override;
 
+  /// A group that is made, and made again of other members, while the backend stays (members.h). The Work
+  /// is a barrier of the new group. Operations raise ValueError until the first group is made; those that
+  /// are in flight in the old group when it ends fail.
+  bool supportsReconfigure() const override { return true; }
+  std::string get_reconfigure_handle() const override { return lifecycle_.handle(); }
+  WorkPtr reconfigure(const ReconfigureOptions& wanted) override;
+
   /// See GroupLifecycle.
-  Parent as_parent(std::vector<int> ranks) const { return lifecycle_.as_parent(std::move(ranks)); }
+  Parent as_parent(std::vector<int> ranks) const {
+    group();
+    return lifecycle_.as_parent(std::move(ranks));
+  }
   void abort() override { abort_for("abort() was called"); }
   void shutdown() override { lifecycle_.shutdown(); }
   c10d::ErrorType getError() override { return lifecycle_.error(); }
@@ -180,7 +190,15 @@ class ProcessGroupOCCL final : public BackendBase {
   ProcessGroupOCCL(Met met, const Options& options);
   /// The last part of each constructor.
   void made();
-  coll::Communicator& group() const { return *lifecycle_.group(); }
+  /// When there is a new group.
+  void record();
+  /// Raises ValueError if `reconfigure` is still to make it.
+  coll::Communicator& group() const {
+    if (!lifecycle_.group()) [[unlikely]]
+      refuse_unmade();
+    return *lifecycle_.group();
+  }
+  [[noreturn]] void refuse_unmade() const;
   std::chrono::milliseconds or_default(std::chrono::milliseconds timeout) const;
   ThisRank self() const { return {getRank(), getSize()}; }
   /// What instruments say about this group.

@@ -67,9 +67,12 @@ c10::intrusive_ptr<WindowOCCL> WindowOCCL::make(ProcessGroupOCCL& backend,
 
 c10::intrusive_ptr<ProcessGroupOCCL> WindowOCCL::backend() const {
   check_not_forked(*group_);
-  if (auto backend = backend_.lock())
-    return c10::static_intrusive_pointer_cast<ProcessGroupOCCL>(std::move(backend));
-  raise(Error(Errc::closed, concat("group ", group_->name(), " has been destroyed")));
+  const auto backend = c10::static_intrusive_pointer_cast<ProcessGroupOCCL>(backend_.lock());
+  if (!backend) raise(Error(Errc::closed, concat("group ", group_->name(), " has been destroyed")));
+  if (backend->communicator() != group_)
+    raise(Error(Errc::closed, concat("the window is of members of group ", group_->name(),
+                                     " from before reconfigure(): make a new one")));
+  return backend;
 }
 
 std::shared_ptr<const WindowOCCL::Registered> WindowOCCL::registered(const char* call) const {

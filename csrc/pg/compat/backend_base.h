@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "pg/compat/hooks.h"
+#include "pg/compat/reconfigure.h"
 #include "pg/compat/window_base.h"
 
 namespace occl::pg {
@@ -42,6 +43,9 @@ class BackendBase : public c10d::Backend {
   virtual void addEphemeralTimeout(const std::chrono::milliseconds& timeout) = 0;
   virtual void registerAbortHook(std::int64_t id, AbortHook hook) = 0;
   virtual void unregisterAbortHook(std::int64_t id) = 0;
+  virtual bool supportsReconfigure() const = 0;
+  virtual std::string get_reconfigure_handle() const = 0;
+  virtual c10::intrusive_ptr<c10d::Work> reconfigure(const ReconfigureOptions& wanted) = 0;
   virtual bool supportsWindow() const = 0;
   virtual c10::intrusive_ptr<WindowBase> new_window(const std::optional<at::Tensor>& tensor) = 0;
   /// Override PyTorch's methods from 2.15 on. Remove with 2.14.
@@ -54,6 +58,14 @@ class BackendBase : public c10d::Backend {
   // NOLINTEND(modernize-use-override)
 
  protected:
+  /// After `reconfigure`. Up to 2.13, where there is none, a backend keeps its place.
+  void take_place([[maybe_unused]] int rank, [[maybe_unused]] int size) {
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+    rank_ = rank;
+    size_ = size;
+#endif
+  }
+
   struct GlooOptions final : c10d::Backend::Options {
     GlooOptions() : c10d::Backend::Options("gloo") {}
     std::vector<std::shared_ptr<void>> devices;

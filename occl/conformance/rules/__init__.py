@@ -6,9 +6,20 @@ from occl.conformance.rules import (
     groups,
     messages,
     offers,
+    reconfigure,
     windows,
     works,
     wrong_arguments,
 )
 
-__all__ = ["collectives", "failures", "groups", "messages", "offers", "windows", "works", "wrong_arguments"]
+__all__ = [
+    "collectives",
+    "failures",
+    "groups",
+    "messages",
+    "offers",
+    "reconfigure",
+    "windows",
+    "works",
+    "wrong_arguments",
+]
