@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.interpreter import PACKAGE
+from tests.support.interpreter import PACKAGE, write_metadata
 
 TEMPLATE = PACKAGE / "examples" / "backend_template"
 
@@ -52,6 +53,49 @@ def run(place: Path, *options: str) -> None:
 @pytest.mark.full
 def test_the_tests_of_the_template_pass(built):
     run(built, "tests")
+
+
+def python(place: Path, *command: str) -> str:
+    """In a process in which the template is installed, with its entry point."""
+    write_metadata(place, "my_backend", TEMPLATE / "pyproject.toml")
+    environment = os.environ | {"PYTHONPATH": str(place)}
+    done = subprocess.run(
+        [sys.executable, *command], env=environment, capture_output=True, text=True, timeout=550
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("imported", ["torch", "my_backend", "my_device"])
+def test_whichever_module_comes_first_the_backend_serves_the_device(built, imported):
+    said = python(
+        built,
+        "-c",
+        f"import {imported}, torch; print(torch.distributed.Backend.backend_capability['my_backend'])",
+    )
+    assert said.splitlines()[-1] == "['cpu', 'my_device']"
+
+
+@pytest.mark.full
+def test_the_first_program_runs(built):
+    said = python(
+        built,
+        *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(built / "first.py")),
+    )
+    places = [f"rank {rank} on {device}" for rank in range(2) for device in ("cpu", "my_device")]
+    assert sorted(said.splitlines()) == [f"{place}: [3.0, 3.0, 3.0, 3.0]" for place in places]
+
+
+def test_the_lines_that_rename_it_leave_no_old_name(tmp_path):
+    copy = tmp_path / "project"
+    shutil.copytree(TEMPLATE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    (script,) = re.findall(r"```sh\n(for name.*?)```", (TEMPLATE / "README.md").read_text(), re.DOTALL)
+    subprocess.run(["bash", "-euc", script], cwd=copy, check=True)
+    old = re.compile("my_backend|my_device|mybackend", re.IGNORECASE)
+    files = [path for path in copy.rglob("*") if path.is_file()]
+    assert (copy / "zccl" / "__init__.py") in files and (copy / "tests" / "test_zap.py") in files
+    assert [path for path in files if old.search(path.name) or old.search(path.read_text())] == []
 
 
 @pytest.mark.matrix

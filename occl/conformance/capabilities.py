@@ -138,7 +138,7 @@ def _pattern(entry: str, known: set[str]) -> Pattern:
             if word not in known and not word.startswith(DEVICE):
                 raise WrongUse(
                     f"{entry!r} has the word {word!r}, which no case has{_hint(word, known)}; "
-                    "`occl conformance --words` lists all words"
+                    "`python -m occl.conformance --words` lists all words"
                 )
         items.append((item.startswith("!"), frozenset(words)))
     return Pattern(tuple(items))

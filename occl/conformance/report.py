@@ -17,8 +17,8 @@ from occl.conformance.runner import Asked, Ended
 from occl.tools import text
 
 Entry = dict[str, Any]
-"""A case in a report: name, operation, rule, statement, source, values, expected, verdict, text, seconds,
-known (the reason, or "")."""
+"""A case in a report: name, operation, rule, statement, source, values, demanded (the verdict of a backend
+that lacks nothing), expected (after the declarations), verdict, text, seconds, known (the reason, or "")."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ def entry(case: Case, expected: str, known: str, ended: Ended) -> Entry:
         "statement": case.rule.statement,
         "source": str(case.rule.source),
         "values": dict(case.values),
+        "demanded": "refuses" if case.rule.refuses else "works",
         "expected": expected,
         "verdict": ended.verdict,
         "known": known,
@@ -69,16 +70,21 @@ def write(path: Path, asked: Asked, about: About, entries: Sequence[Entry]) -> N
 
 
 def table(entries: Iterable[Entry]) -> list[str]:
-    """For each operation and feature, how many cases have each verdict."""
+    """For each operation and feature, how many cases have each verdict.
+
+    The last column counts those that are refused, and would work in a backend that lacks nothing.
+    """
+    columns = [*VERDICTS, "(missing)"]
     counts: dict[str, dict[str, int]] = {}
     for each in entries:
-        row = counts.setdefault(each["operation"], dict.fromkeys(VERDICTS, 0))
+        row = counts.setdefault(each["operation"], dict.fromkeys(columns, 0))
         row[each["verdict"]] += 1
+        row["(missing)"] += (each["demanded"], each["verdict"]) == ("works", "refuses")
     lines = [
-        [operation, *(str(row[verdict] or "-") for verdict in VERDICTS)] for operation, row in counts.items()
+        [operation, *(str(row[column] or "-") for column in columns)] for operation, row in counts.items()
     ]
-    total = (sum(row[verdict] for row in counts.values()) for verdict in VERDICTS)
-    return [*text.table(["", *VERDICTS], [*lines, ["all", *map(str, total)]])]
+    total = (sum(row[column] for row in counts.values()) for column in columns)
+    return [*text.table(["", *columns], [*lines, ["all", *map(str, total)]])]
 
 
 def markdown(reports: Sequence[dict[str, Any]]) -> str:

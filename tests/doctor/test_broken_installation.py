@@ -1,5 +1,6 @@
 """The doctor where PyTorch or the extension cannot be loaded."""
 
+import json
 import shutil
 import sysconfig
 from pathlib import Path
@@ -7,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from occl import versions
-from tests.doctor.running import document
-from tests.support.interpreter import PACKAGE, run_python
+from tests.doctor.running import CLEAN, document
+from tests.support.interpreter import PACKAGE, install, run_python
 
 FAKE_TORCH = """
 from types import SimpleNamespace as Anything
@@ -114,3 +115,19 @@ def test_the_command_of_the_package_that_cannot_be_imported_names_the_one_that_w
     said = run_python("-m", "torch_occl", "doctor", status=1, path=with_torch(tmp_path, **torch_is))
     last = said.splitlines()[-1]
     assert text in last and last.endswith(" Run occl doctor, which works without it.")
+
+
+def test_sources_that_hide_what_is_installed_are_named_and_the_doctor_looks_past_them(tmp_path):
+    """As in a checkout into which nothing was built, and from which the package was installed."""
+    installed, checkout = install(tmp_path / "installed"), tmp_path / "checkout"
+    shutil.copytree(PACKAGE / "occl", checkout / "occl", ignore=shutil.ignore_patterns("extensions"))
+    there = f"import os, sys\nos.chdir({str(checkout)!r})\n"
+    loaded = HIDE + there + "import torch\nfrom occl import _C\n"
+    said = run_python("-c", loaded, path=installed, status=1, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert said.splitlines()[-1] == (
+        f"ImportError: {checkout} is the source of torch_occl, and hides the one that is installed in "
+        f"{installed}: start the program in another folder"
+    )
+    command = HIDE + "from occl.cli import main\n" + there + "sys.argv = ['occl', 'doctor', '--json']\nmain()"
+    found = json.loads(run_python("-c", command, path=installed, stderr=False, **CLEAN))
+    assert found["problems"] == []

@@ -77,21 +77,26 @@ class Scripts:
         return printed
 
 
-def install(folder: Path) -> Path:
-    """Makes a folder look as if torch_occl were installed there, with the entry points of pyproject.toml."""
+def write_metadata(folder: Path, name: str, pyproject: Path) -> None:
+    """Makes a folder look as if a package were installed there, with its entry points."""
     import tomllib  # Python 3.11
 
-    unfinished = shutil.ignore_patterns("*.pyc.*")  # other processes may be compiling
-    for name in ("occl", "torch_occl"):
-        shutil.copytree(PACKAGE / name, folder / name, ignore=unfinished)
-    groups = tomllib.loads(PYPROJECT.read_text())["project"]["entry-points"]
-    info = folder / "torch_occl-0.0.dist-info"
-    info.mkdir()
-    info.joinpath("METADATA").write_text("Metadata-Version: 2.1\nName: torch_occl\nVersion: 0.0\n")
+    groups = tomllib.loads(pyproject.read_text())["project"]["entry-points"]
+    info = folder / f"{name}-0.0.dist-info"
+    info.mkdir(exist_ok=True)
+    info.joinpath("METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.0\n")
     lines = [
         f"[{name}]\n" + "".join(f"{k} = {v}\n" for k, v in points.items()) for name, points in groups.items()
     ]
     info.joinpath("entry_points.txt").write_text("\n".join(lines))
+
+
+def install(folder: Path) -> Path:
+    """Makes a folder look as if torch_occl were installed there."""
+    unfinished = shutil.ignore_patterns("*.pyc.*")  # other processes may be compiling
+    for name in ("occl", "torch_occl"):
+        shutil.copytree(PACKAGE / name, folder / name, ignore=unfinished)
+    write_metadata(folder, "torch_occl", PYPROJECT)
     return folder
 
 

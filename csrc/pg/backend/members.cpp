@@ -2,8 +2,9 @@
 
 #include <algorithm>
 #include <charconv>
-#include <tuple>
+#include <string_view>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>

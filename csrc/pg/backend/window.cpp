@@ -67,7 +67,7 @@ c10::intrusive_ptr<WindowOCCL> WindowOCCL::make(ProcessGroupOCCL& backend,
 
 c10::intrusive_ptr<ProcessGroupOCCL> WindowOCCL::backend() const {
   check_not_forked(*group_);
-  const auto backend = c10::static_intrusive_pointer_cast<ProcessGroupOCCL>(backend_.lock());
+  auto backend = c10::static_intrusive_pointer_cast<ProcessGroupOCCL>(backend_.lock());
   if (!backend) raise(Error(Errc::closed, concat("group ", group_->name(), " has been destroyed")));
   if (backend->communicator() != group_)
     raise(Error(Errc::closed, concat("the window is of members of group ", group_->name(),

@@ -1,19 +1,26 @@
-"""The smallest backend of torch.distributed: all_reduce, broadcast and barrier, through the group's store."""
+"""The smallest backend of torch.distributed: all_reduce, broadcast, all_gather, barrier, over the store."""
 
-import my_device  # noqa: F401  (first the device: the backend is registered for it, by its name)
-import torch
-import torch.distributed as dist
 
-from my_backend._C import MyBackend
+def autoload():
+    """What ``import torch`` calls where the package is installed: importing this module has done it all.
+
+    It comes before the imports: where this module is imported first, it imports torch, which asks for the
+    function.
+    """
+
+
+import my_device.loading  # noqa: E402
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+
+from my_backend._C import MyBackend  # noqa: E402
+
+my_device.loading.make()  # first the device: the backend is registered for it, by its name
 
 
 def create(opts, _options=None):
     """The factory that init_process_group and new_group call (PyTorch's extended backend API)."""
     return MyBackend(opts.store, opts.group_rank, opts.group_size, opts.timeout)
-
-
-def autoload():
-    """What ``import torch`` calls where the package is installed: importing this module has done it all."""
 
 
 def devices():

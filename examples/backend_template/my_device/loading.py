@@ -53,3 +53,9 @@ def load(library: Path, name: str) -> None:
     torch._register_device_module(name, module)
     torch.utils.generate_methods_for_privateuse1_backend()
     atexit.register(lambda: [torch.accelerator.synchronize(index) for index in range(DEVICES)])
+
+
+def make() -> None:
+    """Makes this package's device, once in a process."""
+    if not hasattr(torch, "my_device"):
+        load(next(Path(__file__).parent.glob("_C.*.so")), "my_device")

@@ -69,6 +69,8 @@ def advice(said: dict[str, Any], reason: str) -> str:
         r"\.so\b|was built for torch", reason
     ):  # a library is missing, broken, or another one than it was built with
         return f"Build torch_occl again with the PyTorch that is installed now: {BUILD}."
+    if "hides the one that is installed" in reason:
+        return "Start programs, and this command, in another folder than the sources: cd .."
     if "has no extension for this Python" in reason:
         return f"Build the extension for this Python: {BUILD}."
     return 'Run python -X faulthandler -c "import torch_occl" to see where it fails.'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import signal
 import subprocess
@@ -14,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import occl
 
 PATIENCE = 5.0
 """Seconds after which a process that was killed is left to the system."""
@@ -73,10 +76,17 @@ def objects_in(text: str) -> dict[str, Any]:
 def run(jobs: Sequence[Sequence[str]], seconds: float) -> list[Ended]:
     """Runs interpreters at the same time. A job is the arguments of one: ``["-m", module, ...]``.
 
+    They import the package that this process has, whatever lies in the current folder.
+
     Raises:
         OSError: there is no folder for temporary files, or no process can be started.
     """
     end = time.monotonic() + seconds
+    path = [
+        str(Path(occl.__file__).parents[1]),
+        *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)),
+    ]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, path))}
     with tempfile.TemporaryDirectory(prefix="occl-doctor-") as temporary, contextlib.ExitStack() as running:
         # Output goes to files: whatever inherits a pipe could keep it open, and its reader waiting.
         outputs = [(Path(temporary, f"{i}.out"), Path(temporary, f"{i}.err")) for i in range(len(jobs))]
@@ -84,7 +94,14 @@ def run(jobs: Sequence[Sequence[str]], seconds: float) -> list[Ended]:
         for arguments, (out, err) in zip(jobs, outputs, strict=True):
             command = [sys.executable, *arguments]
             with out.open("wb") as stdout, err.open("wb") as stderr:
-                process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr)
+                process = subprocess.Popen(
+                    command,
+                    cwd=temporary,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=stdout,
+                    stderr=stderr,
+                )
             running.callback(kill, process)
             processes.append(process)
         statuses = [wait(process, end) for process in processes]
