@@ -7,6 +7,7 @@ import re
 import resource
 import socket
 import threading
+import time
 from unittest import mock
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from occl import stacks
 from occl.tools.top import stuck
 from tests.support.processes import in_forked_child
+from tests.support.ranks import Ranks
 
 IN_A_CALL = "runs in a call outside Python that keeps the interpreter's lock; "
 
@@ -99,3 +101,17 @@ def test_few_processes_are_waited_for_in_vain():
     assert [IN_A_CALL in text for text in texts] == [True] * stuck.MOST_SILENT + [False] * (
         63 - stuck.MOST_SILENT
     )
+
+
+def shows_its_stack(rank: int, n: int, device: str) -> tuple[int, str]:
+    stacks.answer()
+    return os.getpid(), stacks.started("self")
+
+
+def test_a_rank_that_has_returned_from_a_test_says_so(warm):
+    """Other ranks that wait for it show where it is."""
+    with Ranks(warm.clone()) as pool, pool.fresh(1) as team:
+        ((pid, start),) = team.run(shows_its_stack)
+        end = time.monotonic() + 60
+        while not (frames := stacks.of(pid, start))[0].startswith("has_returned_and_waits_for_its_next_call"):
+            assert time.monotonic() < end, frames  # it was still on its way there

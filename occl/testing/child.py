@@ -10,6 +10,7 @@ import faulthandler
 import importlib
 import os
 import pickle
+import select
 import signal
 import socket
 import sys
@@ -95,7 +96,7 @@ def work(given: Descriptors) -> NoReturn:
     _parent = Connection(given.pipe)
     while True:
         try:
-            job = _parent.recv()
+            job = has_returned_and_waits_for_its_next_call(_parent)
         except EOFError:
             os._exit(0)
         once = job.pop("once")
@@ -105,6 +106,15 @@ def work(given: Descriptors) -> NoReturn:
         _parent.send(message)
         if once and _failed(message):
             os._exit(1)
+
+
+def has_returned_and_waits_for_its_next_call(parent: Connection) -> dict[str, Any]:
+    """Its name is for readers of the stack that is shown where other ranks wait for this one."""
+    calls = select.poll()
+    calls.register(parent.fileno(), select.POLLIN)
+    calls.poll()  # in no other function, so that the stack begins here
+    job: dict[str, Any] = parent.recv()
+    return job
 
 
 def _make_thread_pool_anew() -> None:
