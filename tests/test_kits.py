@@ -98,12 +98,23 @@ def test_the_suite_runs_over_gloo_and_makes_a_table_and_a_badge(kits, tmp_path):
 
 
 @pytest.mark.full
-def test_what_needs_the_backend_says_so(kits, tmp_path):
+@pytest.mark.parametrize(
+    ("wish", "says"),
+    [
+        ("backend='occl'", "No module named 'occl.distributed'"),
+        (
+            "device='dev', backend='gloo'",
+            'device="dev" is the device of torch_occl, which is not installed here',
+        ),
+    ],
+)
+def test_what_needs_torch_occl_says_so(kits, tmp_path, wish, says):
     (tmp_path / "test_sample.py").write_text(
-        "import pytest\n\n@pytest.mark.ranks(2, backend='occl')\ndef test_ranks(): pass\n"
+        f"import pytest\n\n@pytest.mark.ranks(2, {wish})\ndef test_ranks(): pass\n"
     )
     done = run(kits, tmp_path, "pytest", "-q", "-p", "no:cacheprovider", "test_sample.py")
-    assert done.returncode == 1 and "No module named 'occl.distributed'" in done.stdout, done.stdout
+    assert done.returncode == 1 and says in done.stdout, done.stdout
+    assert len(done.stdout.splitlines()) < 80
 
 
 def case(verdict: str, known: str = "") -> dict[str, str]:

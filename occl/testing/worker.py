@@ -78,13 +78,23 @@ def prepare(place: Place) -> None:
 
 
 def settle(place: Place) -> None:
-    """The working directory, the path and the variables of the pytest process; the device, if asked for."""
+    """The working directory, the path and the variables of the pytest process; the device, if asked for.
+
+    Raises:
+        WrongUse: there is no such device.
+    """
     sys.path[:] = place.path
     os.environ.clear()
     os.environ.update(place.environment)
     os.chdir(place.folder)
     if place.dev:
-        importlib.import_module("torch_occl")
+        try:
+            importlib.import_module("torch_occl")
+        except ModuleNotFoundError as error:
+            raise WrongUse(
+                f'device="dev" is the device of torch_occl, which is not installed here ({error}): install '
+                "it in the place of torch_occl_kits, or use another device"
+            ) from None
 
 
 def run(rank: int, world_size: int, device: str, *, sent: bytes) -> tuple[bytes, str]:
