@@ -74,6 +74,14 @@ class Training:
         self.optimizer.step()
         self.step += 1
 
+    def catch_up(self) -> None:
+        """All ranks take over the state of one that is farthest."""
+        steps = [0] * dist.get_world_size()
+        dist.all_gather_object(steps, self.step)
+        farthest = [self.state()]
+        dist.broadcast_object_list(farthest, src=steps.index(max(steps)))
+        self.restore(farthest[0])
+
     def accuracy(self) -> float:
         images, labels = self.test.tensors
         with torch.no_grad():
@@ -92,11 +100,7 @@ def shrink_and_catch_up(training: Training, error: dist.DistBackendError) -> Non
     """Makes the survivors the new default group, and brings all of them to the same step."""
     dead = dead_ranks(error)
     dist.shrink_group(dead)
-    steps = [0] * dist.get_world_size()
-    dist.all_gather_object(steps, training.step)
-    farthest = [training.state()]
-    dist.broadcast_object_list(farthest, src=steps.index(max(steps)))
-    training.restore(farthest[0])
+    training.catch_up()
     if dist.get_rank() == 0:
         print(f"lost rank {dead}; {dist.get_world_size()} ranks go on with step {training.step}", flush=True)
 

@@ -53,13 +53,9 @@ class Members:
                 continue
             try:
                 dist._reconfigure(self.number, handles).wait()
-                steps = [0] * len(handles)
-                dist.all_gather_object(steps, training.step)
-                farthest = [training.state()]
-                dist.broadcast_object_list(farthest, src=steps.index(max(steps)))
+                training.catch_up()
             except dist.DistBackendError:  # another rank has died meanwhile
                 continue
-            training.restore(farthest[0])
             if dist.get_rank() == 0:
                 print(f"{len(handles)} ranks go on with step {training.step}", flush=True)
             return

@@ -66,7 +66,7 @@ def made_by_reconfigure(options: Any) -> bool:
 
 
 def let_reconfigure_make(options: Any, as_asked: Any) -> None:
-    """Sets these options as others say, or as they are if they ask for it already."""
+    """If others ask for such a group, these options do too."""
     if made_by_reconfigure(as_asked):
         options.enable_reconfigure = True
 

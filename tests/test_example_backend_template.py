@@ -14,18 +14,22 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.interpreter import PACKAGE, write_metadata
+from tests.support.interpreter import PACKAGE, run_python, write_metadata
 
 TEMPLATE = PACKAGE / "examples" / "backend_template"
 
 
 @pytest.fixture(scope="module")
 def built() -> Path:
-    """A copy with the extension built. It stays under ``build`` until the sources change."""
+    """A copy with the extension built, installed for whatever has it in its path.
+
+    It stays under ``build`` until the sources change.
+    """
     sources = [TEMPLATE / "setup.py", *sorted(TEMPLATE.glob("my_*/*.[ch]*"))]
     key = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
     place = PACKAGE / "build" / f"backend_template-{sys.implementation.cache_tag}-{key}"
     shutil.copytree(TEMPLATE, place, dirs_exist_ok=True)
+    write_metadata(place, "my_backend", TEMPLATE / "pyproject.toml")
     if len(list(place.glob("my_*/_C.*.so"))) < 2:
         path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
         command = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"]
@@ -55,34 +59,18 @@ def test_the_tests_of_the_template_pass(built):
     run(built, "tests")
 
 
-def python(place: Path, *command: str) -> str:
-    """In a process in which the template is installed, with its entry point."""
-    write_metadata(place, "my_backend", TEMPLATE / "pyproject.toml")
-    environment = os.environ | {"PYTHONPATH": str(place)}
-    done = subprocess.run(
-        [sys.executable, *command], env=environment, capture_output=True, text=True, timeout=550
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("imported", ["torch", "my_backend", "my_device"])
 def test_whichever_module_comes_first_the_backend_serves_the_device(built, imported):
-    said = python(
-        built,
-        "-c",
-        f"import {imported}, torch; print(torch.distributed.Backend.backend_capability['my_backend'])",
-    )
+    code = f"import {imported}, torch; print(torch.distributed.Backend.backend_capability['my_backend'])"
+    said = run_python("-c", code, path=built)
     assert said.splitlines()[-1] == "['cpu', 'my_device']"
 
 
 @pytest.mark.full
 def test_the_first_program_runs(built):
-    said = python(
-        built,
-        *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(built / "first.py")),
-    )
+    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    said = run_python(*launch, built / "first.py", path=built, stderr=False)
     places = [f"rank {rank} on {device}" for rank in range(2) for device in ("cpu", "my_device")]
     assert sorted(said.splitlines()) == [f"{place}: [3.0, 3.0, 3.0, 3.0]" for place in places]
 

@@ -167,6 +167,19 @@ class Rank:
             self._groups[key] = dist.new_group(list(key), timeout=timedelta(seconds=self.timeout))
         return self._groups[key]
 
+    def make_again(self, prefix: str, **options: Any) -> None:
+        """Ends the default group, and makes it again over the same store, under this prefix."""
+        store = dist.distributed_c10d._get_default_store()
+        dist.destroy_process_group()
+        dist.init_process_group(
+            self.backend_name,
+            store=dist.PrefixStore(prefix, store),
+            rank=self.rank,
+            world_size=self.size,
+            timeout=timedelta(seconds=self.timeout),
+            **options,
+        )
+
     def setting(self, operation: str, group: dist.ProcessGroup | None = None, **values: Any) -> Setting:
         """For an operation in a group, by default with the sum as its reduction."""
         group = self.group if group is None else group

@@ -13,8 +13,10 @@ import torch
 import torch.distributed as dist
 
 import torch_occl
+from tests.support import groups
 from tests.support.checks import assert_works
 from tests.support.devices import DEVICES
+from tests.support.groups import run
 from tests.support.running import PYTORCH
 from tests.support.worker import listen, tell
 
@@ -26,14 +28,7 @@ def begin(rank: int, n: int, store: str, nodes: int = 1) -> dist.Store:
     if nodes > 1:
         os.environ["OCCL_NODE"] = str(rank % nodes)
     shared = dist.FileStore(store, n)
-    dist.init_process_group(
-        "occl",
-        store=shared,
-        rank=rank,
-        world_size=n,
-        timeout=timedelta(seconds=60),
-        enable_reconfigure=True,
-    )
+    groups.begin(rank, n, shared, "occl", timeout=60.0, enable_reconfigure=True)
     shared.set(f"handle of {rank}", dist._get_reconfigure_handle())
     return shared
 
@@ -46,11 +41,6 @@ def make(store: dist.Store, uuid: int, ranks: list[int], timeout: float | None =
     """The group of these ranks, by position."""
     given = None if timeout is None else timedelta(seconds=timeout)
     assert dist._reconfigure(uuid, handles_of(store, ranks), timeout=given).wait()
-
-
-def run(fresh, body, n, device="cpu", **params):
-    with fresh(n) as team:
-        return team.run(body, device, store=team.source.new_file(), **params)
 
 
 def is_made_by_the_first_call(rank, n, device, *, store):

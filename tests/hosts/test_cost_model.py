@@ -13,7 +13,6 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,7 @@ from benchmarks.nodes import sent, times
 from benchmarks.nodes.__main__ import Point, errors, fit
 from tests.hosts.launch import options_for
 from tests.support import cpp_build
+from tests.support.groups import begin
 
 CASES = [
     (nodes, ranks, size)
@@ -173,14 +173,7 @@ def count_calls(rank: int, n: int, device: str, *, nodes: int, path: str) -> lis
     if nodes > 1:
         os.environ["OCCL_NODE"] = str(rank * nodes // n)
     store = CountingStore(dist.FileStore(path, n), rank)
-    dist.init_process_group(
-        "occl",
-        store=store,
-        rank=rank,
-        world_size=n,
-        timeout=timedelta(seconds=60),
-        pg_options=options_for("occl"),
-    )
+    begin(rank, n, store, "occl", timeout=60.0, pg_options=options_for("occl"))
     first = store.calls.copy()
     dist.new_group(list(range(n)))
     second = store.calls - first

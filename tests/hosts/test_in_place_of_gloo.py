@@ -11,9 +11,10 @@ import torch.distributed as dist
 
 import torch_occl
 from occl.distributed import ucx
-from tests.distributed.in_place_of.running import assert_gloo, assert_occl, begin
+from tests.distributed.in_place_of.running import assert_gloo, assert_occl
 from tests.hosts.launch import NO_UCX
 from tests.support.checks import backend
+from tests.support.groups import begin
 
 pytestmark = pytest.mark.skipif(bool(NO_UCX), reason=NO_UCX)
 

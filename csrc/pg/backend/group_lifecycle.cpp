@@ -132,7 +132,6 @@ void GroupLifecycle::shutdown() {
 }
 
 void GroupLifecycle::abort(const std::string& reason) {
-  if (!group_) return;
   check_not_forked(*group_);
   group_->abort(reason);
 }

@@ -63,16 +63,17 @@ ProcessGroupOCCL::ProcessGroupOCCL(Met met, const Options& options)
 
 void ProcessGroupOCCL::made() {
   init();
-  if (lifecycle_.group()) record();
-  LOG(INFO) << "occl: " << describe();
+  announce();
 }
 
-void ProcessGroupOCCL::record() {
+void ProcessGroupOCCL::announce() {
   const auto& ranks = lifecycle_.options().global_ranks_in_group;
   const auto rank = static_cast<std::size_t>(getRank());
-  if (FlightRecorder* const recorder = FlightRecorder::get())
+  FlightRecorder* const recorder = FlightRecorder::get();
+  if (recorder && lifecycle_.group())
     recorded_ =
         recorder->add(lifecycle_.group(), rank < ranks.size() ? static_cast<int>(ranks[rank]) : getRank());
+  LOG(INFO) << "occl: " << describe();
 }
 
 void ProcessGroupOCCL::refuse_unmade() const {
@@ -85,8 +86,7 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::reconfigure(const ReconfigureOptions
   check_alone("reconfigure");
   lifecycle_.reconfigure(wanted);
   take_place(group().rank(), group().size());
-  record();
-  LOG(INFO) << "occl: " << describe();
+  announce();
   c10d::BarrierOptions all;
   all.timeout = wanted.timeout.value_or(c10d::kUnsetTimeout);
   all.asyncOp = true;

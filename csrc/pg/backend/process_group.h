@@ -119,7 +119,7 @@ class ProcessGroupOCCL final : public BackendBase {
 
   /// See GroupLifecycle.
   Parent as_parent(std::vector<int> ranks) const {
-    group();
+    group();  // there is one
     return lifecycle_.as_parent(std::move(ranks));
   }
   void abort() override { abort_for("abort() was called"); }
@@ -190,8 +190,8 @@ class ProcessGroupOCCL final : public BackendBase {
   ProcessGroupOCCL(Met met, const Options& options);
   /// The last part of each constructor.
   void made();
-  /// When there is a new group.
-  void record();
+  /// Tells the flight recorder and the log of a new group, or the log that there is none yet.
+  void announce();
   /// Raises ValueError if `reconfigure` is still to make it.
   coll::Communicator& group() const {
     if (!lifecycle_.group()) [[unlikely]]

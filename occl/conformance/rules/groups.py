@@ -142,17 +142,9 @@ def shrink(rank: Rank) -> None:
     python("destroy_process_group"), own=True, methods=("shutdown",),
 )  # fmt: skip
 def again(rank: Rank) -> None:
-    store = dist.distributed_c10d._get_default_store()
     for turn in range(2):
         rank.still_works()
-        dist.destroy_process_group()
-        dist.init_process_group(
-            rank.backend_name,
-            store=dist.PrefixStore(f"conformance/again/{turn}", store),
-            rank=rank.rank,
-            world_size=rank.size,
-            timeout=timedelta(seconds=rank.timeout),
-        )
+        rank.make_again(f"conformance/again/{turn}")
     rank.still_works()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -21,16 +20,7 @@ def _begin(rank: Rank) -> None:
     """A group that is still to be made, in place of the default group."""
     if not _dist._supports_reconfigure():
         raise NotImplementedError("supports_reconfigure is false")
-    store = dist.distributed_c10d._get_default_store()
-    dist.destroy_process_group()
-    _dist.init_process_group(
-        rank.backend_name,
-        store=dist.PrefixStore("conformance/reconfigure", store),
-        rank=rank.rank,
-        world_size=rank.size,
-        timeout=timedelta(seconds=rank.timeout),
-        enable_reconfigure=True,
-    )
+    rank.make_again("conformance/reconfigure", enable_reconfigure=True)
 
 
 def _handles(rank: Rank, members: list[int], turn: int) -> list[str]:

@@ -1,7 +1,5 @@
 """Groups that a program makes as those of Gloo."""
 
-from datetime import timedelta
-
 import torch
 import torch.distributed as dist
 
@@ -11,23 +9,6 @@ from torch_occl import ProcessGroupOCCL
 
 ABSENT = "did not ask for it, by OCCL_IN_PLACE_OF=gloo or occl.replace_gloo()"
 """What a rank is said not to have done that did not ask for occl."""
-
-
-def begin(rank, n, store, name="gloo", timeout=50.0, **options):
-    """``options``: what else ``init_process_group`` takes."""
-    dist.init_process_group(
-        name,
-        store=store if isinstance(store, dist.Store) else dist.FileStore(store, n),
-        rank=rank,
-        world_size=n,
-        timeout=timedelta(seconds=timeout),
-        **options,
-    )
-
-
-def run(fresh, body, n=2, device="cpu", **params):
-    with fresh(n) as team:
-        return team.run(body, device, store=team.source.new_file(), **params)
 
 
 def assert_occl(group=None, name="gloo"):

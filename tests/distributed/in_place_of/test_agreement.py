@@ -9,8 +9,9 @@ import torch.distributed as dist
 
 import torch_occl
 from occl.distributed import gloo, place_agreement
-from tests.distributed.in_place_of import running
-from tests.distributed.in_place_of.running import ABSENT, assert_gloo, assert_occl, begin, run
+from tests.distributed.in_place_of.running import ABSENT, assert_gloo, assert_occl
+from tests.support import groups
+from tests.support.groups import begin, run
 from tests.support.thinning import first
 from tests.support.worker import listen, tell
 
@@ -26,7 +27,7 @@ def some_ask(rank, n, device, *, store, asking, says):
             warnings.simplefilter("always")
             group = dist.new_group() if dist.is_initialized() else begin(rank, n, store)
         found = [(it.filename, str(it.message)) for it in caught if "Gloo" in str(it.message)]
-        assert found == ([(running.__file__, said)] if speaks and group is None else []), found
+        assert found == ([(groups.__file__, said)] if speaks and group is None else []), found
         assert_gloo(group)
     dist.destroy_process_group()
 

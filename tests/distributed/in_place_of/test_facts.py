@@ -9,9 +9,10 @@ import torch.distributed as dist
 from torch.distributed import _functional_collectives, distributed_c10d
 
 import torch_occl
-from tests.distributed.in_place_of.running import assert_occl, begin, run
+from tests.distributed.in_place_of.running import assert_occl
 from tests.support.checks import assert_works, backend
 from tests.support.devices import DEVICES
+from tests.support.groups import begin, run
 from tests.support.running import PYTORCH
 from tests.support.worker import listen, tell
 

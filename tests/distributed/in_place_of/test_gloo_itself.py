@@ -9,8 +9,9 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 import torch_occl
-from tests.distributed.in_place_of.running import assert_occl, begin, run
+from tests.distributed.in_place_of.running import assert_occl
 from tests.support.checks import assert_works, backend
+from tests.support.groups import begin, run
 from torch_occl import ProcessGroupOCCL
 
 

@@ -15,8 +15,9 @@ from torch.distributed import distributed_c10d
 import occl
 import torch_occl
 from occl.distributed import gloo
-from tests.distributed.in_place_of.running import ABSENT, assert_occl, begin, run
+from tests.distributed.in_place_of.running import ABSENT, assert_occl
 from tests.support.devices import DEVICES
+from tests.support.groups import begin, run
 from tests.support.interpreter import install, run_python
 from tests.support.running import PYTORCH
 

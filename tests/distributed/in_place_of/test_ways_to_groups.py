@@ -11,9 +11,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 import torch_occl
 from occl.distributed import place_agreement
-from tests.distributed.in_place_of.running import assert_gloo, assert_occl, begin, run
+from tests.distributed.in_place_of.running import assert_gloo, assert_occl
 from tests.support.checks import assert_works, backend
 from tests.support.devices import DEVICES
+from tests.support.groups import begin, run
 from torch_occl import ProcessGroupOCCL
 
 GLOO, CUSTOM = dist.ProcessGroup.BackendType.GLOO, dist.ProcessGroup.BackendType.CUSTOM
