@@ -1,6 +1,12 @@
 """Builds my_backend._C. The metadata is in pyproject.toml."""
 
+import os
+
 from setuptools import setup
+
+# Importing torch would import the installed package, which may have no extension yet.
+os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+
 from torch.utils.cpp_extension import BuildExtension, CppExtension
 
 setup(

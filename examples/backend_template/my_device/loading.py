@@ -56,6 +56,14 @@ def load(library: Path, name: str) -> None:
 
 
 def make() -> None:
-    """Makes this package's device, once in a process."""
-    if not hasattr(torch, "my_device"):
-        load(next(Path(__file__).parent.glob("_C.*.so")), "my_device")
+    """Makes this package's device, once in a process.
+
+    Raises:
+        ImportError: the extension has not been built.
+    """
+    if hasattr(torch, "my_device"):
+        return
+    library = next(Path(__file__).parent.glob("_C.*.so"), None)
+    if library is None:
+        raise ImportError("my_device has no extension yet: run `pip install --no-build-isolation -e .`")
+    load(library, "my_device")
