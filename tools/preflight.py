@@ -15,7 +15,6 @@ import shlex
 import subprocess
 import sys
 import sysconfig
-import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -52,6 +51,8 @@ def check_python():
 
 
 def check_compiler():
+    import tempfile  # only here: the check of the system comes before it
+
     compiler = shlex.split(os.environ.get("CXX", "c++"))
     include = sysconfig.get_paths()["include"]
     with tempfile.TemporaryDirectory() as folder:

@@ -50,6 +50,21 @@ void install_interrupt_check() {
   });
 }
 
+/// PyTorch calls the methods of symmetric memory with the GIL.
+void install_gil_functions() {
+  pg::set_without_gil([](const std::function<void()>& f) {
+    if (!PyGILState_Check()) return f();
+    const py::gil_scoped_release no_gil;
+    f();
+  });
+  pg::set_unwrap([](const c10::intrusive_ptr<c10d::Backend>& backend) {
+    const py::gil_scoped_acquire gil;
+    const py::object wrapper = py::cast(backend);
+    if (!py::hasattr(wrapper, "wrapped_pg")) return backend;
+    return wrapper.attr("wrapped_pg").cast<c10::intrusive_ptr<c10d::Backend>>();
+  });
+}
+
 /// `after`: in seconds; 0 for no notice. Only the main thread calls it, as it alone asks for interrupts.
 void set_long_wait_notice(double after, py::function notice) {
   if (after == 0) return pg::set_long_wait_notice({}, nullptr);
@@ -137,6 +152,7 @@ void bind_group(py::module_& module) {
   add_argument_error(module);
   install_interrupt_check();
   install_return_check();
+  install_gil_functions();
   py::module_::import("atexit").attr("register")(py::cpp_function(
       [] {
         pg::stop_background();

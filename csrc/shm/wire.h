@@ -18,7 +18,7 @@
 namespace occl::shm {
 
 inline constexpr std::uint32_t kMagic = 0x6c63636f;  // "occl"
-inline constexpr std::uint16_t kProtocolVersion = 17;
+inline constexpr std::uint16_t kProtocolVersion = 18;
 
 using Token = std::array<std::uint8_t, 16>;
 

@@ -14,7 +14,17 @@ from torch.distributed import distributed_c10d
 import occl.distributed.exit  # noqa: F401  (the extension calls it)
 from occl import compat, registration, versions
 from occl._C import ProcessGroupOCCL, _records, _set_build, _set_prepare_inter_node, _set_prepare_ucx
-from occl.distributed import alone, flight_recorder, gloo, inter_node, long_waits, program, threads, ucx
+from occl.distributed import (
+    alone,
+    flight_recorder,
+    gloo,
+    inter_node,
+    long_waits,
+    program,
+    symmetric_memory,
+    threads,
+    ucx,
+)
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -44,6 +54,7 @@ def _made(backend: ProcessGroupOCCL) -> ProcessGroupOCCL:
     if not compat.made_by_reconfigure(backend.options):
         threads.check(backend)
     long_waits.show_stack()
+    symmetric_memory.serve_workspaces()
     return backend
 
 

@@ -16,7 +16,7 @@
 namespace occl::test {
 
 /// An operation that a thread waits for.
-class Call : public coll::Listener {
+class Call final : public coll::Listener {
  public:
   Call(const coll::Task& task, Deadline deadline) : task(task), operation(*this, this->task, deadline) {}
   void completed(coll::Operation&) noexcept override { ++completions; }

@@ -33,8 +33,8 @@ struct Tally {
     if (not_reached) std::printf("%8d  did not get to their step\n", not_reached);
     for (auto& [kind, values] : milliseconds) {
       std::sort(values.begin(), values.end());
-      const auto at = [&](double q) {
-        return values[static_cast<std::size_t>(q * double(values.size() - 1))];
+      const auto at = [&sorted = values](double q) {
+        return sorted[static_cast<std::size_t>(q * double(sorted.size() - 1))];
       };
       std::printf("          ms from %s to the error: %.1f median, %.1f of 95 %%, %.1f most, %zu values\n",
                   kind.c_str(), at(0.5), at(0.95), at(1), values.size());

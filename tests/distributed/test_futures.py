@@ -195,11 +195,18 @@ def callbacks_come_after_the_end(rank, n, device):
         dist.recv(torch.zeros(1), 0)
     work = dist.all_reduce(t, async_op=True)
     future = work.get_future()
-    future.add_done_callback(lambda f: seen.append((work.is_completed(), work.is_success(), t.tolist())))
+    called = threading.Event()  # after `wait` has returned, perhaps: it waits for no callback
+
+    def see(_):
+        seen.append((work.is_completed(), work.is_success(), t.tolist()))
+        called.set()
+
+    future.add_done_callback(see)
     if rank == 0:
         dist.send(torch.zeros(1), 1)
     work.wait()
     future.wait()
+    called.wait()
     assert seen == [(True, True, [n] * 10)]
 
 

@@ -63,10 +63,10 @@ void Group::monitored_barrier(std::chrono::milliseconds timeout, bool all_ranks,
 
 Outcome Group::advance() { return executor_.advance(Engine::driver()); }
 
-std::shared_ptr<Window> Group::make_window(std::shared_ptr<void> self) {
+std::shared_ptr<Window> Group::make_window(std::shared_ptr<void> self, int channels) {
   collect_windows();
   const DrivingLock lock(*this);
-  return windows_.make(std::move(self));
+  return windows_.make(std::move(self), channels);
 }
 
 void Group::collect_windows() {

@@ -53,8 +53,9 @@ class Group final : public Communicator, private Collectives::Machine, private M
   std::optional<Error> trouble();
   /// Ends a receive that no message has reached yet; false if one has.
   bool withdraw(Operation& receive);
-  /// A window on this rank, which the others connect to. `self`: this group. Throws Error(out_of_memory).
-  std::shared_ptr<Window> make_window(std::shared_ptr<void> self);
+  /// A window on this rank, which the others connect to. `self`: this group; `channels`: of signals. Throws
+  /// Error(out_of_memory).
+  std::shared_ptr<Window> make_window(std::shared_ptr<void> self, int channels = 1);
   /// Lets go of what windows keep that all ranks have closed.
   void collect_windows();
   /// The ranks that the current collective waits for.

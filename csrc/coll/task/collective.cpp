@@ -11,7 +11,7 @@ namespace occl::coll {
 namespace {
 
 constexpr const char* kComposites[] = {"an unknown call", "all_reduce_sparse", "new_window",
-                                       "tensor_register", "tensor_deregister"};
+                                       "tensor_register", "tensor_deregister", "rendezvous"};
 
 }  // namespace
 

@@ -39,7 +39,8 @@ enum class Composite : std::uint8_t {
   new_window,
   tensor_register,
   tensor_deregister,
-  in_pieces,  // a call of the same kind, whose `volume` each piece has
+  rendezvous,  // of symmetric memory
+  in_pieces,   // a call of the same kind, whose `volume` each piece has
 };
 
 struct Traits {

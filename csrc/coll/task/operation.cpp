@@ -10,7 +10,9 @@ std::string describe(const Task& task) {
   if (t.access == Access::put)
     return concat("put(", name_of(t.dtype), "[", t.buffer.count, "], dst=", t.peer, ", offset=", t.offset,
                   ")");
-  if (t.access != Access::none) return concat(t.send ? "signal(dst=" : "wait_signal(src=", t.peer, ")");
+  if (t.access != Access::none)
+    return concat(t.send ? "signal(dst=" : "wait_signal(src=", t.peer,
+                  t.tag ? concat(", channel=", t.tag, ")") : std::string(")"));
   return concat(
       t.send ? "send(" : "recv(", name_of(t.dtype), "[", t.buffer.count, "], ",
       t.send ? "dst=" : "src=", t.peer == Transfer::kAnyRank ? std::string("any") : std::to_string(t.peer),

@@ -27,7 +27,7 @@ struct Transfer {
   static constexpr int kAnyRank = -1;
   bool send = false;
   int peer = 0;
-  std::uint32_t tag = 0;
+  std::uint32_t tag = 0;  // of a message; the channel of a signal and of a wait
   DType dtype = DType::bytes;
   Block buffer;
   /// How the tensor's dimensions are ordered in memory, 0: contiguous. Both sides must have the same order.

@@ -32,7 +32,7 @@ bool Accesses::send(OperationList& done) {
       if (!put(t)) break;
       copied_ = 0;
     } else {
-      t.window->signal(t.peer);
+      t.window->signal(t.peer, static_cast<int>(t.tag));
       if (t.peer != mesh_.rank()) mesh_.bells().ring_soon(t.peer);
     }
     end(sending_.pop(), done);
@@ -59,7 +59,7 @@ bool Accesses::serve(OperationList& done) {
   while (!all.empty()) {
     Operation& op = all.pop();
     const Transfer& t = op.transfer();
-    const bool signalled = t.window->take(t.peer, passes_);
+    const bool signalled = t.window->take(t.peer, static_cast<int>(t.tag), passes_);
     if (!signalled && !closed_only(t)) {
       waits_.push(op);
       continue;
@@ -81,7 +81,7 @@ bool Accesses::serve(OperationList& done) {
 /// why.
 bool Accesses::closed_only(const Transfer& wait) const {
   const Member& member = mesh_.member(wait.peer);
-  return wait.window->closed(wait.peer) && !member.aborted() && !member.gone();
+  return wait.window->closed(wait.peer, static_cast<int>(wait.tag)) && !member.aborted() && !member.gone();
 }
 
 Error Accesses::closed(const Operation& op) const {

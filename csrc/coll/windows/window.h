@@ -5,10 +5,12 @@
 //     rank s                                          rank d
 //     number       which window of s has the row      (0: s has closed that window)
 //     signals[d]   how often s has signalled d   ──▶  `take` counts those that d has waited for
+//                  (on each channel)
 //
 //     bytes into the memory of d,  signals[d] += 1 (release)  ──▶  take (acquire), and d reads the bytes
 //
-// Each counter has one writer and only grows, so no signal is lost. A row is used again for another window
+// Each counter has one writer and only grows, so no signal is lost. Channels are independent: a wait takes
+// the signals of its own. A row is used again for another window
 // once all ranks have closed the one that had it; until then peers may read it, and write the memory.
 #pragma once
 
@@ -57,12 +59,12 @@ class Window {
   // ---- under the group's driving lock
 
   /// Signals `rank`, after the bytes that were stored before.
-  void signal(int rank);
+  void signal(int rank, int channel);
   /// Takes one signal of `rank`, if one has come that no other wait has. All calls of one `pass`, a number
   /// that grows, see the same signals: so the first of several waits gets the first of them.
-  bool take(int rank, std::uint64_t pass);
+  bool take(int rank, int channel, std::uint64_t pass);
   /// Whether `rank` had closed the window in the last pass, and so sends no further signals.
-  bool closed(int rank) const;
+  bool closed(int rank, int channel) const;
 
  private:
   Row& own() const;
@@ -78,14 +80,15 @@ class Windows {
  public:
   explicit Windows(Mesh& mesh) : mesh_(mesh) {}
 
-  /// A new window, whose row has no signals. `group`: as for Window. Throws Error(out_of_memory).
-  std::shared_ptr<Window> make(std::shared_ptr<void> group);
+  /// A new window, whose row has no signals. `group`: as for Window; `channels`: the same on all ranks.
+  /// Throws Error(out_of_memory).
+  std::shared_ptr<Window> make(std::shared_ptr<void> group, int channels);
   /// Takes what windows keep that all ranks have closed. The caller drops it, without the lock: that may call
   /// anything.
   std::vector<std::shared_ptr<void>> collect();
 
  private:
-  std::shared_ptr<Window::State> free_row();
+  std::shared_ptr<Window::State> free_row(int channels);
 
   Mesh& mesh_;
   std::uint64_t made_ = 0;

@@ -276,6 +276,14 @@ ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::allreduce(Tensors& tensors, const c1
   if (is_sparse(tensors)) return allreduce_sparse(tensors, opts);
   return call(opts, [&] { return pg::all_reduce(self(), tensors, opts); });
 }
+ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::allreduce_into(at::Tensor& output, at::Tensor& input,
+                                                           const c10d::AllreduceOptions& opts) {
+  if (output.is_same(input)) {
+    Tensors tensors{input};
+    return allreduce(tensors, opts);
+  }
+  return call(opts, [&] { return pg::all_reduce_into(self(), output, input, opts); });
+}
 ProcessGroupOCCL::WorkPtr ProcessGroupOCCL::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
   return call(opts, [&] { return pg::reduce(self(), tensors, opts); });
 }

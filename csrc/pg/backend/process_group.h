@@ -59,6 +59,8 @@ class ProcessGroupOCCL final : public BackendBase {
   /// anything is sent. If opts.asyncOp is false, the call waits for the Work (WorkOCCL::wait) and returns it.
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
+  /// The same with the result in another tensor.
+  WorkPtr allreduce_into(at::Tensor& output, at::Tensor& input, const c10d::AllreduceOptions& opts);
   WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) override;
   WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override;
   WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs,

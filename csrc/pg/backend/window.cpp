@@ -19,8 +19,9 @@ namespace {
 
 /// A new window of the group. In a forked child it is left as it is, because it is the parent's: there the
 /// last holder closes nothing.
-std::shared_ptr<coll::Window> new_window_of(const std::shared_ptr<coll::Group>& group) {
-  const std::shared_ptr<coll::Window> window = translated([&] { return group->make_window(group); });
+std::shared_ptr<coll::Window> new_window_of(const std::shared_ptr<coll::Group>& group, int channels) {
+  const std::shared_ptr<coll::Window> window =
+      translated([&] { return group->make_window(group, channels); });
   return {window.get(), [group, window](coll::Window*) {
             if (is_forked_from(*group)) new std::shared_ptr<coll::Window>(window);
           }};
@@ -43,10 +44,12 @@ struct WindowOCCL::Announcement {
   std::array<std::int64_t, kMaxWindowDims> sizes{};
 };
 
-WindowOCCL::WindowOCCL(ProcessGroupOCCL& backend, std::shared_ptr<coll::Group> group)
+WindowOCCL::WindowOCCL(ProcessGroupOCCL& backend, std::shared_ptr<coll::Group> group,
+                       const WindowPurpose& purpose)
     : backend_(c10::intrusive_ptr<c10d::Backend>::unsafe_reclaim_from_nonowning(&backend)),
       group_(std::move(group)),
-      window_(new_window_of(group_)) {}
+      channels_(purpose.channels),
+      window_(new_window_of(group_, purpose.channels)) {}
 
 WindowOCCL::~WindowOCCL() {
   window_.reset();
@@ -54,15 +57,25 @@ WindowOCCL::~WindowOCCL() {
 }
 
 c10::intrusive_ptr<WindowOCCL> WindowOCCL::make(ProcessGroupOCCL& backend,
-                                                const std::optional<at::Tensor>& tensor) {
+                                                const std::optional<at::Tensor>& tensor,
+                                                const WindowPurpose& purpose) {
   auto group = std::dynamic_pointer_cast<coll::Group>(backend.communicator());
   if (!group)
-    raise(
-        Error(Errc::not_implemented, concat("new_window: the ranks of group ", backend.communicator()->name(),
-                                            " are on several hosts, and windows need one")));
-  auto made = c10::make_intrusive<WindowOCCL>(backend, std::move(group));
-  made->meet("new_window", coll::Composite::new_window, tensor, true);
+    raise(Error(Errc::not_implemented,
+                concat(purpose.call, ": the ranks of group ", backend.communicator()->name(),
+                       " are on several hosts, and ", purpose.object, " need one")));
+  auto made = c10::make_intrusive<WindowOCCL>(backend, std::move(group), purpose);
+  made->meet(purpose, tensor, true);
   return made;
+}
+
+bool WindowOCCL::is_of(ProcessGroupOCCL& backend) const {
+  return backend_.lock().get() == &backend && backend.communicator() == group_;
+}
+
+std::size_t WindowOCCL::bytes(int rank) const {
+  const auto& tensor = registered("bytes")->tensors[rank];
+  return static_cast<std::size_t>(tensor.elements) * c10::elementSize(tensor.type);
 }
 
 c10::intrusive_ptr<ProcessGroupOCCL> WindowOCCL::backend() const {
@@ -89,7 +102,8 @@ void WindowOCCL::set_registered(std::shared_ptr<const Registered> registered) {
 // ---- collective calls
 
 void WindowOCCL::tensor_register(const at::Tensor& tensor, bool owning) {
-  meet("tensor_register", coll::Composite::tensor_register, tensor, owning);
+  meet({"tensor_register", "occl:tensor_register", "windows", coll::Composite::tensor_register}, tensor,
+       owning);
 }
 
 void WindowOCCL::tensor_deregister() {
@@ -108,8 +122,8 @@ void WindowOCCL::tensor_deregister() {
 }
 
 /// All ranks tell each other which tensors they have, and find each other's.
-void WindowOCCL::meet(const char* call, coll::Composite part_of, const std::optional<at::Tensor>& tensor,
-                      bool owning) {
+void WindowOCCL::meet(const WindowPurpose& purpose, const std::optional<at::Tensor>& tensor, bool owning) {
+  const char* call = purpose.call;
   const auto backend = this->backend();
   const auto size = static_cast<std::int64_t>(sizeof(Announcement));
   std::vector<Announcement> announced(group_->size());
@@ -120,8 +134,8 @@ void WindowOCCL::meet(const char* call, coll::Composite part_of, const std::opti
     std::memcpy(mine.data_ptr(), &own, sizeof(own));
     if (tensor) window_->keep(owning ? std::make_shared<at::Tensor>(*tensor) : nullptr);
     Request r = all_gather_into(self(), all, mine);
-    r.title = part_of == coll::Composite::new_window ? "occl:new_window" : "occl:tensor_register";
-    r.collective().part_of = part_of;
+    r.title = purpose.title;
+    r.collective().part_of = purpose.part_of;
     return r;
   });
   std::memcpy(announced.data(), all.const_data_ptr(), all.nbytes());
@@ -203,7 +217,7 @@ WindowOCCL::WorkPtr WindowOCCL::access(const char* call, std::int64_t rank, bool
       call, rank, send,
       [&] {
         const auto known = registered(call);
-        return make(WindowAccess{self(), window_, known->tensors, known->mark});
+        return make(WindowAccess{self(), window_, known->tensors, known->mark, channels_});
       },
       timeout, async);
   const std::lock_guard lock(mutex_);
@@ -221,14 +235,16 @@ WindowOCCL::WorkPtr WindowOCCL::put(const at::Tensor& tensor, std::int64_t rank,
                 [&](const WindowAccess& window) { return pg::put(window, tensor, rank, offset); });
 }
 
-WindowOCCL::WorkPtr WindowOCCL::signal(std::int64_t rank, bool async, const SignalOptions& opts) {
-  return access("signal", rank, true, opts.timeout, async,
-                [&](const WindowAccess& window) { return pg::signal(window, rank); });
+WindowOCCL::WorkPtr WindowOCCL::signal_on(std::int64_t channel, std::int64_t rank, bool async,
+                                          std::chrono::milliseconds timeout) {
+  return access("signal", rank, true, timeout, async,
+                [&](const WindowAccess& window) { return pg::signal(window, rank, channel); });
 }
 
-WindowOCCL::WorkPtr WindowOCCL::wait_signal(std::int64_t rank, bool async, const WaitSignalOptions& opts) {
-  return access("wait_signal", rank, false, opts.timeout, async,
-                [&](const WindowAccess& window) { return pg::wait_signal(window, rank); });
+WindowOCCL::WorkPtr WindowOCCL::wait_signal_on(std::int64_t channel, std::int64_t rank, bool async,
+                                               std::chrono::milliseconds timeout) {
+  return access("wait_signal", rank, false, timeout, async,
+                [&](const WindowAccess& window) { return pg::wait_signal(window, rank, channel); });
 }
 
 /// Returns when the accesses of this rank have ended; their errors are those of their works. With a timeout

@@ -13,6 +13,9 @@ std::chrono::nanoseconds a_long_wait{};
 
 constexpr std::chrono::seconds kBetweenNotices{5};
 
+std::function<void(const std::function<void()>&)> the_way_without_gil;
+Unwrap the_unwrap;
+
 PrepareInterNode the_prepare_inter_node;
 PrepareUcx the_prepare_ucx;
 
@@ -38,6 +41,16 @@ void WhileWaiting::operator()() {
 
 void set_return_check(std::function<void()> check) { the_return_check = std::move(check); }
 const std::function<void()>& return_check() { return the_return_check; }
+
+void without_gil(const std::function<void()>& f) { the_way_without_gil(f); }
+void set_without_gil(std::function<void(const std::function<void()>& f)> how) {
+  the_way_without_gil = std::move(how);
+}
+
+c10::intrusive_ptr<c10d::Backend> unwrapped(const c10::intrusive_ptr<c10d::Backend>& backend) {
+  return the_unwrap(backend);
+}
+void set_unwrap(Unwrap unwrap) { the_unwrap = std::move(unwrap); }
 
 void set_prepare_ucx(PrepareUcx prepare) { the_prepare_ucx = std::move(prepare); }
 PreparedUcx prepare_ucx(bool one_network) { return the_prepare_ucx(one_network); }

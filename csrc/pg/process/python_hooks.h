@@ -36,6 +36,17 @@ class WhileWaiting {
 void set_return_check(std::function<void()> check);
 const std::function<void()>& return_check();
 
+/// Runs `f`, which may wait, without the interpreter's lock, whether or not the caller has it. The Python
+/// module sets how.
+void without_gil(const std::function<void()>& f);
+void set_without_gil(std::function<void(const std::function<void()>& f)> how);
+
+/// The backend in the wrapper that TORCH_DISTRIBUTED_DEBUG=DETAIL puts around backends; any other as it is.
+/// The Python module sets how, because the wrapper's header is for builds with Gloo only.
+using Unwrap = std::function<c10::intrusive_ptr<c10d::Backend>(const c10::intrusive_ptr<c10d::Backend>&)>;
+c10::intrusive_ptr<c10d::Backend> unwrapped(const c10::intrusive_ptr<c10d::Backend>& backend);
+void set_unwrap(Unwrap unwrap);
+
 /// The backend that carries messages between nodes, before it is connected.
 struct PreparedInterNode {
   std::string name;  // "gloo over eth0 (10.0.0.1)"

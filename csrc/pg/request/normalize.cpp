@@ -68,6 +68,26 @@ Request all_reduce(ThisRank, Tensors& tensors, const c10d::AllreduceOptions& opt
   return r;
 }
 
+Request all_reduce_into(ThisRank, at::Tensor& output, at::Tensor& input, const c10d::AllreduceOptions& opts) {
+  const char* call = "all_reduce";
+  check_tensor(call, input);
+  check_tensor(call, output);
+  check_alike(call, output, input, 0);
+  Request r = make(c10d::OpType::ALLREDUCE, "occl:all_reduce", coll::Kind::all_reduce, input);
+  set_reduction(call, r.collective(), opts.reduceOp);
+  const StandIn read = for_reading(call, r, input), written = for_writing(call, r, output);
+  const auto in = block_of(*read), out = block_of(*written);
+  if (in.count != out.count)
+    invalid(call, "the output must have as many elements as the input (", in.count, "), got ", out.count);
+  check_overlap(call, in, out, size_of(r.collective().dtype), in.data);
+  r.collective().in = whole(*read);
+  r.collective().out = whole(*written);
+  set_even(r.collective(), in.count);
+  r.inputs = {input};
+  r.outputs = {output};
+  return r;
+}
+
 Request reduce(ThisRank self, Tensors& tensors, const c10d::ReduceOptions& opts) {
   const char* call = "reduce";
   const auto& t = only(call, tensors, "");

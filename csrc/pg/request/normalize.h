@@ -16,6 +16,9 @@ namespace occl::pg {
 Request broadcast(ThisRank self, Tensors& tensors, const c10d::BroadcastOptions& opts);
 /// One or more alike tensors: all of them become the reduction of all tensors of all ranks.
 Request all_reduce(ThisRank self, Tensors& tensors, const c10d::AllreduceOptions& opts);
+/// One output of the input's size.
+Request all_reduce_into(ThisRank self, at::Tensor& output, at::Tensor& input,
+                        const c10d::AllreduceOptions& opts);
 /// One tensor; the root's becomes the result.
 Request reduce(ThisRank self, Tensors& tensors, const c10d::ReduceOptions& opts);
 /// One input, and one list of N outputs, whose sizes may differ. Several inputs: see tensor_lists.h.

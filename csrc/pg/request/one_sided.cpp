@@ -22,8 +22,14 @@ Request access_of(const WindowAccess& access, const char* title, coll::Access ki
 }
 
 /// A signal or a wait, on the stream that is current on the device of this rank's tensor.
-Request without_data(const WindowAccess& access, const char* title, coll::Access kind, int rank) {
-  Request r = access_of(access, title, kind, rank);
+Request without_data(const WindowAccess& access, const char* title, coll::Access kind, std::int64_t rank,
+                     std::int64_t channel) {
+  const char* call = kind == coll::Access::signal ? "signal" : "wait_signal";
+  const int peer = rank_of(call, access.self, rank);
+  if (channel < 0 || channel >= access.channels)
+    invalid(call, "invalid channel ", channel, " (there are ", access.channels, ")");
+  Request r = access_of(access, title, kind, peer);
+  std::get<coll::Transfer>(r.task).tag = static_cast<std::uint32_t>(channel);
   r.inputs = r.outputs = {access.mark};
   return r;
 }
@@ -83,14 +89,12 @@ Request put(const WindowAccess& access, const at::Tensor& t, std::int64_t rank, 
   return r;
 }
 
-Request signal(const WindowAccess& access, std::int64_t rank) {
-  const int to = rank_of("signal", access.self, rank);
-  return without_data(access, "occl:signal", coll::Access::signal, to);
+Request signal(const WindowAccess& access, std::int64_t rank, std::int64_t channel) {
+  return without_data(access, "occl:signal", coll::Access::signal, rank, channel);
 }
 
-Request wait_signal(const WindowAccess& access, std::int64_t rank) {
-  const int from = rank_of("wait_signal", access.self, rank);
-  return without_data(access, "occl:wait_signal", coll::Access::wait_signal, from);
+Request wait_signal(const WindowAccess& access, std::int64_t rank, std::int64_t channel) {
+  return without_data(access, "occl:wait_signal", coll::Access::wait_signal, rank, channel);
 }
 
 }  // namespace occl::pg

@@ -26,6 +26,7 @@ struct WindowAccess {
   std::shared_ptr<coll::Window> window;
   const std::vector<WindowTensor>& tensors;  // by rank
   at::Tensor mark;                           // without elements, on the device of this rank's tensor
+  int channels = 1;                          // of signals
 };
 
 /// The most dimensions of a window's tensor.
@@ -38,7 +39,7 @@ int rank_of(const char* call, ThisRank self, std::int64_t rank);
 
 /// Writes the tensor into that of `rank`, from element `offset` on.
 Request put(const WindowAccess& access, const at::Tensor& tensor, std::int64_t rank, std::int64_t offset);
-Request signal(const WindowAccess& access, std::int64_t rank);
-Request wait_signal(const WindowAccess& access, std::int64_t rank);
+Request signal(const WindowAccess& access, std::int64_t rank, std::int64_t channel);
+Request wait_signal(const WindowAccess& access, std::int64_t rank, std::int64_t channel);
 
 }  // namespace occl::pg

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator
 
-PROTOCOL = 17  # shm::kProtocolVersion
+PROTOCOL = 18  # shm::kProtocolVersion
 MAGIC = 0x6C63636F  # shm::kMagic
 RECORD_MAGIC = 0x61636C6F  # coll::kRecordMagic
 MAX_RANKS = 256
@@ -47,7 +47,7 @@ assert HEADER.size == 256 and IDENTITY.size == 192 and WORDS.size == 8 * (len(FI
 OPEN, ENDED = 1, 2  # RecordState
 SPANS_NODES, PART_OF_ANOTHER = 1, 2  # bits of the flags
 IN_PIECES = "in pieces"
-COMPOSITES = ["?", "all_reduce_sparse", "new_window", "tensor_register", "tensor_deregister", IN_PIECES]
+COMPOSITES = ["?", "all_reduce_sparse", "new_window", "tensor_register", "tensor_deregister", "rendezvous", IN_PIECES]
 """coll::Composite, by number."""
 ACCESSES = ["?", "put", "signal", "wait_signal"]
 """coll::Access, by number."""
