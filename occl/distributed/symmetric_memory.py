@@ -54,7 +54,9 @@ def workspace(group_name: str, min_size: int, device: torch.device) -> Any:
 def _device_of(group: dist.ProcessGroup) -> torch.device | None:
     """Where the group's workspace lies: on ``dev`` if occl serves it there, or on the CPU; None: neither."""
     served = [
-        device for device in group._device_types if isinstance(gloo.backend_of(group, device), ProcessGroupOCCL)
+        device
+        for device in group._device_types
+        if isinstance(gloo.backend_of(group, device), ProcessGroupOCCL)
     ]
     served = [device for device in served if device.type in ("cpu", "dev")]
     return max(served, key=lambda device: device.type == "dev", default=None)

@@ -16,8 +16,9 @@
 namespace occl::test {
 
 /// An operation that a thread waits for.
-class Call final : public coll::Listener {
+class Call : public coll::Listener {
  public:
+  virtual ~Call() = default;
   Call(const coll::Task& task, Deadline deadline) : task(task), operation(*this, this->task, deadline) {}
   void completed(coll::Operation&) noexcept override { ++completions; }
   void released(coll::Operation&) noexcept override { ++releases; }

@@ -46,10 +46,10 @@ TEST("what was put before a signal is there after the wait, of every size") {
   });
 }
 
-TEST("signals count: as many waits end as there were signals, for each pair of ranks") {
+TEST("signals count: as many waits end as there were signals, for each pair of ranks and each channel") {
   Cluster cluster(4);
-  WindowRanks window(cluster, 64);
-  constexpr int kSignals = 200;
+  constexpr int kChannels = 10, kSignals = 20;  // more counters than a cache line has
+  WindowRanks window(cluster, 64, kChannels);
   cluster.each([&](Rank& rank) {
     std::mt19937 random(static_cast<unsigned>(rank.rank));
     std::vector<std::unique_ptr<Call>> calls;
@@ -57,16 +57,41 @@ TEST("signals count: as many waits end as there were signals, for each pair of r
       calls.push_back(std::make_unique<Call>(t, Deadline::after(kPatience)));
       rank.submit(*calls.back());
     };
-    std::vector<int> todo;
+    std::vector<Transfer> todo;
     for (int peer = 0; peer < 4; ++peer)
-      for (int i = 0; i < kSignals; ++i) todo.push_back(peer), todo.push_back(peer - 4);
+      for (std::uint32_t channel = 0; channel < kChannels; ++channel)
+        for (int i = 0; i < kSignals; ++i) {
+          todo.push_back(window.signal(rank.rank, peer, channel));
+          todo.push_back(window.wait(rank.rank, peer, channel));
+        }
     std::shuffle(todo.begin(), todo.end(), random);
-    for (const int what : todo)
-      start(what >= 0 ? window.signal(rank.rank, what) : window.wait(rank.rank, what + 4));
+    for (const Transfer& t : todo) start(t);
     for (auto& call : calls) rank.wait(*call);
   });
   for (int i = 0; i < 4; ++i)
-    for (int peer = 0; peer < 4; ++peer) CHECK(!window.windows[i]->take(peer, ~std::uint64_t{0}));
+    for (int peer = 0; peer < 4; ++peer)
+      for (int channel = 0; channel < kChannels; ++channel)
+        CHECK(!window.windows[i]->take(peer, channel, ~std::uint64_t{0}));
+}
+
+TEST("signals of two channels do not mix, and a row serves windows of as many channels only") {
+  Cluster cluster(2);
+  {
+    WindowRanks window(cluster, 64, 2);
+    Call wait(window.wait(1, 0, 1), Deadline::after(kPatience));
+    cluster[1].submit(wait);
+    cluster[0].run(window.signal(0, 1, 0));
+    cluster[1].run(window.wait(1, 0, 0));
+    CHECK(!finished(wait));
+    cluster[0].run(window.signal(0, 1, 1));
+    cluster[1].wait(wait);
+  }
+  const auto row_of = [&](int channels) {
+    return WindowRanks(cluster, 64, channels).windows[0]->handle().row;
+  };
+  const std::uint64_t of_two = row_of(2), of_one = row_of(1);
+  CHECK(of_one != of_two);
+  CHECK(row_of(2) == of_two && row_of(1) == of_one);
 }
 
 TEST("waits for one rank end in the order of their calls") {
@@ -108,7 +133,7 @@ TEST("an access on hold keeps back those of its window, and neither messages nor
   cluster[0].run(Transfer{true, 1, 3, DType::u8, {&out, 1}});
   cluster[1].run(Transfer{false, 0, 3, DType::u8, {&in, 1}});
   CHECK(in == std::byte{8} && !finished(held) && !finished(behind));
-  CHECK(one.memory[1]->base()[0] == std::byte{0} && !one.windows[1]->take(0, 1));
+  CHECK(one.memory[1]->base()[0] == std::byte{0} && !one.windows[1]->take(0, 0, 1));
   cluster[0].engine->release(*cluster[0].group, held.operation);
   cluster[0].wait(held), cluster[0].wait(behind);
   CHECK(one.memory[1]->base()[0] == std::byte{7});
@@ -169,7 +194,7 @@ TEST("rows are used again when all ranks have closed their window, and what it k
   CHECK(watched.expired());
   WindowRanks third(cluster, 64);
   CHECK(row_of(third, 0) == rows[0] && row_of(third, 1) == rows[1]);
-  CHECK(!third.windows[1]->take(0, 1));  // the first window's signal is not the third's
+  CHECK(!third.windows[1]->take(0, 0, 1));  // the first window's signal is not the third's
   cluster[0].run(third.signal(0, 1));
   cluster[1].run(third.wait(1, 0));
 }

@@ -11,13 +11,13 @@ namespace occl::test {
 
 class WindowRanks {
  public:
-  WindowRanks(Cluster& cluster, std::size_t bytes) {
+  WindowRanks(Cluster& cluster, std::size_t bytes, int channels = 1) {
     std::vector<coll::WindowHandle> handles;
     for (int i = 0; i < cluster.size(); ++i) {
       auto region =
           std::make_shared<shm::Region>(shm::Region::create("test", bytes, shm::Access::read_write));
       region->commit(0, bytes);
-      windows.push_back(cluster[i].group->make_window(cluster[i].group));
+      windows.push_back(cluster[i].group->make_window(cluster[i].group, channels));
       handles.push_back(windows[i]->handle({cluster[i].regions->add(region), 0}, bytes));
       memory.push_back(std::move(region));
     }
@@ -28,11 +28,11 @@ class WindowRanks {
   coll::Transfer put(int rank, int to, std::byte* data, std::size_t bytes, std::size_t offset) const {
     return {true, to, 0, DType::u8, {data, bytes}, 0, coll::Access::put, windows[rank].get(), offset};
   }
-  coll::Transfer signal(int rank, int to) const {
-    return {true, to, 0, DType::u8, {}, 0, coll::Access::signal, windows[rank].get()};
+  coll::Transfer signal(int rank, int to, std::uint32_t channel = 0) const {
+    return {true, to, channel, DType::u8, {}, 0, coll::Access::signal, windows[rank].get()};
   }
-  coll::Transfer wait(int rank, int from) const {
-    return {false, from, 0, DType::u8, {}, 0, coll::Access::wait_signal, windows[rank].get()};
+  coll::Transfer wait(int rank, int from, std::uint32_t channel = 0) const {
+    return {false, from, channel, DType::u8, {}, 0, coll::Access::wait_signal, windows[rank].get()};
   }
 
   std::vector<std::shared_ptr<shm::Region>> memory;

@@ -342,7 +342,9 @@ def test_ranks_that_allocate_or_call_something_else_get_an_error_on_both_sides(p
 def other_backend(rank, n, device):
     gloo = dist.new_group(backend="gloo")
     tensor, _ = make("cpu", 4)
-    with pytest.raises(ValueError, match=r"has the backend gloo for tensors on cpu, and this symm.* needs occl"):
+    with pytest.raises(
+        ValueError, match=r"has the backend gloo for tensors on cpu, and this symm.* needs occl"
+    ):
         symm_mem.rendezvous(tensor, gloo)
     dist.destroy_process_group(gloo)
 
@@ -441,7 +443,11 @@ def in_a_child(rank, n, device):
 
     def use():
         texts = []
-        for call in (handle.barrier, lambda: handle.put_signal(1 - rank), lambda: handle.wait_signal(1 - rank)):
+        for call in (
+            handle.barrier,
+            lambda: handle.put_signal(1 - rank),
+            lambda: handle.wait_signal(1 - rank),
+        ):
             with pytest.raises(Exception) as caught:
                 call()
             texts.append(str(caught.value))

@@ -225,7 +225,9 @@ def bad_rows(rank, n, device):
             call(*arguments, name())
 
     good = on(device, [2] * n)
-    refused("the splits must have one dimension with the group's 2 ranks", given, out, on(device, [1]), places)
+    refused(
+        "the splits must have one dimension with the group's 2 ranks", given, out, on(device, [1]), places
+    )
     refused(r"out_splits_offsets must be of \[2, 2\]", given, out, good, places[:1])
     refused("must be of int64", given, out, good.to(torch.int32), places)
     refused("the same type and the same sizes", given, out.to(torch.float64), good, places)
@@ -357,7 +359,9 @@ def wrong(rank, n, device):
         lambda: ops.tile_reduce(plain.view(2, 2), torch.empty(2, 2, device=device), 0, name()),
         lambda: ops.get_remote_tensors(plain, name()),
     ):
-        with pytest.raises(ValueError, match=r"not in symmetric memory: allocate it with torch\.distributed\._sy"):
+        with pytest.raises(
+            ValueError, match=r"not in symmetric memory: allocate it with torch\.distributed\._sy"
+        ):
             call()
     with pytest.raises(ValueError, match='one_shot_all_reduce: unknown reduction "mean": sum, avg, product'):
         ops.one_shot_all_reduce(given, "mean", name())

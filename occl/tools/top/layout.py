@@ -47,7 +47,15 @@ assert HEADER.size == 256 and IDENTITY.size == 192 and WORDS.size == 8 * (len(FI
 OPEN, ENDED = 1, 2  # RecordState
 SPANS_NODES, PART_OF_ANOTHER = 1, 2  # bits of the flags
 IN_PIECES = "in pieces"
-COMPOSITES = ["?", "all_reduce_sparse", "new_window", "tensor_register", "tensor_deregister", "rendezvous", IN_PIECES]
+COMPOSITES = [
+    "?",
+    "all_reduce_sparse",
+    "new_window",
+    "tensor_register",
+    "tensor_deregister",
+    "rendezvous",
+    IN_PIECES,
+]
 """coll::Composite, by number."""
 ACCESSES = ["?", "put", "signal", "wait_signal"]
 """coll::Access, by number."""
