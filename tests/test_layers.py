@@ -69,6 +69,7 @@ ROOMS = {
         "transport": {"request", "process"},
         "rendezvous": {"request", "process", "transport"},
         "backend": {"compat", "request", "process", "observe", "transport", "rendezvous"},
+        "symmetric": {"backend", "request", "process"},
     },
     "device": {"runtime": set(), "ops": {"runtime"}},
 }

@@ -15,6 +15,7 @@
 #include "pg/process/python_hooks.h"
 #include "pg/rendezvous/node_discovery.h"
 #include "pg/request/errors.h"
+#include "pg/symmetric/allocator.h"
 #include "ucx/api.h"
 
 namespace occl::bind {
@@ -168,6 +169,7 @@ void bind_group(py::module_& module) {
         // From now on a clean exit of this process is announced, so that peers do not report a death.
         py::module_::import("occl.distributed.exit").attr("watch")();
         const py::gil_scoped_release no_gil;
+        pg::register_symmetric_memory(c10::kCPU);
         return c10::make_intrusive<ProcessGroupOCCL>(
             store, rank, size, options,
             parent ? (*parent)->as_parent(std::move(ranks)) : ProcessGroupOCCL::Parent{});
@@ -223,7 +225,10 @@ void bind_group(py::module_& module) {
   bind_window(module, group);
   py::class_<pg::WorkOCCL, c10::intrusive_ptr<pg::WorkOCCL>, c10d::Work>(module, "WorkOCCL");
 
-  module.def("_init_device_groups", &pg::register_for_device);
+  module.def("_init_device_groups", [] {
+    pg::register_for_device();
+    pg::register_symmetric_memory(c10::kPrivateUse1);
+  });
   module.def("_announce_end", &pg::announce_end, py::call_guard<py::gil_scoped_release>());
   module.def("_set_build", &pg::set_build, py::arg("build"));
   module.def("_set_long_wait_notice", &set_long_wait_notice, py::arg("after"), py::arg("notice"));

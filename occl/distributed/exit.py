@@ -44,7 +44,7 @@ def announce() -> None:
 
 
 def _runs_target() -> FrameType | None:
-    """The frame in which multiprocessing runs the target of this process, and keeps its exit code; or None."""
+    """The frame in which multiprocessing runs this process's target, and keeps its exit code; or None."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None and frame.f_code is not process.BaseProcess._bootstrap.__code__:  # type: ignore[attr-defined]
         frame = frame.f_back

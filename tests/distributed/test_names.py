@@ -14,6 +14,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._symmetric_memory as symm_mem
 from torch.distributed import _functional_collectives
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import init_device_mesh
@@ -138,6 +139,10 @@ def calls_are_checked(rank, world_size, device, *, store):
         with pytest.raises(RuntimeError, match=both if rank == 0 else "Tensor Tensor shapes|TensorShape"):
             dist.all_reduce(torch.ones(shape, device=device), group=group)
     assert_works(device)
+    memory = symm_mem.empty(4, device=device).fill_(1)
+    symm_mem.rendezvous(memory, dist.group.WORLD).barrier()
+    total = torch.ops.symm_mem.one_shot_all_reduce(memory, "sum", dist.group.WORLD.group_name)
+    assert (total == world_size).all()
     dist.destroy_process_group()
 
 
@@ -286,13 +291,6 @@ def group_of_the_experimental_interface(rank, world_size, device, *, port):
     with pytest.raises(KeyError, match="no 'colour'"):
         _dist2._BACKENDS["occl"](None, 0, 1, timedelta(seconds=1), torch.device(device), colour="red")
     group.shutdown()
-
-
-def symmetric_memory_is_not_offered(rank, world_size, device):
-    from torch.distributed import _symmetric_memory
-
-    with pytest.raises(RuntimeError, match="does not support device type dev"):
-        _symmetric_memory.empty(4, device=f"dev:{rank}")
 
 
 def fsdp_of_a_model_on_the_cpu(rank, world_size, device):
@@ -467,10 +465,6 @@ def test_groups_with_a_bound_device_are_split(fresh, name, bound):
 def test_the_experimental_interface_makes_groups(fresh, device):
     with fresh(2) as team:
         team.run(group_of_the_experimental_interface, device, port=free_port())
-
-
-def test_symmetric_memory_is_refused(pool):
-    pool.run(symmetric_memory_is_not_offered, 2, "dev")
 
 
 @each_device

@@ -1,4 +1,4 @@
-"""Symmetric memory through PyTorch's own module: buffers, signal pads, signals and barriers, and their errors."""
+"""Symmetric memory through PyTorch's module: buffers, signal pads, signals and barriers, and their errors."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def groups(rank, n, device):
         inner.barrier()
         assert inner.buffer_ptrs[1 - me] == handle.buffer_ptrs[2 - rank]
     else:
-        with pytest.raises(RuntimeError, match="[Cc]ould not resolve|Invalid|not"):
+        with pytest.raises(RuntimeError, match="no such group"):
             symm_mem.rendezvous(tensor, "no such group")
     assert symm_mem.rendezvous(tensor, everyone).buffer_ptrs == handle.buffer_ptrs
     handle.barrier()
@@ -298,7 +298,7 @@ def test_a_group_has_one_workspace_that_grows(fresh):
 
 
 def wrong_arguments(rank, n, device):
-    tensor, handle = make(device, 4)
+    _, handle = make(device, 4)
     for bad in (-1, n, 1 << 20):
         for name, call in (("signal", handle.put_signal), ("wait_signal", handle.wait_signal)):
             with pytest.raises(ValueError, match=f"{name}: invalid rank {bad} .the group has {n} ranks"):
@@ -393,7 +393,7 @@ def test_a_wait_has_a_timeout_and_its_error_names_the_rank(fresh, device, call):
 
 
 def of_a_dead_rank(rank, n, device):
-    tensor, handle = make(device, 4)
+    _, handle = make(device, 4)
     tell("ready")
     if rank == 0:
         listen()
@@ -439,7 +439,7 @@ def test_a_later_group_of_the_same_name_is_connected_anew(fresh, device):
 
 
 def in_a_child(rank, n, device):
-    tensor, handle = make("cpu", 4)
+    _, handle = make("cpu", 4)
 
     def use():
         texts = []

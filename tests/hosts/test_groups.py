@@ -9,7 +9,9 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._symmetric_memory as symm_mem
 
+import torch_occl
 from tests.distributed.test_capabilities import estimated
 from tests.hosts.launch import CASES, SHAPES, placement
 from tests.support.checks import assert_works, backend
@@ -174,6 +176,28 @@ def a_group_again_and_again(rank, n, device):
         dist.destroy_process_group(group)
 
 
+def no_shared_memory(rank, n, device):
+    """Symmetric memory and windows are of one host. A group of the ranks there has them."""
+    group = dist.group.WORLD
+    memory = symm_mem.empty(4, device=device).fill_(rank)
+    for call, match in (
+        (
+            lambda: symm_mem.rendezvous(memory, group),
+            "rendezvous: .* hosts, and symmetric memory needs? one",
+        ),
+        (lambda: torch_occl.new_window(tensor=memory), "new_window: .* hosts, and windows need one"),
+    ):
+        with pytest.raises(NotImplementedError, match=match):
+            call()
+    assert_works(device)
+    here, _ = dist.new_subgroups_by_enumeration([[0, 1], [2, 3]])
+    handle = symm_mem.rendezvous(memory, here)
+    handle.barrier()
+    members = dist.get_process_group_ranks(here)
+    assert [int(handle.get_buffer(i, (1,), torch.float32)) for i in range(len(members))] == members
+    handle.barrier()
+
+
 BODIES = [
     from_each_to_each, all_at_once, tags_choose, from_anyone, objects, monitored_barrier,
     a_group_again_and_again,
@@ -209,6 +233,11 @@ def test_groups_within_and_across_hosts_are_used_in_turn(hosts, backend, device,
 @pytest.mark.parametrize("backend, device", CASES)
 def test_groups_within_and_across_hosts_have_operations_in_flight_at_once(hosts, backend, device, shape):
     hosts.run_on(shape, backend, groups_at_once, device, places=placement(shape))
+
+
+@pytest.mark.parametrize("backend, device", CASES)
+def test_symmetric_memory_is_of_one_host(hosts, backend, device):
+    hosts.run_on("2+2", backend, no_shared_memory, device)
 
 
 @pytest.mark.parametrize("backend, device", CASES)

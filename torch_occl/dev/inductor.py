@@ -144,6 +144,11 @@ def compile_inner(
     reason = why_not(gm, index)
     if reason is not None:
         log.info("a graph on dev runs as it is, without inductor: %s", reason)
+        if torch._inductor.config._micro_pipeline_tp:  # of inductor's passes, the one that is for collectives
+            from torch._inductor.fx_passes.micro_pipeline_tp import micro_pipeline_tp_pass
+
+            micro_pipeline_tp_pass(gm.graph)
+            gm.recompile()
 
         def as_it_is(inputs: list[Any]) -> Any:
             arguments = list(inputs)

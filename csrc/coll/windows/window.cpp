@@ -116,8 +116,8 @@ bool Window::take(int rank, int channel, std::uint64_t pass) {
   if (taking.pass != pass) {
     taking.pass = pass;
     taking.closed = peer.has_closed();  // before the signals: what it has sent before it closed still counts
-    // sync: window-signal. A thread that goes to sleep must not have missed it (bell.h).
     const auto& count = peer.row->signals(mesh_.rank(), channel, state_->channels);
+    // sync: window-signal. A thread that goes to sleep must not have missed it (bell.h).
     taking.seen = count.load(std::memory_order_seq_cst);
   }
   if (taking.taken == taking.seen) return false;

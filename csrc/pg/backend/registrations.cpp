@@ -9,7 +9,6 @@
 
 #include "base/error.h"
 #include "pg/request/sparse.h"
-#include "pg/symmetric/allocator.h"
 
 namespace occl::pg {
 namespace {
@@ -76,7 +75,6 @@ void register_timer() {
 void register_for_groups() {
   [[maybe_unused]] static const bool once = [] {
     move_quantized<c10::DispatchKey::CPU>(c10::DispatchKey::QuantizedCPU);
-    register_symmetric_memory(c10::kCPU);
     return true;
   }();
 }
@@ -86,7 +84,6 @@ void register_for_device() {
     move_quantized<c10::DispatchKey::PrivateUse1>(c10::DispatchKey::QuantizedPrivateUse1);
     c10d_for(c10::DispatchKey::SparsePrivateUse1).impl("allreduce_", &all_reduce_sparse_on_device);
     register_timer();
-    register_symmetric_memory(c10::kPrivateUse1);
     return true;
   }();
 }

@@ -3,12 +3,11 @@
 
 namespace occl::pg {
 
-/// Called before the first group is made: lets groups take quantized CPU tensors, and makes symmetric memory
-/// of CPU tensors. Idempotent.
+/// Called before the first group is made: lets groups take quantized CPU tensors. Idempotent.
 void register_for_groups();
 
 /// Called when `dev` becomes this process's PrivateUse1 device: lets groups take its quantized and sparse
-/// tensors, gives DistributedDataParallel a timer for it, and makes its symmetric memory. Idempotent.
+/// tensors, and gives DistributedDataParallel a timer for it. Idempotent.
 void register_for_device();
 
 }  // namespace occl::pg
