@@ -65,6 +65,7 @@ def test_every_operation_is_measured_with_every_contender(ranks, names, sizes, t
     assert measured == [
         (operation.name, size, name)
         for operation in OPERATIONS
+        if not operation.mapped
         for size in (sizes.values() if operation.has_data else [0])
         for name in names
     ]
@@ -109,7 +110,26 @@ def test_help_names_every_operation_and_contender():
     assert ", ".join(CONTENDERS) in shown
 
 
-@pytest.mark.parametrize("operation", OPERATIONS, ids=NAMES)
+@pytest.mark.full
+def test_operations_on_memory_of_others_are_measured_where_it_is_mapped(tmp_path):
+    file, names = tmp_path / "results.json", [operation.name for operation in OPERATIONS if operation.mapped]
+    options = ["--ranks", "3", "--sizes", "4", "64K", "--seconds", "0.5", "--json", str(file)]
+    shown = run(*options, "--contenders", "occl-cpu-shared", "occl-cpu", "gloo", "--ops", *names)
+    assert shown.returncode == 0, shown.stdout
+    rows = json.loads(file.read_text())["results"]
+    assert {row["contender"] for row in rows} == {"occl-cpu-shared"}
+    assert [(row["operation"], row["bytes"]) for row in rows] == [
+        (operation.name, size)
+        for operation in OPERATIONS
+        if operation.mapped
+        for size in ((4, 64 << 10) if operation.has_data else (0,))
+    ]
+
+
+WITHOUT_OTHERS = [operation for operation in OPERATIONS if not operation.mapped]
+
+
+@pytest.mark.parametrize("operation", WITHOUT_OTHERS, ids=lambda operation: operation.name)
 def test_one_wrong_element_is_an_error_that_names_it(operation, alone):
     arena = Arena(operation, "gloo", alone, whole=8, calls=3)
     data = Data(8, 3, operation.dtype)
@@ -124,7 +144,7 @@ def test_one_wrong_element_is_an_error_that_names_it(operation, alone):
         arena.check(expected, 3)
 
 
-@pytest.mark.parametrize("operation", [o for o in OPERATIONS if not o.in_place], ids=lambda o: o.name)
+@pytest.mark.parametrize("operation", [o for o in WITHOUT_OTHERS if not o.in_place], ids=lambda o: o.name)
 def test_a_call_that_does_nothing_is_a_wrong_result(operation, alone):
     arena = Arena(operation, "gloo", alone, whole=4, calls=1)
     data = Data(4, 1)

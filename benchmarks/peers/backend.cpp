@@ -31,7 +31,7 @@ class Backend : public Library {
   }
 
   std::string version() override { return "torch " TORCH_VERSION; }
-  bool offers(Op, Type) override { return true; }
+  bool offers(Op op, Type) override { return op != Op::put; }
 
   std::byte* memory(std::size_t bytes) override {
     if (device_.is_cpu()) return Library::memory(bytes);

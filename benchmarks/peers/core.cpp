@@ -68,7 +68,7 @@ class Core : public Library {
   }
 
   std::string version() override { return "protocol " + std::to_string(shm::kProtocolVersion); }
-  bool offers(Op, Type) override { return true; }
+  bool offers(Op op, Type) override { return op != Op::put; }
 
   std::byte* memory(std::size_t bytes) override {
     if (!mapped_) return Library::memory(bytes);

@@ -24,7 +24,10 @@ class Mpi : public Library {
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
   }
-  ~Mpi() override { MPI_Finalize(); }
+  ~Mpi() override {
+    free_window();
+    MPI_Finalize();
+  }
 
   std::string version() override {
     char text[MPI_MAX_LIBRARY_VERSION_STRING];
@@ -37,12 +40,27 @@ class Mpi : public Library {
   }
 
   // The standard has no 16-bit floating point; Intel's extension is a constant of its header.
-  bool offers(Op, Type type) override {
+  bool offers(Op op, Type type) override {
+    puts_ = op == Op::put;
 #if defined(MPIX_C_BF16) && defined(MPIX_C_FLOAT16)
     return type == Type::f32 || type == Type::bf16 || type == Type::f16;
 #else
     return type == Type::f32;
 #endif
+  }
+
+  /// For puts that of a window, the kind of memory for which libraries have their fastest way.
+  std::byte* memory(std::size_t bytes) override {
+    if (!puts_) return Library::memory(bytes);
+    free_window();
+    flag_at_ = static_cast<MPI_Aint>((bytes + 63) / 64 * 64);
+    must(MPI_Win_allocate(flag_at_ + 64, 1, MPI_INFO_NULL, MPI_COMM_WORLD, &window_memory_, &window_),
+         "MPI_Win_allocate");
+    must(MPI_Win_lock_all(0, window_), "MPI_Win_lock_all");
+    flag() = sent_ = seen_ = 0;
+    must(MPI_Win_sync(window_), "MPI_Win_sync");
+    must(MPI_Barrier(MPI_COMM_WORLD), "MPI_Barrier");
+    return window_memory_;
   }
 
   Call bind(const Task& task, Buffers b) override {
@@ -83,6 +101,8 @@ class Mpi : public Library {
         };
       case Op::barrier:
         return [=] { must(MPI_Barrier(comm), "MPI_Barrier"); };
+      case Op::put:
+        return puts(b, whole * static_cast<int>(size_of(task.type)));
       case Op::send_recv:
         break;
       case Op::unknown:
@@ -97,6 +117,53 @@ class Mpi : public Library {
       if (!first) must(MPI_Send(b.in, whole, type, peer, 0, comm), "MPI_Send");
     };
   }
+
+ private:
+  volatile std::uint64_t& flag() { return *reinterpret_cast<std::uint64_t*>(window_memory_ + flag_at_); }
+
+  void free_window() {
+    if (!window_memory_) return;
+    must(MPI_Win_unlock_all(window_), "MPI_Win_unlock_all");
+    must(MPI_Win_free(&window_), "MPI_Win_free");
+    window_memory_ = nullptr;
+  }
+
+  /// Data, a flush, and a flag, for which the other rank looks.
+  Call puts(Buffers b, int bytes) {
+    const int peer = rank ^ 1;
+    if (peer >= size) return [] {};
+    const MPI_Aint to = b.out - window_memory_;
+    const auto put = [=, this] {
+      must(MPI_Put(b.in, bytes, MPI_BYTE, peer, to, bytes, MPI_BYTE, window_), "MPI_Put");
+      must(MPI_Win_flush(peer, window_), "MPI_Win_flush");
+      ++sent_;
+      must(MPI_Put(&sent_, 1, MPI_UINT64_T, peer, flag_at_, 1, MPI_UINT64_T, window_), "MPI_Put");
+      must(MPI_Win_flush(peer, window_), "MPI_Win_flush");
+    };
+    const auto wait = [this] {
+      ++seen_;
+      for (int turn = 1; flag() < seen_; ++turn) {
+        must(MPI_Win_sync(window_), "MPI_Win_sync");
+        int there = 0;  // lets a library progress that carries puts by messages
+        if (turn % 16 == 0)
+          must(MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_WORLD, &there, MPI_STATUS_IGNORE),
+               "MPI_Iprobe");
+      }
+      must(MPI_Win_sync(window_), "MPI_Win_sync");
+    };
+    const bool first = rank < peer;
+    return [=] {
+      if (!first) wait();
+      put();
+      if (first) wait();
+    };
+  }
+
+  bool puts_ = false;
+  MPI_Win window_ = MPI_WIN_NULL;
+  std::byte* window_memory_ = nullptr;
+  MPI_Aint flag_at_ = 0;
+  std::uint64_t sent_ = 0, seen_ = 0;
 };
 
 }  // namespace

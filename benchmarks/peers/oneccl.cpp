@@ -47,7 +47,7 @@ class OneCcl : public Library {
   }
 
   std::string version() override { return ccl::get_library_version().full; }
-  bool offers(Op op, Type) override { return op != Op::gather && op != Op::scatter; }
+  bool offers(Op op, Type) override { return op != Op::gather && op != Op::scatter && op != Op::put; }
 
   Call bind(const Task& task, Buffers b) override {
     const auto type = datatype_of(task.type);

@@ -51,6 +51,7 @@ enum class Op {
   gather,
   scatter,
   send_recv,
+  put,
   barrier,
   unknown
 };
@@ -69,6 +70,7 @@ inline Op parse_op(const std::string& name) {
                                       "gather",
                                       "scatter",
                                       "send_recv",
+                                      "put",
                                       "barrier"};
   for (int i = 0; i < static_cast<int>(Op::unknown); ++i)
     if (name == names[i]) return static_cast<Op>(i);
@@ -335,6 +337,7 @@ class Arena {
       case Op::scatter:
         return data_.check(out, part, me * part, 1, of(0));
       case Op::send_recv:
+      case Op::put:
         return (me ^ 1) < size ? data_.check(out, whole, 0, 1, of(me ^ 1)) : void();
       case Op::gather:
         if (me) return;

@@ -64,7 +64,11 @@ def parse_size(text: str) -> int:
 def arguments(parser: argparse.ArgumentParser, programs: Programs = NO_PROGRAMS) -> None:
     parser.description, parser.formatter_class = __doc__, argparse.RawDescriptionHelpFormatter
     parser.add_argument("--ranks", type=int, default=2, help="processes (default: 2)")
-    parser.add_argument("--ops", nargs="+", choices=NAMES, default=NAMES, metavar="OP", help=", ".join(NAMES))
+    usual = [operation.name for operation in OPERATIONS if not operation.mapped]
+    parser.add_argument(
+        "--ops", nargs="+", choices=NAMES, default=usual, metavar="OP",
+        help=f"{', '.join(NAMES)} (by default all before put)",
+    )  # fmt: skip
     parser.add_argument("--sizes", nargs="+", type=parse_size, metavar="SIZE", help="bytes: 4, 16K, 64M")
     parser.add_argument(
         "--contenders", nargs="+", choices=[*CONTENDERS, *programs.names], metavar="NAME",

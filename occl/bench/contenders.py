@@ -33,6 +33,11 @@ class Contender:
         module = torch.get_device_module(self.device_type)
         return torch.device(self.device_type, rank % module.device_count())
 
+    @property
+    def mapped(self) -> bool:
+        """Whether its tensors lie where the other ranks can map them."""
+        return self.backend == "occl" and (self.shared or self.device_type != "cpu")
+
     def memory(self, min_bytes: int = 1) -> AbstractContextManager[None]:
         """What tensors must be made in. Those of ``min_bytes`` or more are shared, if any."""
         return share_cpu_memory(min_bytes) if self.shared else nullcontext()

@@ -109,17 +109,17 @@ class Arena:
         }
         split = whole // group.size()
         with EVERY[contender].memory():
-            self._input = torch.empty(calls, split if operation.input_is_part else whole, **like)
+            self._input = empty(operation, calls, split if operation.input_is_part else whole, **like)
             self._output = self._input
             if not operation.in_place:
                 self._output = torch.empty(calls, split if operation.output_is_part else whole, **like)
+            least_input, least_output = (
+                empty(operation, 1, 1 if is_part else group.size(), **like)[0].zero_()
+                for is_part in (operation.input_is_part, operation.output_is_part)
+            )
         self.calls: list[Call] = [
             operation.bind(x, y, group) for x, y in zip(self._input, self._output, strict=True)
         ]
-        least_input, least_output = (
-            torch.zeros(1 if is_part else group.size(), **like)
-            for is_part in (operation.input_is_part, operation.output_is_part)
-        )
         self.warm = operation.bind(least_input, least_output, group)
 
     def run(self, gate: Gate, round_: Round, calls: int) -> float:
@@ -145,6 +145,14 @@ class Arena:
                 f"{found.shape[1]} after {self._operation.name} is {found[call, element]}, "
                 f"and should be {expected[call, element]}"
             )
+
+
+def empty(operation: Operation, *sizes: int, **like: Any) -> Tensor:
+    if not operation.symmetric:
+        return torch.empty(*sizes, **like)
+    import torch.distributed._symmetric_memory as symm_mem
+
+    return symm_mem.empty(*sizes, **like)
 
 
 class External(Protocol):
@@ -180,6 +188,8 @@ def make_arena(
 ) -> Arena | RemoteArena | None:
     """None if the contender has no such operation."""
     if isinstance(contestant, dist.ProcessGroup):
+        if operation.mapped and not EVERY[name].mapped:
+            return None
         return Arena(operation, name, contestant, whole, calls)
     dtype = str(operation.dtype).removeprefix("torch.")
     return RemoteArena(contestant) if contestant.prepare(operation.kind, dtype, whole, calls) else None

@@ -41,6 +41,10 @@ class Operation:
     steps: int = 1
     """By how much the time of a call is divided: 2 for a round trip."""
     dtype: torch.dtype = torch.float32
+    mapped: bool = False
+    """Whether only contenders have it whose tensors peers can map. A run without ``--ops`` leaves it out."""
+    symmetric: bool = False
+    """Whether the input must lie in PyTorch's symmetric memory."""
 
     @property
     def kind(self) -> str:
@@ -81,6 +85,38 @@ def round_trip(x: Tensor, y: Tensor, group: dist.ProcessGroup) -> Call:
         second()
 
     return call
+
+
+def put_and_signal(x: Tensor, y: Tensor, group: dist.ProcessGroup) -> Call:
+    """The same by one-sided access: a rank writes into the other's memory and signals; the other waits."""
+    from occl.distributed.windows import new_window  # the benchmark works without the extension, too
+
+    window, peer = new_window(group, y), group.rank() ^ 1
+    if peer >= group.size():
+        return lambda: window
+    first = group.rank() < peer
+
+    def call() -> None:
+        if not first:
+            window.wait_signal(peer, False)
+        window.put(x, peer, 0, False)
+        window.signal(peer, False)
+        if first:
+            window.wait_signal(peer, False)
+
+    return call
+
+
+def rendezvous(x: Tensor, _: Tensor, group: dist.ProcessGroup) -> Call:
+    import torch.distributed._symmetric_memory as symm_mem
+
+    return lambda: symm_mem.rendezvous(symm_mem.empty(1024, device=x.device), group)
+
+
+def one_shot(x: Tensor, y: Tensor, group: dist.ProcessGroup) -> Call:
+    return functools.partial(
+        torch.ops.symm_mem.one_shot_all_reduce_out.default, x, "sum", group.group_name, y
+    )
 
 
 def of_partner(inputs: Inputs, rank: int, ranks: int) -> Tensor:
@@ -175,5 +211,21 @@ OPERATIONS = [
         lambda inputs, rank, _: inputs(rank),
         in_place=True,
         has_data=False,
+    ),
+    Operation("put", put_and_signal, of_partner, steps=2, mapped=True),
+    Operation(
+        "one_shot_all_reduce",
+        one_shot,
+        lambda inputs, _, ranks: total(inputs, ranks),
+        mapped=True,
+        symmetric=True,
+    ),
+    Operation(
+        "rendezvous",
+        rendezvous,
+        lambda inputs, rank, _: inputs(rank),
+        in_place=True,
+        has_data=False,
+        mapped=True,
     ),
 ]

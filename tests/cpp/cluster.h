@@ -67,9 +67,12 @@ struct Rank {
     for (const auto& call : calls)
       while (!call->releases) std::this_thread::yield();
     calls.clear();
+    windows.clear();
   }
 
-  std::vector<std::unique_ptr<Call>> calls;  // those that ended with an error live as long as the group
+  // Those that ended with an error live as long as the group, and so do their windows.
+  std::vector<std::unique_ptr<Call>> calls;
+  std::vector<std::shared_ptr<coll::Window>> windows;
 };
 
 class Cluster {

@@ -2,7 +2,8 @@
 //
 //     test program ──fork──▶ rank 0 .. n - 1: each with its endpoint and engine, all looking at one Board
 //
-//     the script:   join the group │ every collective on every path, messages │ a second group of the odd or
+//     the script:   join the group │ every collective on every path, messages, a window │ a second group of
+//     the odd or
 //                   even ranks │ everything again │ the victim leaves, the others find out
 //     aftermath:    survivors destroy their groups, make a new one, and count what is left in their process
 #pragma once
@@ -25,6 +26,7 @@
 
 #include "base/fault_point.h"
 #include "coll/group/subgroup.h"
+#include "coll/windows/window.h"
 #include "collective_cases.h"
 
 namespace occl::test {
@@ -366,6 +368,61 @@ class RankProcess {
         collective(rank, static_cast<coll::Kind>(kind), count, count > 1 && random() % 2, round);
     for (const std::size_t count : {3, 700, 9000})
       for (const bool mapped : {false, true}) messages(rank, count, mapped, round);
+    window(rank, round);
+  }
+
+  /// Each rank puts into the memory of the next one, and signals it on two channels.
+  void window(Rank& rank, int round) {
+    if (rank.size == 1) return;
+    report_.began = now();
+    constexpr std::size_t kCount = 9000;
+    const int to = (rank.rank + 1) % rank.size, from = (rank.rank + rank.size - 1) % rank.size;
+    auto* memory = new Memory(rank, kCount, true);  // as for messages
+    auto* out = new Memory(rank, kCount, false);
+    for (std::size_t i = 0; i < kCount; ++i) out->data[i] = value_of(rank.rank, 0, i, round);
+    const auto deadline = Deadline::after(rank.patience);
+    rank.windows.push_back(rank.group->make_window(rank.group, 2));
+    coll::Window& window = *rank.windows.back();
+    const shm::Ref at = *rank.regions->find(memory->data, kCount * 8);
+    window.connect(all_handles(rank, window.handle(at, kCount * 8)), memory->bytes(), deadline);
+    const auto call = [&](coll::Access access, std::uint32_t channel, const coll::Block& data) -> Call& {
+      const bool send = access != coll::Access::wait_signal;
+      const coll::Transfer t{send, send ? to : from, channel, DType::i64, data, 0, access, &window, 0};
+      rank.calls.push_back(std::make_unique<Call>(t, deadline));
+      rank.submit(*rank.calls.back());
+      return *rank.calls.back();
+    };
+    std::vector<Call*> calls;
+    for (const std::uint32_t channel : {1, 0}) {
+      calls.push_back(&call(coll::Access::put, 0, {out->bytes(), kCount}));
+      calls.push_back(&call(coll::Access::signal, channel, {}));
+    }
+    for (const std::uint32_t channel : {0, 1}) calls.push_back(&call(coll::Access::wait_signal, channel, {}));
+    for (Call* each : calls) rank.wait(*each);
+    for (std::size_t i = 0; i < kCount; ++i)
+      CHECK(memory->data[i] == value_of(from, 0, i, round), "put by ", from, " element ", i);
+    rank.calls.resize(rank.calls.size() - calls.size());
+    rank.windows.pop_back();
+    collective(rank, coll::Kind::barrier, 1, false, round);  // no rank writes into the memory any more
+    delete out;
+    delete memory;
+  }
+
+  /// What all ranks announce of a window, by an all_gather.
+  std::vector<coll::WindowHandle> all_handles(Rank& rank, const coll::WindowHandle& own) {
+    constexpr std::size_t kBytes = sizeof(coll::WindowHandle);
+    // For good, too.
+    auto* all = new std::vector<coll::WindowHandle>(rank.size + 1, own);
+    auto* const bytes = reinterpret_cast<std::byte*>(all->data());
+    coll::Collective c;
+    c.kind = coll::Kind::all_gather;
+    c.in = {bytes + rank.size * kBytes, kBytes, 1, nullptr};
+    c.out = {bytes, kBytes, static_cast<std::uint32_t>(rank.size), nullptr};
+    c.largest = c.volume = kBytes;
+    rank.run(c);
+    std::vector<coll::WindowHandle> handles(all->begin(), all->end() - 1);
+    delete all;
+    return handles;
   }
 
   void messages(Rank& rank, std::size_t count, bool mapped, int round) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
 import threading
@@ -19,6 +20,9 @@ from tests.support.devices import DEVICES
 from tests.support.groups import run
 from tests.support.running import PYTORCH
 from tests.support.worker import listen, tell
+
+TRIALS = 8
+"""Of each seed."""
 
 pytestmark = pytest.mark.skipif(PYTORCH < (2, 14), reason="PyTorch 2.14 has it first")
 
@@ -250,3 +254,47 @@ def test_a_member_that_is_late_is_named_and_may_come_to_the_next_attempt(fresh):
         team.hear(0)
         team.say(1, "rank 0 gave up")
         assert not any(outcome.failed for outcome in team.finish())
+
+
+def is_struck(rank, n, device, *, store, victim, after):
+    """The members change places again and again, and use a window, until one of them is killed."""
+    shared = begin(rank, n, store)
+    members = list(range(n))
+    if rank == victim:
+        threading.Timer(after, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    with pytest.raises(dist.DistBackendError) as caught:
+        for uuid in range(1, 1_000_000):
+            members.append(members.pop(0))
+            make(shared, uuid, members, timeout=20.0)
+            memory = torch_occl.empty_shared(n).zero_()
+            window = torch_occl.new_window(tensor=memory)
+            place = dist.get_rank()
+            for peer in range(n):
+                window.put(torch.ones(1), peer, place, False)
+                window.signal(peer, False)
+            for peer in range(n):
+                window.wait_signal(peer, False)
+            assert memory.tolist() == [1.0] * n
+            window.tensor_deregister()
+            assert_works(device)
+    make(shared, 1_000_000, [r for r in range(n) if r != victim], timeout=20.0)
+    assert_works(device)
+    dist.destroy_process_group()
+    return str(caught.value)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(5))
+def test_random_deaths_while_members_change(fresh, seed):
+    """Each survivor's error names a process that is gone, and the next group is made without it."""
+    draw = random.Random(seed)
+    for _ in range(TRIALS):
+        n, device = draw.randint(2, 4), draw.choice(DEVICES)
+        victim, after = draw.randrange(n), draw.uniform(0, 0.05)
+        with fresh(n) as team:
+            team.start(is_struck, device, store=team.source.new_file(), victim=victim, after=after)
+            outcomes = team.finish()
+            for rank, outcome in enumerate(outcomes):
+                if rank != victim:
+                    assert not outcome.failed, (seed, n, victim, after, outcome.traceback)
+                    assert f"pid {team.pids[victim]}" in outcome.result, (seed, victim, outcome.result)

@@ -21,9 +21,6 @@
 namespace occl::pg {
 namespace {
 
-// PyTorch's schemas have strings by value.
-// NOLINTBEGIN(performance-unnecessary-value-param)
-
 c10d::ReduceOp reduction_of(const char* call, const std::string& name) {
   using Op = c10d::ReduceOp;
   constexpr std::pair<const char*, Op::RedOpType> kNames[] = {
@@ -58,19 +55,19 @@ void all_reduce(const char* call, at::Tensor output, at::Tensor input, const std
 // ---- reductions and gathering
 
 template <const char* const& kCall>
-at::Tensor one_shot_out(const at::Tensor& input, std::string op, std::string group, at::Tensor out) {
+at::Tensor one_shot_out(const at::Tensor& input, const std::string& op, const std::string& group,
+                        at::Tensor out) {
   all_reduce(kCall, out, input, op, group);
   return out;
 }
 
 template <const char* const& kCall>
-at::Tensor one_shot(const at::Tensor& input, std::string op, std::string group) {
-  return one_shot_out<kCall>(input, std::move(op), std::move(group),
-                             at::empty_like(input, at::MemoryFormat::Contiguous));
+at::Tensor one_shot(const at::Tensor& input, const std::string& op, const std::string& group) {
+  return one_shot_out<kCall>(input, op, group, at::empty_like(input, at::MemoryFormat::Contiguous));
 }
 
 template <const char* const& kCall>
-at::Tensor in_place(at::Tensor input, std::string op, std::string group) {
+at::Tensor in_place(at::Tensor input, const std::string& op, const std::string& group) {
   all_reduce(kCall, input, input, op, group);
   return input;
 }
@@ -80,13 +77,13 @@ constexpr const char* kOneShotCopy = "one_shot_all_reduce_copy";
 constexpr const char* kTwoShot = "two_shot_all_reduce";
 constexpr const char* kMultimem = "multimem_all_reduce";
 
-at::Tensor two_shot_out(at::Tensor input, std::string op, std::string group, at::Tensor out) {
+at::Tensor two_shot_out(at::Tensor input, const std::string& op, const std::string& group, at::Tensor out) {
   all_reduce(kTwoShot, out, input, op, group);
   return out;
 }
 
-at::Tensor one_shot_copy_out(const at::Tensor& buffer, const at::Tensor& local, std::string op,
-                             std::string group, at::Tensor out) {
+at::Tensor one_shot_copy_out(const at::Tensor& buffer, const at::Tensor& local, const std::string& op,
+                             const std::string& group, at::Tensor out) {
   if (buffer.numel() < local.numel())
     invalid(kOneShotCopy, "the symmetric buffer has ", buffer.numel(), " elements, and the input ",
             local.numel());
@@ -96,10 +93,9 @@ at::Tensor one_shot_copy_out(const at::Tensor& buffer, const at::Tensor& local, 
   return out;
 }
 
-at::Tensor one_shot_copy(const at::Tensor& buffer, const at::Tensor& local, std::string op,
-                         std::string group) {
-  return one_shot_copy_out(buffer, local, std::move(op), std::move(group),
-                           at::empty_like(local, at::MemoryFormat::Contiguous));
+at::Tensor one_shot_copy(const at::Tensor& buffer, const at::Tensor& local, const std::string& op,
+                         const std::string& group) {
+  return one_shot_copy_out(buffer, local, op, group, at::empty_like(local, at::MemoryFormat::Contiguous));
 }
 
 /// Onto `out` of the root, which may be any memory.
@@ -116,19 +112,20 @@ void reduce_to(const char* call, const at::Tensor& input, at::Tensor out, std::i
   if (is_root) out.copy_(moved.front());
 }
 
-at::Tensor multimem_reduce_out(const at::Tensor& input, std::string op, std::int64_t root, std::string group,
-                               at::Tensor out) {
+at::Tensor multimem_reduce_out(const at::Tensor& input, const std::string& op, std::int64_t root,
+                               const std::string& group, at::Tensor out) {
   reduce_to("multimem_one_shot_reduce", input, out, root, op, group);
   return out;
 }
 
-void tile_reduce(const at::Tensor& in_tile, at::Tensor out_tile, std::int64_t root, std::string group,
-                 std::string op) {
+void tile_reduce(const at::Tensor& in_tile, at::Tensor out_tile, std::int64_t root, const std::string& group,
+                 const std::string& op) {
   reduce_to("tile_reduce", in_tile, out_tile, root, op, group);
 }
 
-void multi_root_tile_reduce(at::TensorList in_tiles, at::Tensor out_tile, at::IntArrayRef roots,
-                            std::string group, std::string op) {
+void multi_root_tile_reduce(const Tensors& in_tiles, at::Tensor out_tile,
+                            const std::vector<std::int64_t>& roots, const std::string& group,
+                            const std::string& op) {
   const char* call = "multi_root_tile_reduce";
   if (in_tiles.size() != roots.size())
     invalid(call, "got ", in_tiles.size(), " tiles and ", roots.size(), " roots");
@@ -137,7 +134,7 @@ void multi_root_tile_reduce(at::TensorList in_tiles, at::Tensor out_tile, at::In
   for (std::size_t i = 0; i < roots.size(); ++i) reduce_to(call, in_tiles[i], out_tile, roots[i], op, group);
 }
 
-at::Tensor multimem_all_gather_out(const at::Tensor& input, std::string group, at::Tensor out) {
+at::Tensor multimem_all_gather_out(const at::Tensor& input, const std::string& group, at::Tensor out) {
   const char* call = "multimem_all_gather_out";
   check_symmetric(call, out);  // the side that all ranks write
   at::Tensor mine = input;
@@ -155,7 +152,8 @@ void reduce_scatter(const char* call, const at::Tensor& input, at::Tensor& outpu
 }
 
 /// Of sums. `split_last_dim`: the parts lie side by side in the last dimension, not one after the other.
-at::Tensor reduce_scatter_out(at::Tensor input, std::string group, bool split_last_dim, at::Tensor output) {
+at::Tensor reduce_scatter_out(at::Tensor input, const std::string& group, bool split_last_dim,
+                              at::Tensor output) {
   const char* call = "reduce_scatter_out";
   check_symmetric(call, input);
   at::Tensor parts = input;
@@ -169,17 +167,17 @@ at::Tensor reduce_scatter_out(at::Tensor input, std::string group, bool split_la
   return output;
 }
 
-at::Tensor low_contention_all_gather(const at::Tensor& tensor, std::string group) {
+at::Tensor low_contention_all_gather(const at::Tensor& tensor, const std::string& group) {
   const auto backend = find_group("_low_contention_all_gather", group, tensor.device().type());
-  auto sizes = tensor.sizes().vec();
-  if (sizes.empty()) sizes = {1};
+  auto sizes = (tensor.dim() ? tensor : tensor.unsqueeze(0)).sizes().vec();
   sizes[0] *= backend->getSize();
   at::Tensor gathered = at::empty(sizes, tensor.options()), mine = tensor.contiguous();
   backend->_allgather_base(gathered, mine, blocking<c10d::AllgatherOptions>());
   return gathered;
 }
 
-at::Tensor low_contention_reduce_scatter(const at::Tensor& tensor, std::string op, std::string group) {
+at::Tensor low_contention_reduce_scatter(const at::Tensor& tensor, const std::string& op,
+                                         const std::string& group) {
   const char* call = "_low_contention_reduce_scatter";
   const std::int64_t size = find_group(call, group, tensor.device().type())->getSize();
   auto sizes = tensor.sizes().vec();
@@ -191,7 +189,7 @@ at::Tensor low_contention_reduce_scatter(const at::Tensor& tensor, std::string o
   return part;
 }
 
-std::vector<at::Tensor> get_remote_tensors(const at::Tensor& x, std::string group) {
+std::vector<at::Tensor> get_remote_tensors(const at::Tensor& x, const std::string& group) {
   const char* call = "get_remote_tensors";
   check_symmetric(call, x);
   const auto memory = c10d::symmetric_memory::rendezvous(x, group);
@@ -236,13 +234,14 @@ at::Tensor stream_write_value32(at::Tensor input, std::int64_t offset, std::int6
 // ---- rows by device-side sizes
 
 void all_to_all_vdev(const at::Tensor& input, at::Tensor out, const at::Tensor& in_splits,
-                     at::Tensor out_splits_offsets, std::string group) {
+                     at::Tensor out_splits_offsets, const std::string& group) {
   exchange_rows({"all_to_all_vdev", /*experts=*/false, /*by_expert=*/false, /*align=*/0}, input, out,
                 in_splits, std::nullopt, out_splits_offsets, group);
 }
 
 void all_to_all_vdev_2d(const at::Tensor& input, at::Tensor out, const at::Tensor& in_splits,
-                        at::Tensor out_splits_offsets, std::string group, std::optional<std::int64_t> align) {
+                        at::Tensor out_splits_offsets, const std::string& group,
+                        std::optional<std::int64_t> align) {
   const char* call = "all_to_all_vdev_2d";
   if (align.value_or(1) <= 0) invalid(call, "major_align must be positive, got ", *align);
   exchange_rows({call, true, false, align.value_or(1)}, input, out, in_splits, std::nullopt,
@@ -250,15 +249,13 @@ void all_to_all_vdev_2d(const at::Tensor& input, at::Tensor out, const at::Tenso
 }
 
 void all_to_all_vdev_2d_offset(const at::Tensor& input, at::Tensor out, const at::Tensor& in_splits_offsets,
-                               at::Tensor out_splits_offsets, std::string group) {
+                               at::Tensor out_splits_offsets, const std::string& group) {
   const char* call = "all_to_all_vdev_2d_offset";
   if (in_splits_offsets.dim() != 2 || in_splits_offsets.size(0) != 2)
     invalid(call, "in_splits_offsets must have 2 rows");
   exchange_rows({call, true, true, 0}, input, out, in_splits_offsets[0], in_splits_offsets[1],
                 out_splits_offsets, group);
 }
-
-// NOLINTEND(performance-unnecessary-value-param)
 
 // ---- registration
 
@@ -268,22 +265,47 @@ void as_composed(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::Meta), stack);
 }
 
+/// A kernel that takes its arguments from a stack. Kernels of other devices then may have other C++ types for
+/// the same arguments, as they have in other versions of PyTorch.
+template <class Result, class... Arguments, std::size_t... index>
+void call_boxed(Result (*kernel)(Arguments...), torch::jit::Stack& stack, std::index_sequence<index...>) {
+  constexpr std::size_t kCount = sizeof...(Arguments);
+  const auto argument = [&](std::size_t i) -> c10::IValue& { return torch::jit::peek(stack, i, kCount); };
+  if constexpr (std::is_void_v<Result>) {
+    kernel(argument(index).template to<std::decay_t<Arguments>>()...);
+    torch::jit::drop(stack, kCount);
+  } else {
+    Result result = kernel(argument(index).template to<std::decay_t<Arguments>>()...);
+    torch::jit::drop(stack, kCount);
+    torch::jit::push(stack, std::move(result));
+  }
+}
+
+template <class Result, class... Arguments>
+constexpr std::size_t arguments_of(Result (*)(Arguments...)) {
+  return sizeof...(Arguments);
+}
+
+template <auto kernel>
+void boxed(const c10::OperatorHandle&, torch::jit::Stack* stack) {
+  call_boxed(kernel, *stack, std::make_index_sequence<arguments_of(kernel)>());
+}
+
 class Kernels {
  public:
   explicit Kernels(c10::DispatchKey key)
       : library_(*new torch::Library(torch::Library::IMPL, "symm_mem", key, __FILE__, __LINE__)) {}
 
-  /// Leaves out what this PyTorch lacks or defines with other arguments.
-  template <class Result, class... Arguments>
-  void add(const char* name, Result (*kernel)(Arguments...)) {
+  /// Leaves out what this PyTorch lacks or defines with another number of arguments.
+  template <auto kernel>
+  void add(const char* name) {
     const auto op = c10::Dispatcher::singleton().findSchema({concat("symm_mem::", name), ""});
-    if (op && op->schema().arguments().size() == sizeof...(Arguments))
-      library_.impl(name, torch::CppFunction(kernel));
+    if (op && op->schema().arguments().size() == arguments_of(kernel)) add_late<&boxed<kernel>>(name);
   }
   /// For what PyTorch defines in Python, when that is imported.
-  template <class Kernel>
-  void add_late(const char* name, Kernel&& kernel) {
-    library_.impl(name, std::forward<Kernel>(kernel));
+  template <c10::BoxedKernel::BoxedKernelFunction* kernel>
+  void add_late(const char* name) {
+    library_.impl(name, torch::CppFunction::makeFromBoxedFunction<kernel>());
   }
 
  private:
@@ -292,31 +314,31 @@ class Kernels {
 
 void register_for(c10::DispatchKey key) {
   Kernels kernels(key);
-  kernels.add("one_shot_all_reduce", &one_shot<kOneShot>);
-  kernels.add("one_shot_all_reduce_out", &one_shot_out<kOneShot>);
-  kernels.add("one_shot_all_reduce_copy", &one_shot_copy);
-  kernels.add("one_shot_all_reduce_copy_out", &one_shot_copy_out);
-  kernels.add("two_shot_all_reduce_", &in_place<kTwoShot>);
-  kernels.add("two_shot_all_reduce_out", &two_shot_out);
-  kernels.add("reduce_scatter_out", &reduce_scatter_out);
-  kernels.add("multimem_all_reduce_", &in_place<kMultimem>);
-  kernels.add("multimem_one_shot_all_reduce", &one_shot<kMultimem>);
-  kernels.add("multimem_one_shot_all_reduce_out", &one_shot_out<kMultimem>);
-  kernels.add("multimem_one_shot_reduce_out", &multimem_reduce_out);
-  kernels.add("multimem_all_gather_out", &multimem_all_gather_out);
-  kernels.add("tile_reduce", &tile_reduce);
-  kernels.add("multi_root_tile_reduce", &multi_root_tile_reduce);
-  kernels.add("all_to_all_vdev", &all_to_all_vdev);
-  kernels.add("all_to_all_vdev_2d", &all_to_all_vdev_2d);
-  kernels.add("all_to_all_vdev_2d_offset", &all_to_all_vdev_2d_offset);
-  kernels.add("memset32_", &memset32);
-  kernels.add("stream_write_value32_", &stream_write_value32);
-  kernels.add_late("_low_contention_all_gather", &low_contention_all_gather);
-  kernels.add_late("_low_contention_reduce_scatter", &low_contention_reduce_scatter);
-  kernels.add_late("get_remote_tensors", &get_remote_tensors);
+  kernels.add<&one_shot<kOneShot>>("one_shot_all_reduce");
+  kernels.add<&one_shot_out<kOneShot>>("one_shot_all_reduce_out");
+  kernels.add<&one_shot_copy>("one_shot_all_reduce_copy");
+  kernels.add<&one_shot_copy_out>("one_shot_all_reduce_copy_out");
+  kernels.add<&in_place<kTwoShot>>("two_shot_all_reduce_");
+  kernels.add<&two_shot_out>("two_shot_all_reduce_out");
+  kernels.add<&reduce_scatter_out>("reduce_scatter_out");
+  kernels.add<&in_place<kMultimem>>("multimem_all_reduce_");
+  kernels.add<&one_shot<kMultimem>>("multimem_one_shot_all_reduce");
+  kernels.add<&one_shot_out<kMultimem>>("multimem_one_shot_all_reduce_out");
+  kernels.add<&multimem_reduce_out>("multimem_one_shot_reduce_out");
+  kernels.add<&multimem_all_gather_out>("multimem_all_gather_out");
+  kernels.add<&tile_reduce>("tile_reduce");
+  kernels.add<&multi_root_tile_reduce>("multi_root_tile_reduce");
+  kernels.add<&all_to_all_vdev>("all_to_all_vdev");
+  kernels.add<&all_to_all_vdev_2d>("all_to_all_vdev_2d");
+  kernels.add<&all_to_all_vdev_2d_offset>("all_to_all_vdev_2d_offset");
+  kernels.add<&memset32>("memset32_");
+  kernels.add<&stream_write_value32>("stream_write_value32_");
+  kernels.add_late<&boxed<&low_contention_all_gather>>("_low_contention_all_gather");
+  kernels.add_late<&boxed<&low_contention_reduce_scatter>>("_low_contention_reduce_scatter");
+  kernels.add_late<&boxed<&get_remote_tensors>>("get_remote_tensors");
   for (const char* name : {"fused_all_gather_matmul", "fused_all_gather_scaled_matmul",
                            "fused_matmul_reduce_scatter", "fused_scaled_matmul_reduce_scatter"})
-    kernels.add_late(name, torch::CppFunction::makeFromBoxedFunction<&as_composed>());
+    kernels.add_late<&as_composed>(name);
 }
 
 }  // namespace
