@@ -265,7 +265,7 @@ def is_struck(rank, n, device, *, store, victim, after):
     with pytest.raises(dist.DistBackendError) as caught:
         for uuid in range(1, 1_000_000):
             members.append(members.pop(0))
-            make(shared, uuid, members, timeout=20.0)
+            make(shared, uuid, members, timeout=2.0)
             memory = torch_occl.empty_shared(n).zero_()
             window = torch_occl.new_window(tensor=memory)
             place = dist.get_rank()

@@ -79,7 +79,7 @@ Members& GroupLifecycle::members() const {
 
 void GroupLifecycle::reconfigure(const ReconfigureOptions& wanted) {
   Met met = translated([&] {
-    const auto [rank, size] = members().place_among(wanted);
+    const Members::Place place = members().place_among(wanted);
     Options options = *options_;
     options.timeout = wanted.timeout.value_or(options.timeout);
     const bool fresh = members().use_up(wanted.uuid);
@@ -89,7 +89,12 @@ void GroupLifecycle::reconfigure(const ReconfigureOptions& wanted) {
              " was already used in this group: all members give a new one for each attempt");
       return options.tuning();
     };
-    return meet_at(members().store_of(wanted.uuid), rank, size, options, tuning);
+    try {
+      return meet_at(members().store_of(wanted.uuid), place.rank, place.size, options, tuning);
+    } catch (const Error& error) {
+      if (error.code() != Errc::timeout) throw;
+      fail(Errc::timeout, error.what(), ". The members are ", place.describe());
+    }
   });
   leave();
   group_ = std::move(met.group);

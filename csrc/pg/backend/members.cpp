@@ -30,6 +30,13 @@ int first_rank(const std::string& handle) {
   return rank;
 }
 
+/// What a handle says of its process, behind the third colon.
+std::string process_of(const std::string& handle) {
+  std::size_t at = 0;
+  for (int colons = 0; colons < 3 && at != handle.npos; ++colons) at = handle.find(':', at) + 1;
+  return printable(handle.data() + at, handle.size() - at);
+}
+
 std::vector<std::string> in_order(const ReconfigureOptions& members) {
   if (const auto* list = std::get_if<std::vector<std::string>>(&members.handles)) {
     std::ranges::for_each(*list, first_rank);
@@ -60,7 +67,17 @@ Members::Place Members::place_among(const ReconfigureOptions& members) const {
     if (const auto again = std::find(at + 1, handles.end(), *at); again != handles.end())
       fail(Errc::invalid_argument, "reconfigure: members ", at - handles.begin(), " and ",
            again - handles.begin(), " have one handle, '", printable(at->data(), at->size()), "'");
-  return {static_cast<int>(own - handles.begin()), static_cast<int>(handles.size())};
+  Place place{static_cast<int>(own - handles.begin()), static_cast<int>(handles.size()), {}};
+  for (const std::string& handle : handles) place.processes.push_back(process_of(handle));
+  return place;
+}
+
+std::string Members::Place::describe() const {
+  constexpr std::size_t kMost = 16;
+  std::string text;
+  for (std::size_t i = 0; i < std::min(kMost, processes.size()); ++i)
+    text += concat(i ? ", " : "", "rank ", i, " (", processes[i], ")");
+  return processes.size() > kMost ? text + ", ..." : text;
 }
 
 c10::intrusive_ptr<c10d::Store> Members::store_of(std::int64_t uuid) const {

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <string>
 #include <unordered_set>
+#include <vector>
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
@@ -27,6 +28,9 @@ class Members {
 
   struct Place {
     int rank, size;
+    std::vector<std::string> processes;  // of all members, by rank: "pid 4711, host a"
+    /// "rank 0 (pid 4711, host a), rank 1 (...)", or of many the first ones.
+    std::string describe() const;
   };
   /// Of this rank among these members. Throws Error(invalid_argument) if it is none of them, one is given
   /// twice, or one is no handle of this backend.
