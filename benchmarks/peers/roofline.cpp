@@ -150,7 +150,12 @@ class Roofline : public Library {
       case Op::scatter:
         move({other(b.in, root, rank * task.part)}, {other(b.out, rank, 0)}, 0, part);
         break;
-      case Op::put:
+      case Op::put:  // by one core, as a put is: the other rank rests
+        if (rank % 2 == 0 && rank + 1 < size) {
+          move({other(b.in, rank, 0)}, {other(b.out, rank + 1, 0)}, 0, whole);
+          move({other(b.in, rank + 1, 0)}, {other(b.out, rank, 0)}, 0, whole);
+        }
+        break;
       case Op::send_recv:  // both ways in one call; both ranks of a pair copy all the time
         if ((rank ^ 1) < size) move({other(b.in, rank ^ 1, 0)}, {other(b.out, rank, 0)}, 0, whole);
         break;

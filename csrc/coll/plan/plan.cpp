@@ -228,7 +228,9 @@ Plan make_plan(const Shape& s, const Tuning& tuning, bool mapped) {
   plan.window_bytes = window_bytes(plan, s, tuning);
   plan.exchanges = exchanges(plan, s, tuning);
   plan.only_root_stages = traits(s.kind).in_root_only && plan.path != Path::direct && !plan.two_level;
-  plan.streaming = footprint(s) >= tuning.streaming_bytes;
+  // A reduction stores past the caches only where its output is another tensor (Executor::passes_caches).
+  const bool apart = direct_split(s.kind) == Split::range && traits(s.kind).reduces;
+  plan.streaming = footprint(s) * (apart ? 2 : 1) >= tuning.streaming_bytes;
   return plan;
 }
 
