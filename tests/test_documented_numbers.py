@@ -13,7 +13,7 @@ from benchmarks import packages
 
 ROOT = Path(__file__).parents[1]
 PEERS, TRAINING = "2026-11-26-peers-xeon", "2026-11-26-training"
-PACKAGES = "2026-11-28-packages"
+PACKAGES, ONE_SIDED = "2026-11-28-packages", "2026-11-29-one-sided-xeon"
 KIB, MIB = 1 << 10, 1 << 20
 
 
@@ -118,3 +118,32 @@ def test_the_table_of_training_has_the_medians():
 def test_the_table_of_packages_is_that_of_its_results():
     content = json.loads((ROOT / f"benchmarks/results/{PACKAGES}.json").read_text())
     assert packages.table(content) in (ROOT / "docs/integrations.md").read_text()
+
+
+def test_the_table_of_one_sided_access_is_that_of_its_result():
+    found = {
+        (row["operation"], row["bytes"], row["contender"]): row["median_us"] for row in results(ONE_SIDED)
+    }
+    lines = re.findall(r"^\| (\d+) (B|KiB|MiB) \| (.*) \|$", (ROOT / "docs/one-sided.md").read_text(), re.M)
+    assert len(lines) == 5
+    for number, unit, cells in lines:
+        size = int(number) * {"B": 1, "KiB": KIB, "MiB": MIB}[unit]
+        copies = [
+            us
+            for (name, bytes_, who), us in found.items()
+            if (name, bytes_) == ("put", size) and "roof" in who
+        ]
+        expected = [
+            found["put", size, "occl-dev"],
+            found["send_recv", size, "occl-dev"],
+            found["put", size, "openmpi"],
+            found["put", size, "mpich"],
+            min(copies),
+            found["one_shot_all_reduce", size, "occl-dev"],
+            found["all_reduce", size, "occl-dev"],
+        ]
+        assert [float(cell) for cell in cells.split(" | ")] == pytest.approx(expected, rel=0.006)
+    (rendezvous,) = re.findall(
+        r"A rendezvous of symmetric memory takes (\d+) us", text_of("docs/one-sided.md")
+    )
+    assert int(rendezvous) == round(found["rendezvous", 0, "occl-dev"])
