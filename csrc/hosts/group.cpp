@@ -51,6 +51,7 @@ Group::Group(GroupInfo info, std::shared_ptr<coll::Group> node, std::shared_ptr<
       headers_(engine().endpoint()),
       rounds_(bruck_rounds(info_.topology.nodes())),
       p2p_(info_, *node_, *link_, unacknowledged_, activity()),
+      accesses_(info_, *node_, *link_, unacknowledged_, activity()),
       monitored_barrier_(info_, *link_, unacknowledged_),
       control_messages_(info_, *link_, unacknowledged_) {
   node_->be_part_of_another();
@@ -182,9 +183,52 @@ bool Group::collect_ended(int place) {
 }
 
 bool Group::advance_messages(coll::OperationList& done) {
-  if (p2p_.empty() && !leaving_) return false;
-  const bool moved = node_->drive(false);
-  return p2p_.advance(done) || moved;
+  const bool accesses = !accesses_.empty() || accesses_.serving();
+  if (p2p_.empty() && !leaving_ && !accesses) return false;
+  bool moved = node_->drive(false);
+  moved |= p2p_.advance(done);
+  return (accesses && accesses_.advance(done)) || moved;
+}
+
+// ---- windows
+
+std::shared_ptr<coll::Window> Group::make_window(std::shared_ptr<void> self, int channels) {
+  auto window = node_->make_window(node_, channels);
+  {
+    const DrivingLock lock(*this);
+    accesses_.add(*window, window->handle().number, channels);
+    set_answers_due(accesses_.serving());
+  }
+  engine().hand_over();
+  coll::Window* const pointer = window.get();
+  return {pointer, [this, self = std::move(self), window = std::move(window)](coll::Window*) mutable {
+            {
+              const DrivingLock lock(*this);
+              accesses_.forget(*window);
+            }
+            window.reset();
+          }};
+}
+
+coll::WindowHandle Group::show_window(coll::Window& window, shm::Ref memory, std::byte* own,
+                                      std::size_t bytes) {
+  const DrivingLock lock(*this);
+  accesses_.show(window, own, bytes);
+  return window.handle(memory, bytes);
+}
+
+void Group::connect_window(coll::Window& window, const std::vector<coll::WindowHandle>& handles,
+                           std::byte* own, Deadline deadline) {
+  std::vector<coll::WindowHandle> of_node;
+  for (const int rank : info_.topology.members(node_number_)) of_node.push_back(handles[rank]);
+  window.connect(of_node, own, deadline);
+  const DrivingLock lock(*this);
+  accesses_.connect(window, handles);
+}
+
+std::byte* Group::window_memory(const coll::Window& window, int rank) const {
+  return info_.topology.node_of(rank) == node_number_ ? window.memory(info_.topology.local_rank(rank))
+                                                      : nullptr;
 }
 
 // ---- trouble
@@ -201,7 +245,8 @@ void Group::check_deadlines() {
   for (const coll::Operation* op = collectives().begin(); op; op = coll::OperationList::next(*op))
     if (op->deadline().passed_by(grace(*op))) time_out(*op, collectives().front());
   if (const auto [message, held] = overdue_on_hold(); message) time_out(*message, *held);
-  if (const coll::Operation* message = p2p_.overdue()) time_out(*message, *message);
+  for (const coll::Operation* message : {p2p_.overdue(), accesses_.overdue()})
+    if (message) time_out(*message, *message);
 }
 
 /// How long after the deadline of an operation this rank waits for one that knows what is missing.
@@ -349,6 +394,7 @@ void Group::leave() {
   node_->close();
   in_flight_.clear();
   p2p_.clear();
+  accesses_.clear();
   link_->end_group(info_.number);
   if (link_->stuck()) run_.work().abandon();
 }

@@ -24,6 +24,7 @@
 #include "hosts/preamble.h"
 #include "hosts/program_cache.h"
 #include "hosts/program_run.h"
+#include "hosts/remote_accesses.h"
 #include "hosts/scratch.h"
 #include "hosts/unacknowledged_sends.h"
 
@@ -61,6 +62,13 @@ class Group final : public coll::Communicator,
   std::shared_ptr<coll::Communicator> make_subgroup(const coll::Subgroup& wanted,
                                                     const std::function<Tuning()>& tuning, Deadline deadline,
                                                     const std::function<void()>& interrupted) override;
+  std::shared_ptr<coll::Window> make_window(std::shared_ptr<void> self, int channels) override;
+  coll::WindowHandle show_window(coll::Window& window, shm::Ref memory, std::byte* own,
+                                 std::size_t bytes) override;
+  void connect_window(coll::Window& window, const std::vector<coll::WindowHandle>& handles, std::byte* own,
+                      Deadline deadline) override;
+  std::byte* window_memory(const coll::Window& window, int rank) const override;
+  void collect_windows() override { node_->collect_windows(); }
   std::string describe() const override {
     return concat("its ranks are on several nodes; between them: ", link_->describe());
   }
@@ -77,10 +85,15 @@ class Group final : public coll::Communicator,
   Error mismatch() const override { return Error(Errc::mismatch, agreement().text()); }
   bool exposed() const override { return !in_flight_.empty(); }
 
-  void take_over(coll::Operation& message, coll::OperationList& done) override { p2p_.post(message, done); }
+  void take_over(coll::Operation& message, coll::OperationList& done) override {
+    message.transfer().window ? accesses_.post(message, done) : p2p_.post(message, done);
+  }
   bool advance_messages(coll::OperationList& done) override;
-  bool owes_answers() const override { return leaving_ && !unacknowledged_.empty(); }
-  void fail_messages(const Error& error, coll::OperationList& done) override { p2p_.fail(error, done); }
+  bool owes_answers() const override { return (leaving_ && !unacknowledged_.empty()) || accesses_.serving(); }
+  void fail_messages(const Error& error, coll::OperationList& done) override {
+    p2p_.fail(error, done);
+    accesses_.fail(error, done);
+  }
 
   void check(coll::OperationList& done) override;
   void give_up(const Error& error) override;
@@ -134,6 +147,7 @@ class Group final : public coll::Communicator,
   std::size_t round_ = 0;                                // of them
   std::shared_ptr<std::vector<CallHeader>> of_leaders_;  // by distance of their nodes
   PointToPoint p2p_;
+  RemoteAccesses accesses_;
   MonitoredBarrier monitored_barrier_;
   ControlMessages control_messages_;
 

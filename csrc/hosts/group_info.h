@@ -23,8 +23,11 @@ enum class Channel : std::uint32_t {
   payloads,
   monitored_barrier,  // hosts/monitored_barrier.h
   control,            // new groups of some of its ranks (hosts/control_messages.h)
+  accesses,           // of windows (hosts/remote_accesses.h), as are the next two
+  access_payloads,
+  landed,
 };
-inline constexpr std::uint32_t kChannels = 8;
+inline constexpr std::uint32_t kChannels = 16;  // a power of two
 
 inline constexpr std::size_t kWindowBytes = std::size_t{4} << 20;
 

@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from occl.distributed.windows import new_window
+
 STALE = -1.0
 """What outputs hold before a call; no right result contains it."""
 
@@ -89,8 +91,6 @@ def round_trip(x: Tensor, y: Tensor, group: dist.ProcessGroup) -> Call:
 
 def put_and_signal(x: Tensor, y: Tensor, group: dist.ProcessGroup) -> Call:
     """The same by one-sided access: a rank writes into the other's memory and signals; the other waits."""
-    from occl.distributed.windows import new_window  # the benchmark works without the extension, too
-
     window, peer = new_window(group, y), group.rank() ^ 1
     if peer >= group.size():
         return lambda: window

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def supports_window(group: dist.ProcessGroup | None = None) -> bool:
-    """Whether `new_window` makes windows of this group: it has the backend ``occl``, on one host.
+    """Whether `new_window` makes windows of this group: it has the backend ``occl``.
 
     Raises:
         ValueError: there is no default group.
@@ -39,7 +39,6 @@ def new_window(group: dist.ProcessGroup | None = None, tensor: torch.Tensor | No
 
     Raises:
         ArgumentError: the tensor is not where peers can map it, or only some ranks passed one.
-        NotImplementedError: the ranks are on several hosts.
         DistBackendError: a rank died, left, or did not come within the timeout.
         ValueError: there is no default group, or the group has another backend.
     """

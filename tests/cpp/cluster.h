@@ -41,6 +41,9 @@ struct Rank {
 
   coll::Engine& any_engine() const { return engine ? *engine : *engine_of_another; }
   coll::Communicator& communicator() const { return wide ? *wide : *group; }
+  std::shared_ptr<coll::Communicator> shared_communicator() const {
+    return wide ? wide : std::static_pointer_cast<coll::Communicator>(group);
+  }
   void submit(Call& call) { any_engine().submit(communicator(), call.operation); }
   /// Returns when the call may be destroyed. Throws the operation's error; then it may still be in use.
   void wait(Call& call) {

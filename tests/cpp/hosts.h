@@ -195,6 +195,9 @@ class Hosts {
     for (Rank& rank : ranks) rank.wide.reset();
   }
 
+  Rank& operator[](int i) { return ranks[i]; }
+  int size() const { return topology.size(); }
+
   /// Runs `body` on every rank at once. The first exception is thrown again.
   void each(const std::function<void(Rank&)>& body) {
     std::vector<Thread> threads;

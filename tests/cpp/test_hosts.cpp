@@ -1,10 +1,15 @@
 // Groups over several nodes, with ranks as threads and a link through memory: results, mismatches, and ends.
+#include <random>
+#include <tuple>
+
 #include "collective_cases.h"
 #include "hosts.h"
+#include "windows.h"
 
 using namespace occl;
 using namespace occl::test;
 using coll::Kind;
+using coll::Transfer;
 
 namespace {
 
@@ -342,6 +347,109 @@ TEST("an ack that does not repeat the message, and a second one, end the group")
     const Error error = error_of([&] { hosts.ranks[0].run(message(true, 1, data.data(), 1000)); });
     CHECK(contains(error, "sent a malformed acknowledgement of a message in group 0"), error.what());
   }
+}
+
+TEST("puts and signals between nodes, in any order of calls: what was put before a signal is there") {
+  constexpr int kRanks = 5, kTurns = 12;
+  Hosts hosts({0, 0, 1, 2, 2});
+  constexpr std::size_t kCount = 9000;
+  WindowRanks window(hosts, kRanks * kCount * 8, 2);
+  hosts.each([&](Rank& rank) {
+    std::mt19937 random(static_cast<unsigned>(rank.rank));
+    const auto deadline = Deadline::after(std::chrono::seconds(60));
+    for (int turn = 1; turn <= kTurns; ++turn) {
+      const std::size_t count = std::vector<std::size_t>{0, 1, 124, 125, kCount}[turn % 5];
+      std::vector<std::int64_t> data(count + 1, rank.rank * 1000 + turn);
+      std::vector<std::unique_ptr<Call>> calls;
+      const auto start = [&](const Transfer& t) {
+        calls.push_back(std::make_unique<Call>(t, deadline));
+        rank.submit(*calls.back());
+      };
+      std::vector<int> others{0, 1, 2, 3, 4};
+      std::shuffle(others.begin(), others.end(), random);
+      for (const int other : others)
+        start(window.wait(rank.rank, other, static_cast<std::uint32_t>(turn % 2)));
+      for (const int to : others)
+        start(window.put(rank.rank, to, reinterpret_cast<std::byte*>(data.data()), count * 8,
+                         rank.rank * kCount * 8));
+      for (const int to : others) start(window.signal(rank.rank, to, static_cast<std::uint32_t>(turn % 2)));
+      for (auto& call : calls) rank.wait(*call);
+      const auto* const mine = reinterpret_cast<const std::int64_t*>(window.memory[rank.rank]->base());
+      for (int from = 0; from < kRanks; ++from)
+        for (std::size_t i = 0; i < count; ++i)
+          CHECK(mine[from * kCount + i] == from * 1000 + turn, "element ", i, " of rank ", from);
+      rank.run(coll::Collective{});
+    }
+  });
+}
+
+TEST("a signal does not overtake a put into a rank of a third node") {
+  Hosts hosts({0, 1, 2});
+  WindowRanks window(hosts, 80000);
+  std::vector<std::byte> data(80000, std::byte{7});
+  hosts.wire.hold(0, 2);
+  Call put(window.put(0, 2, data.data(), data.size(), 0), Deadline::after(std::chrono::seconds(30)));
+  Call signal(window.signal(0, 1), Deadline::after(std::chrono::seconds(30)));
+  hosts[0].submit(put), hosts[0].submit(signal);
+  Call wait(window.wait(1, 0), Deadline::after(std::chrono::seconds(30)));
+  hosts[1].submit(wait);
+  for (int turn = 0; turn < 10; ++turn) {  // the ranks go on meanwhile
+    std::int64_t value = turn, found = 0;
+    hosts[0].run(message(true, 1, &value, 1));
+    hosts[1].run(message(false, 0, &found, 1));
+  }
+  CHECK(!wait.operation.finished() && !signal.operation.finished());
+  hosts.wire.release();
+  hosts[1].wait(wait);
+  CHECK(window.memory[2]->base()[79999] == std::byte{7});
+  hosts[0].wait(put), hosts[0].wait(signal);
+}
+
+TEST("a put into a closed window goes nowhere, and a wait for its rank ends after the last signal") {
+  Hosts hosts({0, 1});
+  WindowRanks window(hosts, 80000);
+  std::vector<std::byte> data(80000, std::byte{7});
+  hosts[0].run(window.signal(0, 1));
+  window.windows[0].reset();
+  hosts[1].run(window.wait(1, 0));
+  const Error error = error_of([&] { hosts[1].run(window.wait(1, 0)); });
+  CHECK(error.code() == Errc::peer_left && contains(error, "rank 0 (pid 100, host a) has closed the window"),
+        error.what());
+  for (const std::size_t bytes : {8, 80000}) hosts[1].run(window.put(1, 0, data.data(), bytes, 0));
+  CHECK(window.memory[0]->base()[0] == std::byte{0});
+}
+
+TEST("accesses that no rank sends end the group with an error that names the sender") {
+  using Access = hosts::RemoteAccesses;
+  for (const auto& [what, kind, offset, bytes, channel] :
+       std::vector<std::tuple<const char*, Access::Kind, std::uint64_t, std::uint64_t, std::uint32_t>>{
+           {"put into a window", Access::Kind::put, 60, 8, 0},
+           {"put into a window", Access::Kind::put, ~std::uint64_t{0}, 8, 0},
+           {"put into a window", Access::Kind::put, 0, std::uint64_t{1} << 60, 0},
+           {"signal of a window", Access::Kind::signal, 0, 0, 1},
+           {"access of a window", static_cast<Access::Kind>(9), 0, 0, 0}}) {
+    Hosts hosts({0, 1});
+    WindowRanks window(hosts, 64);
+    Access::Envelope bad;
+    bad.window = window.windows[0]->handle().number;
+    bad.kind = kind, bad.offset = offset, bad.bytes = bytes, bad.channel = channel;
+    MemoryLink link(hosts.wire, 1);
+    const auto sent = hosts::send_object(link, 0, static_cast<std::uint32_t>(hosts::Channel::accesses),
+                                         std::make_shared<Access::Envelope>(bad));
+    const Error error = error_of([&] { hosts[0].run(window.wait(0, 1)); });
+    CHECK(contains(error, concat("rank 1 (pid 101, host b) sent a malformed ", what, " in group 0")),
+          error.what());
+  }
+  Hosts hosts({0, 1});
+  WindowRanks window(hosts, 64);
+  MemoryLink link(hosts.wire, 1);
+  Access::Landed none;
+  none.puts = 7;
+  const auto sent = hosts::send_object(link, 0, static_cast<std::uint32_t>(hosts::Channel::landed),
+                                       std::make_shared<Access::Landed>(none));
+  std::byte data{1};
+  const Error error = error_of([&] { hosts[0].run(window.put(0, 1, &data, 1, 0)); });
+  CHECK(contains(error, "sent a malformed acknowledgement of a put in group 0"), error.what());
 }
 
 TEST("many operations in flight, waited for in another order") {

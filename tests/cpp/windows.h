@@ -9,20 +9,25 @@
 
 namespace occl::test {
 
+/// `Ranks`: Cluster, or Hosts (hosts.h), whose ranks are on several nodes.
 class WindowRanks {
  public:
-  WindowRanks(Cluster& cluster, std::size_t bytes, int channels = 1) {
+  template <class Ranks>
+  WindowRanks(Ranks& cluster, std::size_t bytes, int channels = 1) {
     std::vector<coll::WindowHandle> handles;
     for (int i = 0; i < cluster.size(); ++i) {
       auto region =
           std::make_shared<shm::Region>(shm::Region::create("test", bytes, shm::Access::read_write));
       region->commit(0, bytes);
-      windows.push_back(cluster[i].group->make_window(cluster[i].group, channels));
-      handles.push_back(windows[i]->handle({cluster[i].regions->add(region), 0}, bytes));
+      const auto group = cluster[i].shared_communicator();
+      windows.push_back(group->make_window(group, channels));
+      handles.push_back(
+          group->show_window(*windows[i], {cluster[i].regions->add(region), 0}, region->base(), bytes));
       memory.push_back(std::move(region));
     }
     for (int i = 0; i < cluster.size(); ++i)
-      windows[i]->connect(handles, memory[i]->base(), Deadline::after(std::chrono::seconds(60)));
+      cluster[i].communicator().connect_window(*windows[i], handles, memory[i]->base(),
+                                               Deadline::after(std::chrono::seconds(60)));
   }
 
   coll::Transfer put(int rank, int to, std::byte* data, std::size_t bytes, std::size_t offset) const {

@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
 
-import torch_occl
 from tests.distributed.test_capabilities import estimated
 from tests.hosts.launch import CASES, SHAPES, placement
 from tests.support.checks import assert_works, backend
@@ -177,18 +176,11 @@ def a_group_again_and_again(rank, n, device):
 
 
 def no_shared_memory(rank, n, device):
-    """Symmetric memory and windows are of one host. A group of the ranks there has them."""
+    """Symmetric memory is of one host. A group of the ranks there has it."""
     group = dist.group.WORLD
     memory = symm_mem.empty(4, device=device).fill_(rank)
-    for call, match in (
-        (
-            lambda: symm_mem.rendezvous(memory, group),
-            "rendezvous: .* hosts, and symmetric memory needs? one",
-        ),
-        (lambda: torch_occl.new_window(tensor=memory), "new_window: .* hosts, and windows need one"),
-    ):
-        with pytest.raises(NotImplementedError, match=match):
-            call()
+    with pytest.raises(NotImplementedError, match="rendezvous: .* hosts, and symmetric memory needs one"):
+        symm_mem.rendezvous(memory, group)
     assert_works(device)
     here, _ = dist.new_subgroups_by_enumeration([[0, 1], [2, 3]])
     handle = symm_mem.rendezvous(memory, here)

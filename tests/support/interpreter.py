@@ -14,6 +14,11 @@ from occl.testing.launch import ForkServer
 from occl.testing.team import Team
 from tests.support import script
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # pytest brings it
+
 PACKAGE = Path(torch_occl.__file__).parents[1]
 """The folder in which the torch_occl under test lies."""
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
@@ -79,8 +84,6 @@ class Scripts:
 
 def write_metadata(folder: Path, name: str, pyproject: Path) -> None:
     """Makes a folder look as if a package were installed there, with its entry points."""
-    import tomllib  # Python 3.11
-
     groups = tomllib.loads(pyproject.read_text())["project"]["entry-points"]
     info = folder / f"{name}-0.0.dist-info"
     info.mkdir(exist_ok=True)

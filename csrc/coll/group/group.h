@@ -53,11 +53,16 @@ class Group final : public Communicator, private Collectives::Machine, private M
   std::optional<Error> trouble();
   /// Ends a receive that no message has reached yet; false if one has.
   bool withdraw(Operation& receive);
-  /// A window on this rank, which the others connect to. `self`: this group; `channels`: of signals. Throws
-  /// Error(out_of_memory).
-  std::shared_ptr<Window> make_window(std::shared_ptr<void> self, int channels = 1);
-  /// Lets go of what windows keep that all ranks have closed.
-  void collect_windows();
+  std::shared_ptr<Window> make_window(std::shared_ptr<void> self, int channels = 1) override;
+  WindowHandle show_window(Window& window, shm::Ref memory, std::byte*, std::size_t bytes) override {
+    return window.handle(memory, bytes);
+  }
+  void connect_window(Window& window, const std::vector<WindowHandle>& handles, std::byte* own,
+                      Deadline deadline) override {
+    window.connect(handles, own, deadline);
+  }
+  std::byte* window_memory(const Window& window, int rank) const override { return window.memory(rank); }
+  void collect_windows() override;
   /// The ranks that the current collective waits for.
   std::vector<int> missing() const;
 

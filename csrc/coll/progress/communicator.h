@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "base/sync.h"
@@ -27,7 +28,9 @@ struct Tuning;
 namespace occl::coll {
 
 class Engine;
+class Window;
 struct Subgroup;
+struct WindowHandle;
 
 class Communicator {
  public:
@@ -66,6 +69,21 @@ class Communicator {
   void refuse(const std::string& text);
   /// The same for a message to (`send`) or from `peer`.
   void refuse_message(int peer, bool send, const std::string& text);
+
+  // ---- windows (coll/windows/window.h)
+
+  /// A window on this rank, which the others connect to. `self`: this communicator; `channels`: of signals.
+  /// Throws Error(out_of_memory).
+  virtual std::shared_ptr<Window> make_window(std::shared_ptr<void> self, int channels) = 0;
+  /// What this rank announces to the others: with its memory, if that has bytes.
+  virtual WindowHandle show_window(Window& window, shm::Ref memory, std::byte* own, std::size_t bytes) = 0;
+  /// Finds what all ranks have announced, by rank. Throws what Window::connect throws.
+  virtual void connect_window(Window& window, const std::vector<WindowHandle>& handles, std::byte* own,
+                              Deadline deadline) = 0;
+  /// Where this process has the memory of a rank; null: it has no bytes, or is on another node.
+  virtual std::byte* window_memory(const Window& window, int rank) const = 0;
+  /// Lets go of what windows keep that all ranks have closed.
+  virtual void collect_windows() = 0;
 
   // ---- driving
 

@@ -98,6 +98,8 @@ class Engine {
   /// that a peer waits for.
   void add_pending() { pending_.fetch_add(1, std::memory_order_seq_cst); }   // sync: pending
   void drop_pending() { pending_.fetch_sub(1, std::memory_order_release); }  // sync: pending
+  /// Has a background thread drive what no other thread does.
+  void hand_over() noexcept;
 
   /// From now on the recorder is told of every event of all groups; null: none is. It lives as long as the
   /// process, because a thread may still be calling it after it has been replaced.
@@ -118,7 +120,6 @@ class Engine {
   std::vector<std::shared_ptr<Communicator>> busy_groups();
   std::vector<std::shared_ptr<Communicator>> all_groups();
   bool drive_all(bool check);
-  void hand_over() noexcept;
   void start_background();
   void run_background();
   void drive_in_background();

@@ -103,6 +103,7 @@ void Window::connect(const std::vector<WindowHandle>& handles, std::byte* own, D
 }
 
 void Window::keep(std::shared_ptr<void> memory) { state_->kept = std::move(memory); }
+std::shared_ptr<void> Window::kept() const { return state_->kept; }
 
 void Window::signal(int rank, int channel) {
   auto& count = own().signals(rank, channel, state_->channels);

@@ -55,6 +55,7 @@ class Window {
   std::byte* memory(int rank) const { return memory_[rank]; }
   /// Keeps something until the memory is replaced or all ranks have closed the window. Null: no more.
   void keep(std::shared_ptr<void> memory);
+  std::shared_ptr<void> kept() const;
 
   // ---- under the group's driving lock
 

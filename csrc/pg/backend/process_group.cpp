@@ -399,9 +399,7 @@ void ProcessGroupOCCL::monitoredBarrier(const c10d::BarrierOptions& opts, bool w
   translated([&] { group().monitored_barrier(or_default(opts.timeout), wait_all_ranks, interrupt_check()); });
 }
 
-bool ProcessGroupOCCL::supportsWindow() const {
-  return dynamic_cast<const coll::Group*>(lifecycle_.group().get()) != nullptr;
-}
+bool ProcessGroupOCCL::supportsWindow() const { return lifecycle_.group() != nullptr; }
 
 c10::intrusive_ptr<WindowBase> ProcessGroupOCCL::new_window(const std::optional<at::Tensor>& tensor) {
   check_not_forked(group());

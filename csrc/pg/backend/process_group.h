@@ -136,7 +136,7 @@ class ProcessGroupOCCL final : public BackendBase {
     return allocate_shared(size, options);
   }
 
-  /// One-sided access to memory of other ranks (window.h): in groups of one host.
+  /// One-sided access to memory of other ranks (window.h).
   bool supportsWindow() const override;
   c10::intrusive_ptr<WindowBase> new_window(const std::optional<at::Tensor>& tensor) override;
   /// For WindowOCCL: carry out the request that `make` returns. If it throws, ranks that wait for this one

@@ -19,7 +19,7 @@ namespace {
 
 /// A new window of the group. In a forked child it is left as it is, because it is the parent's: there the
 /// last holder closes nothing.
-std::shared_ptr<coll::Window> new_window_of(const std::shared_ptr<coll::Group>& group, int channels) {
+std::shared_ptr<coll::Window> new_window_of(const std::shared_ptr<coll::Communicator>& group, int channels) {
   const std::shared_ptr<coll::Window> window =
       translated([&] { return group->make_window(group, channels); });
   return {window.get(), [group, window](coll::Window*) {
@@ -44,7 +44,7 @@ struct WindowOCCL::Announcement {
   std::array<std::int64_t, kMaxWindowDims> sizes{};
 };
 
-WindowOCCL::WindowOCCL(ProcessGroupOCCL& backend, std::shared_ptr<coll::Group> group,
+WindowOCCL::WindowOCCL(ProcessGroupOCCL& backend, std::shared_ptr<coll::Communicator> group,
                        const WindowPurpose& purpose)
     : backend_(c10::intrusive_ptr<c10d::Backend>::unsafe_reclaim_from_nonowning(&backend)),
       group_(std::move(group)),
@@ -59,12 +59,7 @@ WindowOCCL::~WindowOCCL() {
 c10::intrusive_ptr<WindowOCCL> WindowOCCL::make(ProcessGroupOCCL& backend,
                                                 const std::optional<at::Tensor>& tensor,
                                                 const WindowPurpose& purpose) {
-  auto group = std::dynamic_pointer_cast<coll::Group>(backend.communicator());
-  if (!group)
-    raise(Error(Errc::not_implemented,
-                concat(purpose.call, ": the ranks of group ", backend.communicator()->name(),
-                       " are on several hosts, and ", purpose.object, " need one")));
-  auto made = c10::make_intrusive<WindowOCCL>(backend, std::move(group), purpose);
+  auto made = c10::make_intrusive<WindowOCCL>(backend, backend.communicator(), purpose);
   made->meet(purpose, tensor, true);
   return made;
 }
@@ -102,8 +97,7 @@ void WindowOCCL::set_registered(std::shared_ptr<const Registered> registered) {
 // ---- collective calls
 
 void WindowOCCL::tensor_register(const at::Tensor& tensor, bool owning) {
-  meet({"tensor_register", "occl:tensor_register", "windows", coll::Composite::tensor_register}, tensor,
-       owning);
+  meet({"tensor_register", "occl:tensor_register", coll::Composite::tensor_register}, tensor, owning);
 }
 
 void WindowOCCL::tensor_deregister() {
@@ -151,7 +145,8 @@ void WindowOCCL::meet(const WindowPurpose& purpose, const std::optional<at::Tens
   }
   const Deadline deadline = Deadline::after(backend->getBackendOptions()->timeout);
   translated([&] {
-    window_->connect(handles, tensor ? static_cast<std::byte*>(tensor->data_ptr()) : nullptr, deadline);
+    group_->connect_window(*window_, handles, tensor ? static_cast<std::byte*>(tensor->data_ptr()) : nullptr,
+                           deadline);
   });
   if (!tensor) return;
   known->mark = at::empty({0}, at::TensorOptions(at::kByte).device(tensor->device()));
@@ -162,7 +157,7 @@ WindowOCCL::Announcement WindowOCCL::announce(const char* call,
                                               const std::optional<at::Tensor>& tensor) const {
   Announcement own;
   if (!tensor) {
-    own.handle = window_->handle();
+    own.handle = group_->show_window(*window_, {}, nullptr, 0);
     return own;
   }
   {
@@ -171,7 +166,7 @@ WindowOCCL::Announcement WindowOCCL::announce(const char* call,
   }
   const at::Tensor& t = *tensor;
   const shm::Ref at = mapped_memory(call, t, engine().endpoint()->regions());  // first of all checks t
-  own.handle = window_->handle(at, t.nbytes());
+  own.handle = group_->show_window(*window_, at, static_cast<std::byte*>(t.data_ptr()), t.nbytes());
   own.has_tensor = 1;
   own.type = static_cast<std::int32_t>(t.scalar_type());
   own.device = static_cast<std::int32_t>(t.device().type());
@@ -202,8 +197,7 @@ WindowTensor WindowOCCL::read(int rank, const Announcement& it) const {
             bytes == it.handle.bytes;
   }
   if (!sound)
-    fail(Errc::protocol, group_->mesh().describe(rank), " of group ", group_->name(),
-         " announced a tensor that cannot be");
+    fail(Errc::protocol, "rank ", rank, " of group ", group_->name(), " announced a tensor that cannot be");
   return tensor;
 }
 
@@ -217,7 +211,8 @@ WindowOCCL::WorkPtr WindowOCCL::access(const char* call, std::int64_t rank, bool
       call, rank, send,
       [&] {
         const auto known = registered(call);
-        return make(WindowAccess{self(), window_, known->tensors, known->mark, channels_});
+        return make(
+            WindowAccess{self(), window_, memory(group_->rank()), known->tensors, known->mark, channels_});
       },
       timeout, async);
   const std::lock_guard lock(mutex_);
@@ -270,15 +265,18 @@ at::Tensor WindowOCCL::map_remote_tensor(std::int64_t rank) {
   const WindowTensor& theirs = known->tensors[from];
   if (theirs.device.is_privateuseone() && !device::owns_privateuse1())
     invalid(call, "the tensor of rank ", from, " is on dev, which this process does not have");
+  if (theirs.elements > 0 && !memory(from))
+    raise(Error(
+        Errc::not_implemented,
+        concat(call, ": rank ", from, " is on another host, whose memory this process cannot map: use put")));
   const bool alike = theirs.device.type() == known->mark.device().type();
   const at::Tensor view =
       at::empty({0}, at::TensorOptions(theirs.type).device(alike ? known->mark.device() : theirs.device));
   using Held = std::shared_ptr<coll::Window>;
-  c10::DataPtr memory(
-      window_->memory(from), new Held(window_), [](void* held) { delete static_cast<Held*>(held); },
-      view.device());
+  c10::DataPtr data(
+      memory(from), new Held(window_), [](void* held) { delete static_cast<Held*>(held); }, view.device());
   const std::size_t bytes = static_cast<std::size_t>(theirs.elements) * c10::elementSize(theirs.type);
-  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, std::move(memory), /*allocator=*/nullptr,
+  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, std::move(data), /*allocator=*/nullptr,
                        /*resizable=*/false);
   return view.set_(std::move(storage), 0, theirs.sizes);
 }

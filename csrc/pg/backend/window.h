@@ -19,7 +19,6 @@ class ProcessGroupOCCL;
 struct WindowPurpose {
   const char* call = "new_window";
   const char* title = "occl:new_window";
-  const char* object = "windows";  // what it makes, in errors
   coll::Composite part_of = coll::Composite::new_window;
   int channels = 1;  // of signals
 };
@@ -28,8 +27,7 @@ class WindowOCCL final : public WindowBase {
  public:
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-  /// A collective call: makes a window, and registers the tensor, which all ranks pass or none. Raises
-  /// NotImplementedError in a group of several hosts.
+  /// A collective call: makes a window, and registers the tensor, which all ranks pass or none.
   static c10::intrusive_ptr<WindowOCCL> make(ProcessGroupOCCL& backend,
                                              const std::optional<at::Tensor>& tensor,
                                              const WindowPurpose& purpose = {});
@@ -58,17 +56,18 @@ class WindowOCCL final : public WindowBase {
                          std::chrono::milliseconds timeout);
 
   /// The tensor of `rank`, in its own memory. That stays mapped as long as the result lives. After `rank` has
-  /// deregistered it, it holds whatever is there then.
+  /// deregistered it, it holds whatever is there then. Raises NotImplementedError for a rank of another host.
   at::Tensor map_remote_tensor(std::int64_t rank) override;
   WindowAttr get_attr(std::int64_t rank) override;
 
   /// Of a rank: where this process has its tensor, null if that has no bytes, and the tensor's bytes.
-  std::byte* memory(int rank) const { return window_->memory(rank); }
+  std::byte* memory(int rank) const { return group_->window_memory(*window_, rank); }
   std::size_t bytes(int rank) const;
   /// Whether it is a window of this group, with the members that it has now.
   bool is_of(ProcessGroupOCCL& backend) const;
 
-  WindowOCCL(ProcessGroupOCCL& backend, std::shared_ptr<coll::Group> group, const WindowPurpose& purpose);
+  WindowOCCL(ProcessGroupOCCL& backend, std::shared_ptr<coll::Communicator> group,
+             const WindowPurpose& purpose);
 
  private:
   struct Announcement;
@@ -92,7 +91,7 @@ class WindowOCCL final : public WindowBase {
   void wait_for_accesses(std::chrono::milliseconds timeout);
 
   const c10::weak_intrusive_ptr<c10d::Backend> backend_;  // a ProcessGroupOCCL
-  const std::shared_ptr<coll::Group> group_;
+  const std::shared_ptr<coll::Communicator> group_;
   const int channels_;
   std::shared_ptr<coll::Window> window_;  // changes in the destructor only
   mutable Mutex mutex_;

@@ -81,7 +81,7 @@ Request put(const WindowAccess& access, const at::Tensor& t, std::int64_t rank, 
   // Elements of a type that the core does not know are bytes.
   transfer.offset = static_cast<std::size_t>(offset) * t.element_size() / size_of(transfer.dtype);
   if (to == access.self.rank && t.numel() > 0) {
-    const std::byte* const at = access.window->memory(to) + transfer.offset * size_of(transfer.dtype);
+    const std::byte* const at = access.own + transfer.offset * size_of(transfer.dtype);
     const coll::Block written{const_cast<std::byte*>(at), transfer.buffer.count};
     check_overlap(call, transfer.buffer, written, size_of(transfer.dtype), at);
   }

@@ -24,6 +24,7 @@ struct WindowTensor {
 struct WindowAccess {
   ThisRank self;
   std::shared_ptr<coll::Window> window;
+  std::byte* own;                            // this rank's memory; null if it has no bytes
   const std::vector<WindowTensor>& tensors;  // by rank
   at::Tensor mark;                           // without elements, on the device of this rank's tensor
   int channels = 1;                          // of signals

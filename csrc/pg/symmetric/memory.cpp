@@ -9,8 +9,15 @@
 namespace occl::pg {
 namespace {
 
-constexpr WindowPurpose kRendezvous{"rendezvous", "occl:rendezvous", "symmetric memory",
-                                    coll::Composite::rendezvous, SymmetricMemoryOCCL::kChannels};
+constexpr WindowPurpose kRendezvous{"rendezvous", "occl:rendezvous", coll::Composite::rendezvous,
+                                    SymmetricMemoryOCCL::kChannels};
+
+c10::intrusive_ptr<WindowOCCL> window_of(ProcessGroupOCCL& group, const Allocation& local) {
+  if (!dynamic_cast<coll::Group*>(group.communicator().get()))
+    raise(Error(Errc::not_implemented, concat("rendezvous: the ranks of group ", group.communicator()->name(),
+                                              " are on several hosts, and symmetric memory needs one")));
+  return WindowOCCL::make(group, local.memory, kRendezvous);
+}
 
 std::chrono::milliseconds timeout_of(std::size_t milliseconds) {
   return milliseconds ? std::chrono::milliseconds(milliseconds) : c10d::kUnsetTimeout;
@@ -30,7 +37,7 @@ std::vector<int> global_ranks_of(ProcessGroupOCCL& group) {
 
 SymmetricMemoryOCCL::SymmetricMemoryOCCL(ProcessGroupOCCL& group, const Allocation& local)
     : local_(local),
-      window_(WindowOCCL::make(group, local.memory, kRendezvous)),
+      window_(window_of(group, local)),
       rank_(group.getRank()),
       global_ranks_(global_ranks_of(group)) {
   for (int rank = 0; rank < group.getSize(); ++rank) {
