@@ -78,10 +78,10 @@ bool RemoteAccesses::over(const Window& mine) const {
   return true;
 }
 
+/// The operation keeps it open.
 RemoteAccesses::Window& RemoteAccesses::window_of(const Transfer& t) {
-  for (auto& [number, mine] : windows_)
-    if (mine.window == t.window) return mine;
-  occl::fail(Errc::closed, "the window of ", describe(t), " in group ", info_.name, " is closed");
+  const auto is_it = [&](const auto& known) { return known.second.window == t.window; };
+  return std::ranges::find_if(windows_, is_it)->second;
 }
 
 RemoteAccesses::Window* RemoteAccesses::find(std::uint64_t number) {
