@@ -384,25 +384,27 @@ TEST("puts and signals between nodes, in any order of calls: what was put before
 }
 
 TEST("a signal does not overtake a put into a rank of a third node") {
-  Hosts hosts({0, 1, 2});
-  WindowRanks window(hosts, 80000);
-  std::vector<std::byte> data(80000, std::byte{7});
-  hosts.wire.hold(0, 2);
-  Call put(window.put(0, 2, data.data(), data.size(), 0), Deadline::after(std::chrono::seconds(30)));
-  Call signal(window.signal(0, 1), Deadline::after(std::chrono::seconds(30)));
-  hosts[0].submit(put), hosts[0].submit(signal);
-  Call wait(window.wait(1, 0), Deadline::after(std::chrono::seconds(30)));
-  hosts[1].submit(wait);
-  for (int turn = 0; turn < 10; ++turn) {  // the ranks go on meanwhile
-    std::int64_t value = turn, found = 0;
-    hosts[0].run(message(true, 1, &value, 1));
-    hosts[1].run(message(false, 0, &found, 1));
+  for (const std::size_t bytes : {8, 80000}) {
+    Hosts hosts({0, 1, 2});
+    WindowRanks window(hosts, 80000);
+    std::vector<std::byte> data(bytes, std::byte{7});
+    hosts.wire.hold(0, 2);
+    const auto deadline = Deadline::after(std::chrono::seconds(30));
+    Call put(window.put(0, 2, data.data(), bytes, 0), deadline), signal(window.signal(0, 1), deadline);
+    hosts[0].submit(put), hosts[0].submit(signal);
+    Call wait(window.wait(1, 0), deadline);
+    hosts[1].submit(wait);
+    for (int turn = 0; turn < 10; ++turn) {  // the ranks go on meanwhile
+      std::int64_t value = turn, found = 0;
+      hosts[0].run(message(true, 1, &value, 1));
+      hosts[1].run(message(false, 0, &found, 1));
+    }
+    CHECK(!wait.operation.finished() && !put.operation.finished(), bytes, " bytes");
+    hosts.wire.release();
+    hosts[1].wait(wait);
+    CHECK(window.memory[2]->base()[bytes - 1] == std::byte{7});
+    hosts[0].wait(put), hosts[0].wait(signal);
   }
-  CHECK(!wait.operation.finished() && !signal.operation.finished());
-  hosts.wire.release();
-  hosts[1].wait(wait);
-  CHECK(window.memory[2]->base()[79999] == std::byte{7});
-  hosts[0].wait(put), hosts[0].wait(signal);
 }
 
 TEST("a put into a closed window goes nowhere, and a wait for its rank ends after the last signal") {
