@@ -41,6 +41,11 @@ CASES = first(
     [(name, device) for name in NAMES for device in devices_of(name)], stay=len(devices_of(NAMES[0]))
 )
 """Each with each type of device that it serves."""
+OURS = first(NAMES[:2])
+OUR_CASES = first(
+    [(name, device) for name in NAMES[:2] for device in devices_of(name)], stay=len(devices_of(NAMES[0]))
+)
+"""The same for what Gloo has not."""
 SHAPES = ("2+2", "2+1", "1+2+1")
 
 

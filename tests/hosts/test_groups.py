@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
 
 from tests.distributed.test_capabilities import estimated
-from tests.hosts.launch import CASES, SHAPES, placement
+from tests.hosts.launch import CASES, OUR_CASES, SHAPES, placement
 from tests.support.checks import assert_works, backend
 from tests.support.devices import DEVICES
 from tests.support.worker import listen
@@ -227,7 +227,7 @@ def test_groups_within_and_across_hosts_have_operations_in_flight_at_once(hosts,
     hosts.run_on(shape, backend, groups_at_once, device, places=placement(shape))
 
 
-@pytest.mark.parametrize("backend, device", CASES)
+@pytest.mark.parametrize("backend, device", OUR_CASES)
 def test_symmetric_memory_is_of_one_host(hosts, backend, device):
     hosts.run_on("2+2", backend, no_shared_memory, device)
 

@@ -12,7 +12,7 @@ import torch_occl
 from tests.distributed import test_windows as one_host
 from tests.distributed import test_windows_errors as errors_of_one_host
 from tests.distributed.test_windows import memory, new_window, signal_all
-from tests.hosts.launch import BACKENDS, CASES
+from tests.hosts.launch import OUR_CASES, OURS
 from tests.support.checks import assert_works
 from tests.support.gates import gate
 from tests.support.worker import listen, tell
@@ -27,14 +27,14 @@ BODIES = [
 ]
 
 
-@pytest.mark.parametrize("backend, device", CASES)
+@pytest.mark.parametrize("backend, device", OUR_CASES)
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
 def test_windows_do_what_they_do_on_one_host(hosts, body, backend, device):
     hosts.run_on("1+1", backend, body, device)
 
 
 @pytest.mark.parametrize("shape", ["2+1", "1+2+1"])
-@pytest.mark.parametrize("backend, device", CASES)
+@pytest.mark.parametrize("backend, device", OUR_CASES)
 def test_ranks_put_into_the_memory_of_all_others(hosts, backend, device, shape):
     hosts.run_on(shape, backend, one_host.puts_in_turns, device)
 
@@ -62,7 +62,7 @@ def on_a_side_stream(rank, n, device):
     window.tensor_deregister()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", OURS)
 @pytest.mark.parametrize("body", [on_a_side_stream, one_host.deregisters_while_a_put_is_held])
 def test_accesses_queue_on_side_streams(hosts, backend, body):
     hosts.run_on("1+1", backend, body, "dev")
@@ -85,7 +85,7 @@ def while_the_program_does_nothing(rank, n, device):
     window.tensor_deregister()
 
 
-@pytest.mark.parametrize("backend, device", CASES)
+@pytest.mark.parametrize("backend, device", OUR_CASES)
 def test_the_other_rank_takes_no_part(hosts, backend, device):
     with hosts.fresh_on("1+1").meet(backend) as team:
         team.start(while_the_program_does_nothing, device)
@@ -115,7 +115,7 @@ def passed_on(rank, n, device):
 
 
 @pytest.mark.parametrize("shape", ["1+1+1", "1+2+1", "2+1"])
-@pytest.mark.parametrize("backend, device", CASES)
+@pytest.mark.parametrize("backend, device", OUR_CASES)
 def test_a_signal_comes_after_puts_into_any_rank(hosts, backend, device, shape):
     hosts.run_on(shape, backend, passed_on, device)
 
@@ -137,7 +137,7 @@ def views(rank, n, device):
     assert_works(device)
 
 
-@pytest.mark.parametrize("backend, device", CASES)
+@pytest.mark.parametrize("backend, device", OUR_CASES)
 def test_tensors_of_this_host_are_mapped_and_others_refused(hosts, backend, device):
     hosts.run_on("2+2", backend, views, device)
 
@@ -160,7 +160,7 @@ def closes(rank, n, device):
     assert_works(device)
 
 
-@pytest.mark.parametrize("backend, device", CASES)
+@pytest.mark.parametrize("backend, device", OUR_CASES)
 def test_a_closed_window_gives_its_last_signal_and_then_an_error(hosts, backend, device):
     hosts.run_on("1+1", backend, closes, device)
 
@@ -180,7 +180,7 @@ def of_a_dead_rank(rank, n, device, *, access):
 
 
 @pytest.mark.parametrize("access", ["put", "wait_signal"])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", OURS)
 def test_an_access_of_a_rank_that_is_killed_names_it(hosts, apart, backend, access):
     with hosts.fresh_on("1+1", apart).meet(backend, timeout=5.0) as team:
         team.start(of_a_dead_rank, "cpu", access=access)
