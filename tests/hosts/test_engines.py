@@ -44,8 +44,8 @@ CONTROL = 64 << 10
 """Bytes that suffice for all messages of an operation that carry none of its data."""
 TIMEOUT = timedelta(seconds=60)
 
-ENVELOPES, PAYLOADS = 3, 5
-"""Channels of the default group, which are the tags of its long messages."""
+ENVELOPES, PAYLOADS, CHANNELS = 3, 5, 16
+"""Channels of the default group, which are the tags of its long messages, and how many each group has."""
 FRAMES = 7
 """The tag of the frames in which the short messages of all groups travel."""
 
@@ -318,7 +318,7 @@ def one_connection(rank: int, n: int, device: str, **how) -> None:
     """Rank 0 ends a group in which it receives from rank 1, while the message is under way."""
     engine = meet(rank, n, device, **how)
     slow, again, other = (dist.new_group(members) for members in ([0, 1], [0, 1], [0, 2]))
-    payloads = 8 * n + PAYLOADS  # of the first group that rank 0 has made
+    payloads = CHANNELS * n + PAYLOADS  # of the first group that rank 0 has made
     if rank == 1:
         dist.isend(torch.ones(LARGE), 0, group=slow)
         listen()

@@ -10,7 +10,7 @@
 namespace occl::pg {
 namespace {
 
-/// The tag of frames: that of the default group's last channel, whose messages all travel in frames.
+/// The tag of frames: that of a channel of the default group whose messages all travel in frames.
 constexpr int kTag = static_cast<int>(hosts::Channel::control);
 
 /// Receives that the engine has of each peer. With two, the next frame can arrive while one is handed over.
