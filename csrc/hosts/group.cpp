@@ -183,11 +183,10 @@ bool Group::collect_ended(int place) {
 }
 
 bool Group::advance_messages(coll::OperationList& done) {
-  const bool accesses = !accesses_.empty() || accesses_.serving();
-  if (p2p_.empty() && !leaving_ && !accesses) return false;
+  if (p2p_.empty() && !leaving_ && !accesses_.serving()) return false;
   bool moved = node_->drive(false);
   moved |= p2p_.advance(done);
-  return (accesses && accesses_.advance(done)) || moved;
+  return (accesses_.serving() && accesses_.advance(done)) || moved;
 }
 
 // ---- windows

@@ -37,25 +37,6 @@ PointToPoint::PointToPoint(const GroupInfo& info, coll::Group& node, Link& link,
 
 PointToPoint::~PointToPoint() = default;
 
-/// Begins to receive the next object of a peer, unless it has begun already.
-template <class T>
-void PointToPoint::await(int peer, Channel channel, PendingReceive<T>& pending) {
-  if (!pending.message && !peers_[peer]->closed) receive_object(link_, peer, info_.channel(channel), pending);
-}
-
-/// Whether the object has arrived. Throws if none can arrive and an operation needs the peer, which may have
-/// left.
-template <class T>
-bool PointToPoint::arrived(int peer, PendingReceive<T>& pending) {
-  if (!pending.message || !pending.message->ended()) return false;
-  const auto error = pending.message->error();
-  if (!error) return true;
-  pending.message.reset();
-  peers_[peer]->closed = info_.lost(peer, link_, *error);
-  if (needed(peer)) throw *peers_[peer]->closed;
-  return false;
-}
-
 /// Whether an operation cannot end without this peer.
 bool PointToPoint::needed(int peer) const {
   if (!peers_[peer]->sends.empty() || !peers_[peer]->receives.empty()) return true;
@@ -100,11 +81,15 @@ void PointToPoint::post(Operation& op, OperationList& done) {
     if (!here(from) && (any || from == t.peer) && receive_arrived(from, t.tag, done)) return;
 }
 
+PointToPoint::Peer& PointToPoint::peer_of(int rank) {
+  if (!peers_[rank]) peers_[rank] = std::make_unique<Peer>(info_, link_, rank);
+  return *peers_[rank];
+}
+
 /// Receives envelopes of the rank from now on.
 void PointToPoint::listen(int from) {
-  auto& peer = peers_[from];
-  if (!peer) peer = std::make_unique<Peer>();
-  await(from, Channel::envelopes, peer->next_envelope);
+  Peer& peer = peer_of(from);
+  peer.await(Channel::envelopes, peer.next_envelope);
 }
 
 void PointToPoint::listen_to_all() {
@@ -114,11 +99,10 @@ void PointToPoint::listen_to_all() {
 
 void PointToPoint::send(Operation& op, OperationList& done) {
   const Transfer& t = op.transfer();
-  auto& peer = peers_[t.peer];
-  if (!peer) peer = std::make_unique<Peer>();
-  await(t.peer, Channel::acks, peer->next_ack);
+  Peer& peer = peer_of(t.peer);
+  peer.await(Channel::acks, peer.next_ack);
   auto envelope = std::make_shared<Envelope>();
-  envelope->id = peer->next_id++;
+  envelope->id = peer.next_id++;
   envelope->count = t.buffer.count;
   envelope->tag = t.tag;
   envelope->dtype = static_cast<std::uint32_t>(t.dtype);
@@ -129,7 +113,7 @@ void PointToPoint::send(Operation& op, OperationList& done) {
     if (t.bytes() > 0) std::memcpy(envelope->payload.data(), t.buffer.data, t.bytes());
     end(op, done);
   } else {
-    peer->sends.push_back({&op, envelope->id, nullptr});
+    peer.sends.push_back({&op, envelope->id, nullptr});
   }
   unacknowledged_.post(t.peer, Channel::envelopes, envelope, until);
 }
@@ -197,11 +181,9 @@ void PointToPoint::match(int from, Operation& op, const Envelope& e, OperationLi
 bool PointToPoint::take_envelopes(int from, OperationList& done) {
   Peer& peer = *peers_[from];
   bool moved = false;
-  while (arrived(from, peer.next_envelope)) {
+  const auto needs_it = [&] { return needed(from); };
+  while (auto envelope = peer.take(Channel::envelopes, peer.next_envelope, needs_it)) {
     moved = true;
-    auto envelope = std::move(peer.next_envelope.content);
-    peer.next_envelope.message.reset();
-    await(from, Channel::envelopes, peer.next_envelope);
     if (Operation* op = waiting_for(from, envelope->tag))
       match(from, *op, *envelope, done);
     else
@@ -213,11 +195,9 @@ bool PointToPoint::take_envelopes(int from, OperationList& done) {
 bool PointToPoint::take_acks(int from, OperationList& done) {
   Peer& peer = *peers_[from];
   bool moved = false;
-  while (arrived(from, peer.next_ack)) {
+  const auto needs_it = [&] { return needed(from); };
+  while (const auto ack = peer.take(Channel::acks, peer.next_ack, needs_it)) {
     moved = true;
-    const auto ack = std::move(peer.next_ack.content);
-    peer.next_ack.message.reset();
-    await(from, Channel::acks, peer.next_ack);
     const auto it = std::find_if(peer.sends.begin(), peer.sends.end(),
                                  [&](const Large& send) { return send.id == ack->id; });
     if (it == peer.sends.end()) {

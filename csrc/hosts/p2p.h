@@ -19,13 +19,13 @@
 #include <deque>
 #include <list>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "coll/group/group.h"
 #include "hosts/group_info.h"
 #include "hosts/in_flight.h"
+#include "hosts/incoming.h"
 #include "hosts/link.h"
 #include "hosts/unacknowledged_sends.h"
 
@@ -80,17 +80,18 @@ class PointToPoint {
     std::unique_ptr<Link::Message> payload;  // once it moves
   };
   /// The traffic between this rank and one rank of another node.
-  struct Peer {
+  struct Peer : Incoming {
+    using Incoming::Incoming;
     PendingReceive<Envelope> next_envelope;
     PendingReceive<Ack> next_ack;
     std::deque<std::shared_ptr<Envelope>> unexpected;
     std::list<Large> sends, receives;
     std::uint64_t next_id = 1;
-    std::optional<Error> closed;  // why there is no connection any more
   };
 
   void send(coll::Operation& op, coll::OperationList& done);
   bool receive_arrived(int from, std::uint32_t tag, coll::OperationList& done);
+  Peer& peer_of(int rank);
   void listen(int from);
   void match(int from, coll::Operation& op, const Envelope& envelope, coll::OperationList& done);
   bool take_envelopes(int from, coll::OperationList& done);
@@ -99,10 +100,6 @@ class PointToPoint {
   bool collect_local(coll::OperationList& done);
   coll::Operation* waiting_for(int from, std::uint32_t tag);
   void end(coll::Operation& op, coll::OperationList& done);
-  template <class T>
-  void await(int peer, Channel channel, PendingReceive<T>& pending);
-  template <class T>
-  bool arrived(int peer, PendingReceive<T>& pending);
   bool needed(int peer) const;
   Error misfit(int sender, int receiver, const Ack& ack) const;
   bool here(int rank) const { return info_.topology.node_of(rank) == node_number_; }

@@ -39,24 +39,23 @@ void RemoteAccesses::add(const coll::Window& window, std::uint64_t number, int c
   added.signals.assign(size, std::vector<std::uint64_t>(channels));
   added.closed.assign(size, false);
   for (int rank = 0; rank < info_.topology.size(); ++rank)
-    if (!here(rank)) await(rank, Channel::accesses, peer(rank).next_envelope);
+    if (!here(rank)) peer(rank).await(Channel::accesses, peer(rank).next_envelope);
 }
 
 void RemoteAccesses::show(const coll::Window& window, std::byte* memory, std::size_t bytes) {
-  for (auto& [number, mine] : windows_)
-    if (mine.window == &window) mine.memory = memory, mine.bytes = bytes;
+  Window& mine = entry_of(window)->second;
+  mine.memory = memory;
+  mine.bytes = bytes;
 }
 
 void RemoteAccesses::connect(const coll::Window& window, const std::vector<coll::WindowHandle>& handles) {
-  for (auto& [number, mine] : windows_)
-    if (mine.window == &window && mine.numbers.empty())
-      for (const coll::WindowHandle& handle : handles) mine.numbers.push_back(handle.number);
+  Window& mine = entry_of(window)->second;
+  if (!mine.numbers.empty()) return;
+  for (const coll::WindowHandle& handle : handles) mine.numbers.push_back(handle.number);
 }
 
 void RemoteAccesses::forget(const coll::Window& window) {
-  const auto it =
-      std::ranges::find_if(windows_, [&](const auto& known) { return known.second.window == &window; });
-  if (it == windows_.end()) return;
+  const auto it = entry_of(window);
   Window& mine = it->second;
   mine.window = nullptr;
   for (int rank = 0; rank < info_.topology.size() && !failed_ && !mine.numbers.empty(); ++rank) {
@@ -78,10 +77,9 @@ bool RemoteAccesses::over(const Window& mine) const {
   return true;
 }
 
-/// The operation keeps it open.
-RemoteAccesses::Window& RemoteAccesses::window_of(const Transfer& t) {
-  const auto is_it = [&](const auto& known) { return known.second.window == t.window; };
-  return std::ranges::find_if(windows_, is_it)->second;
+/// Requires that this rank has it open, as an operation on it has.
+RemoteAccesses::Windows::iterator RemoteAccesses::entry_of(const coll::Window& window) {
+  return std::ranges::find_if(windows_, [&](const auto& known) { return known.second.window == &window; });
 }
 
 RemoteAccesses::Window* RemoteAccesses::find(std::uint64_t number) {
@@ -90,26 +88,8 @@ RemoteAccesses::Window* RemoteAccesses::find(std::uint64_t number) {
 }
 
 RemoteAccesses::Peer& RemoteAccesses::peer(int rank) {
-  if (!peers_[rank]) peers_[rank] = std::make_unique<Peer>();
+  if (!peers_[rank]) peers_[rank] = std::make_unique<Peer>(info_, link_, rank);
   return *peers_[rank];
-}
-
-template <class T>
-void RemoteAccesses::await(int rank, Channel channel, PendingReceive<T>& pending) {
-  if (!pending.message && !peer(rank).closed) receive_object(link_, rank, info_.channel(channel), pending);
-}
-
-/// Whether the object has arrived. Throws if none can arrive and an operation needs the peer, which may have
-/// left.
-template <class T>
-bool RemoteAccesses::arrived(int rank, PendingReceive<T>& pending) {
-  if (!pending.message || !pending.message->ended()) return false;
-  const auto error = pending.message->error();
-  if (!error) return true;
-  pending.message.reset();
-  peer(rank).closed = info_.lost(rank, link_, *error);
-  if (needed(rank)) throw *peer(rank).closed;
-  return false;
 }
 
 bool RemoteAccesses::needed(int rank) const {
@@ -171,13 +151,13 @@ void RemoteAccesses::start(Access& access) {
     return;
   }
   const auto envelope = std::make_shared<Envelope>();
-  envelope->window = window_of(t).numbers.at(t.peer);
+  envelope->window = entry_of(*t.window)->second.numbers.at(t.peer);
   envelope->channel = t.tag;
   if (t.access == coll::Access::signal) {
     envelope->kind = Kind::signal;
     return post_envelope(t.peer, envelope, op.deadline());
   }
-  await(t.peer, Channel::landed, peer(t.peer).next_landed);
+  peer(t.peer).await(Channel::landed, peer(t.peer).next_landed);
   access.number = ++peer(t.peer).sent;
   envelope->offset = t.offset * size_of(t.dtype);
   envelope->bytes = t.bytes();
@@ -234,7 +214,7 @@ bool RemoteAccesses::serve_waits(OperationList& done) {
     if (it->local) {
       over = it->local->ended();
     } else {
-      Window& window = window_of(t);
+      Window& window = entry_of(*t.window)->second;
       std::uint64_t& signals = window.signals[t.peer][t.tag];
       over = signals > 0 || window.closed[t.peer];
       if (signals > 0) {
@@ -267,17 +247,15 @@ bool RemoteAccesses::take_envelopes(int rank) {
   bool moved = false;
   for (;;) {
     if (from.landing) {
-      if (!from.landing->payload->ended()) return moved;
-      if (const auto error = from.landing->payload->error()) throw info_.lost(rank, link_, *error);
+      if (!from.landing->ended()) return moved;
+      if (const auto error = from.landing->error()) throw info_.lost(rank, link_, *error);
       from.landing.reset();
       acknowledge(rank);
       moved = true;
     }
-    if (!arrived(rank, from.next_envelope)) return moved;
+    const auto envelope = from.take(Channel::accesses, from.next_envelope, [&] { return needed(rank); });
+    if (!envelope) return moved;
     moved = true;
-    const auto envelope = std::move(from.next_envelope.content);
-    from.next_envelope.message.reset();
-    await(rank, Channel::accesses, from.next_envelope);
     take(rank, *envelope);
   }
 }
@@ -314,8 +292,8 @@ void RemoteAccesses::put(int rank, const Envelope& e) {
   Link::Owner owner = nowhere;
   if (window) owner = window->window->kept();
   std::byte* const to = window ? window->memory + e.offset : nowhere.get();
-  peers_[rank]->landing.emplace(
-      Landing{link_.receive(rank, info_.channel(Channel::access_payloads), to, e.bytes, std::move(owner))});
+  peers_[rank]->landing =
+      link_.receive(rank, info_.channel(Channel::access_payloads), to, e.bytes, std::move(owner));
 }
 
 void RemoteAccesses::acknowledge(int rank) {
@@ -327,10 +305,7 @@ void RemoteAccesses::acknowledge(int rank) {
 bool RemoteAccesses::take_landed(int rank) {
   Peer& from = *peers_[rank];
   bool moved = false;
-  while (arrived(rank, from.next_landed)) {
-    const auto landed = std::move(from.next_landed.content);
-    from.next_landed.message.reset();
-    await(rank, Channel::landed, from.next_landed);
+  while (const auto landed = from.take(Channel::landed, from.next_landed, [&] { return needed(rank); })) {
     if (landed->puts <= from.landed || landed->puts > from.sent)
       throw info_.malformed(rank, "acknowledgement of a put");
     from.landed = landed->puts;

@@ -19,12 +19,12 @@
 #include <list>
 #include <map>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "coll/group/group.h"
 #include "hosts/group_info.h"
 #include "hosts/in_flight.h"
+#include "hosts/incoming.h"
 #include "hosts/link.h"
 #include "hosts/unacknowledged_sends.h"
 
@@ -60,7 +60,7 @@ class RemoteAccesses {
   void connect(const coll::Window& window, const std::vector<coll::WindowHandle>& handles);
   /// Closes it: the peers learn of that.
   void forget(const coll::Window& window);
-  /// Whether peers may access a window, although no operation is in flight here.
+  /// Whether peers may access a window. An operation in flight here keeps one open.
   bool serving() const { return !windows_.empty() && !failed_; }
 
   // ---- operations, as PointToPoint has them
@@ -69,7 +69,6 @@ class RemoteAccesses {
   bool advance(coll::OperationList& done);
   void fail(const Error& error, coll::OperationList& done);
   const coll::Operation* overdue() const;
-  bool empty() const { return sending_.empty() && waits_.empty(); }
   /// Requires that the node's group is closed.
   void clear() { node_operations_.clear(); }
 
@@ -90,28 +89,23 @@ class RemoteAccesses {
     std::unique_ptr<Link::Message> payload;    // of a large put
     std::uint64_t number = 0;                  // of a put, among those to its rank
   };
-  struct Landing {
-    std::unique_ptr<Link::Message> payload;
-  };
   /// The traffic between this rank and one rank of another node.
-  struct Peer {
+  struct Peer : Incoming {
+    using Incoming::Incoming;
     PendingReceive<Envelope> next_envelope;
     PendingReceive<Landed> next_landed;
-    std::optional<Landing> landing;      // the bytes of its last envelope are coming
-    std::uint64_t sent = 0, landed = 0;  // puts to it
-    std::uint64_t received = 0;          // puts of it that have landed here
-    std::optional<Error> closed;         // why there is no connection any more
+    std::unique_ptr<Link::Message> landing;  // the bytes of its last envelope are coming
+    std::uint64_t sent = 0, landed = 0;      // puts to it
+    std::uint64_t received = 0;              // puts of it that have landed here
   };
 
+  using Windows = std::map<std::uint64_t, Window>;  // by number
+
   bool here(int rank) const { return info_.topology.node_of(rank) == node_number_; }
-  Window& window_of(const coll::Transfer& transfer);
+  Windows::iterator entry_of(const coll::Window& window);
   bool over(const Window& window) const;
   Window* find(std::uint64_t number);
   Peer& peer(int rank);
-  template <class T>
-  void await(int rank, Channel channel, PendingReceive<T>& pending);
-  template <class T>
-  bool arrived(int rank, PendingReceive<T>& pending);
   bool needed(int rank) const;
 
   InFlight::NodeOperation* submit_here(const coll::Transfer& transfer);
@@ -134,7 +128,7 @@ class RemoteAccesses {
   UnacknowledgedSends& unacknowledged_;
   coll::Activity& activity_;
   const int node_number_;
-  std::map<std::uint64_t, Window> windows_;   // by number
+  Windows windows_;
   std::vector<std::unique_ptr<Peer>> peers_;  // by rank, made at first use
   std::list<Access> sending_, waits_;         // in the order of the calls
   std::list<std::unique_ptr<InFlight::NodeOperation>> node_operations_;

@@ -97,7 +97,7 @@ def uses_occl(group: dist.ProcessGroup | None = None, device: torch.device | str
     group = group or dist.group.WORLD
     if group is None:
         raise ValueError("uses_occl: there is no default group; call init_process_group first")
-    return _is_occl(group, torch.device(device))
+    return is_occl(group, torch.device(device))
 
 
 def ignores_options() -> bool:
@@ -228,7 +228,7 @@ def _set_timeout(timeout: timedelta, group: dist.ProcessGroup | None = None) -> 
         isinstance(served, dist.ProcessGroup)
         and "gloo" in str(distributed_c10d._world.pg_backend_config.get(served))
         and torch.device("cpu") in served._device_types
-        and _is_occl(served, torch.device("cpu"))
+        and is_occl(served, torch.device("cpu"))
     ):
         served.set_timeout(timeout)
     else:
@@ -244,7 +244,7 @@ def backend_of(group: dist.ProcessGroup, device: torch.device) -> Any:
     return getattr(backend, "wrapped_pg", backend)
 
 
-def _is_occl(group: dist.ProcessGroup, device: torch.device) -> bool:
+def is_occl(group: dist.ProcessGroup, device: torch.device) -> bool:
     extension = sys.modules.get("occl._C")  # not loaded: no group is of occl
     return extension is not None and isinstance(backend_of(group, device), extension.ProcessGroupOCCL)
 

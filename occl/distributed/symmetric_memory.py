@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from occl._C import ProcessGroupOCCL
 from occl.distributed import gloo
 
 THEIRS = "torch.distributed._symmetric_memory"
@@ -56,7 +55,6 @@ def _device_of(group: dist.ProcessGroup) -> torch.device | None:
     served = [
         device
         for device in group._device_types
-        if isinstance(gloo.backend_of(group, device), ProcessGroupOCCL)
+        if device.type in ("cpu", "dev") and gloo.is_occl(group, device)
     ]
-    served = [device for device in served if device.type in ("cpu", "dev")]
     return max(served, key=lambda device: device.type == "dev", default=None)

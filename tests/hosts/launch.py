@@ -29,6 +29,12 @@ def devices_of(backend: str) -> list[str]:
     return DEVICES if backend == "occl" else ["cpu"]
 
 
+def _cases(names: tuple[str, ...]) -> list[object]:
+    """Each backend with each type of device that it serves. Those of the first run by default."""
+    every = [(name, device) for name in names for device in devices_of(name)]
+    return first(every, stay=len(devices_of(names[0])))
+
+
 OVER_UCX = "occl over ucx"
 """The backend occl with UCX between its nodes; "occl" alone has Gloo there."""
 NO_UCX = "" if ucx.found() else "UCX is not installed (Debian: libucx0; PyPI: libucx-cu12)."
@@ -37,14 +43,10 @@ CARRIER = "gloo" if NO_UCX else "ucx"
 NAMES = ("occl", OVER_UCX, "gloo")
 """The backends that can connect hosts. Tests of the second and others belong to the long matrices."""
 BACKENDS = first(NAMES)
-CASES = first(
-    [(name, device) for name in NAMES for device in devices_of(name)], stay=len(devices_of(NAMES[0]))
-)
+CASES = _cases(NAMES)
 """Each with each type of device that it serves."""
 OURS = first(NAMES[:2])
-OUR_CASES = first(
-    [(name, device) for name in NAMES[:2] for device in devices_of(name)], stay=len(devices_of(NAMES[0]))
-)
+OUR_CASES = _cases(NAMES[:2])
 """The same for what Gloo has not."""
 SHAPES = ("2+2", "2+1", "1+2+1")
 

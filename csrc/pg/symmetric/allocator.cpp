@@ -85,8 +85,11 @@ void register_symmetric_memory(c10::DeviceType device) {
   register_symmetric_operators(device);
 }
 
-bool is_symmetric(const at::Tensor& tensor) {
-  return allocator_of(tensor.device().type()).has_allocation(tensor.storage().mutable_data());
+void check_symmetric(const char* call, const at::Tensor& tensor, const char* what) {
+  if (!allocator_of(tensor.device().type()).has_allocation(tensor.storage().mutable_data()))
+    invalid(call, "the ", what,
+            " is not in symmetric memory: allocate it with "
+            "torch.distributed._symmetric_memory.empty()");
 }
 
 }  // namespace occl::pg

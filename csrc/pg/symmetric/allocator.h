@@ -48,7 +48,8 @@ class SymmetricAllocator final : public c10d::symmetric_memory::SymmetricMemoryA
 /// Makes PyTorch's symmetric memory, and its operators (operators.h), available on this kind of device.
 void register_symmetric_memory(c10::DeviceType device);
 
-/// Whether the tensor lies in an allocation of the allocator that its device has.
-bool is_symmetric(const at::Tensor& tensor);
+/// Raises ValueError unless the tensor lies in an allocation of the allocator that its device has. `what` it
+/// is to the caller: "input".
+void check_symmetric(const char* call, const at::Tensor& tensor, const char* what = "tensor");
 
 }  // namespace occl::pg

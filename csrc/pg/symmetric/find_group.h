@@ -1,4 +1,4 @@
-// The group that an operator on symmetric memory names.
+// The group that an operator on symmetric memory names, and how it calls that.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -13,5 +13,13 @@ class ProcessGroupOCCL;
 /// Raises RuntimeError if no group has this name, and ValueError if its backend for the device is another's.
 c10::intrusive_ptr<ProcessGroupOCCL> find_group(const char* call, const std::string& name,
                                                 c10::DeviceType device);
+
+/// Options of a collective that an operator waits for: on a side stream, the stream waits.
+template <class Options>
+Options blocking() {
+  Options options;
+  options.asyncOp = false;
+  return options;
+}
 
 }  // namespace occl::pg

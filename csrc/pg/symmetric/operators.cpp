@@ -30,20 +30,6 @@ c10d::ReduceOp reduction_of(const char* call, const std::string& name) {
   invalid(call, "unknown reduction \"", name, "\": sum, avg, product, min or max");
 }
 
-template <class Options>
-Options blocking() {
-  Options options;
-  options.asyncOp = false;  // on a side stream, the stream waits
-  return options;
-}
-
-void check_symmetric(const char* call, const at::Tensor& tensor) {
-  if (!is_symmetric(tensor))
-    invalid(call,
-            "the tensor is not in symmetric memory: allocate it with "
-            "torch.distributed._symmetric_memory.empty()");
-}
-
 void all_reduce(const char* call, at::Tensor output, at::Tensor input, const std::string& op,
                 const std::string& group) {
   check_symmetric(call, input);
@@ -143,12 +129,12 @@ at::Tensor multimem_all_gather_out(const at::Tensor& input, const std::string& g
   return out;
 }
 
-void reduce_scatter(const char* call, const at::Tensor& input, at::Tensor& output, const std::string& op,
-                    const std::string& group) {
+void reduce_scatter(const char* call, ProcessGroupOCCL& backend, const at::Tensor& input, at::Tensor& output,
+                    const std::string& op) {
   auto options = blocking<c10d::ReduceScatterOptions>();
   options.reduceOp = reduction_of(call, op);
   at::Tensor all = input;
-  find_group(call, group, input.device().type())->_reduce_scatter_base(output, all, options);
+  backend._reduce_scatter_base(output, all, options);
 }
 
 /// Of sums. `split_last_dim`: the parts lie side by side in the last dimension, not one after the other.
@@ -156,14 +142,15 @@ at::Tensor reduce_scatter_out(at::Tensor input, const std::string& group, bool s
                               at::Tensor output) {
   const char* call = "reduce_scatter_out";
   check_symmetric(call, input);
+  const auto backend = find_group(call, group, input.device().type());
   at::Tensor parts = input;
   if (split_last_dim) {
-    const std::int64_t size = find_group(call, group, input.device().type())->getSize();
+    const std::int64_t size = backend->getSize();
     if (input.dim() == 0 || input.size(-1) % size != 0)
       invalid(call, "the last dimension must be a multiple of the group's ", size, " ranks");
     parts = input.reshape({-1, size, input.size(-1) / size}).transpose(0, 1).contiguous();
   }
-  reduce_scatter(call, parts, output, "sum", group);
+  reduce_scatter(call, *backend, parts, output, "sum");
   return output;
 }
 
@@ -179,13 +166,14 @@ at::Tensor low_contention_all_gather(const at::Tensor& tensor, const std::string
 at::Tensor low_contention_reduce_scatter(const at::Tensor& tensor, const std::string& op,
                                          const std::string& group) {
   const char* call = "_low_contention_reduce_scatter";
-  const std::int64_t size = find_group(call, group, tensor.device().type())->getSize();
+  const auto backend = find_group(call, group, tensor.device().type());
+  const std::int64_t size = backend->getSize();
   auto sizes = tensor.sizes().vec();
   if (sizes.empty() || sizes[0] % size != 0)
     invalid(call, "the first dimension must be a multiple of the group's ", size, " ranks");
   sizes[0] /= size;
   at::Tensor part = at::empty(sizes, tensor.options());
-  reduce_scatter(call, tensor.contiguous(), part, op, group);
+  reduce_scatter(call, *backend, tensor.contiguous(), part, op);
   return part;
 }
 

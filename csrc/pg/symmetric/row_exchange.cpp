@@ -24,10 +24,7 @@ struct RowBlock {
 void check(const RowExchange& how, const at::Tensor& input, const at::Tensor& out, const at::Tensor& splits,
            const std::optional<at::Tensor>& offsets, const at::Tensor& out_splits_offsets, int ranks) {
   const char* call = how.call;
-  if (!is_symmetric(input))
-    invalid(call,
-            "the input is not in symmetric memory: allocate it with "
-            "torch.distributed._symmetric_memory.empty()");
+  check_symmetric(call, input, "input");
   if (input.dim() == 0 || !input.is_contiguous() || !out.is_contiguous())
     invalid(call, "input and output must be contiguous and have rows");
   if (input.scalar_type() != out.scalar_type() || out.dim() != input.dim() ||
@@ -109,9 +106,8 @@ void exchange_rows(const RowExchange& how, const at::Tensor& input, at::Tensor o
   at::Tensor sent = announcement(how, input, splits, offsets, row, ranks, refused);
   at::Tensor received = at::empty_like(sent);
   std::vector<std::int64_t> even;
-  c10d::AllToAllOptions together;
-  together.asyncOp = false;
-  backend->alltoall_base(received, sent, even, even, together);  // from here on all inputs are complete
+  backend->alltoall_base(received, sent, even, even, blocking<c10d::AllToAllOptions>());
+  // All inputs are complete from here on.
   if (!refused.empty()) invalid(how.call, refused);
   const std::vector<RowBlock> blocks = layout(how, received, ranks);
 
@@ -129,9 +125,7 @@ void exchange_rows(const RowExchange& how, const at::Tensor& input, at::Tensor o
           .copy_(memory->get_buffer(block.source, sizes, input.scalar_type(), block.from));
   }
   out_splits_offsets.copy_(told);
-  c10d::BarrierOptions until_read;
-  until_read.asyncOp = false;
-  backend->barrier(until_read);  // all ranks have read, so inputs may change
+  backend->barrier(blocking<c10d::BarrierOptions>());  // all ranks have read, so inputs may change
   if (end > out.size(0))
     invalid(how.call, "the output has ", out.size(0), " rows, and ", end, " are for this rank");
 }
