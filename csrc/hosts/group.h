@@ -46,6 +46,7 @@ class Group final : public coll::Communicator,
     return cores >= ranks * (link_->has_threads() ? 2 : 1);
   }
   std::pair<int, int> ranks_and_cores() const override { return ranks_and_cores_; }
+  std::size_t moving() const override { return pending() + node_->pending(); }
   double seconds(const coll::Task& task, bool mapped) const override;
   const GroupInfo& info() const { return info_; }
   /// For subgroups (hosts/subgroup.h): the group of this node, the link, and the control messages.

@@ -75,7 +75,7 @@ void PerRankProgram::among(Steps& steps, const std::vector<int>& ranks, const Pi
     for (const int r : ranks) list.push_back(r < 0 ? Piece{} : listed(r));
   const int mine = ranks[local_];
   (t.in_per_rank ? step.out : step.in).push_back(mine < 0 ? Piece{} : own(mine));
-  steps.emplace_back(std::move(step));
+  inside(steps, std::move(step));
 }
 
 void PerRankProgram::among_proxied(Steps& steps, int of_node, const PieceOf& listed,
@@ -132,7 +132,7 @@ void PerRankProgram::scatter(Steps& steps, int stage, std::uint64_t window) cons
     return;
   }
   const PieceOf input = [&](int r) { return data(Where::in, r, all); };
-  const PieceOf place = [&](int r) { return proxied(r, all.count(), shape_.dtype); };
+  const PieceOf place = [&](int r) { return alone() ? input(r) : proxied(r, all.count(), shape_.dtype); };
   if (stage == 0) among(steps, topology_.members(node_), input, [&](int) { return mine; });
   for (int m = 0; m < topology_.nodes(); ++m) {
     if (m == node_) continue;
@@ -146,7 +146,9 @@ void PerRankProgram::reduce_scatter(Steps& steps, int stage, std::uint64_t windo
   const std::size_t count = block(window, rank_).count();
   const PieceOf input = [&](int r) { return data(Where::in, r, block(window, r)); };
   const PieceOf raw = [&](int r) { return work(raw_ + r * each_, block(window, r).count(), wide_); };
-  const PieceOf sum = [&](int r) { return proxied(r, block(window, r).count(), wide_); };
+  const PieceOf sum = [&](int r) {
+    return input_is_sum() ? input(r) : proxied(r, block(window, r).count(), wide_);
+  };
   const auto from = [&](int m) { return work(received_ + m * each_, count, wide_); };
   if (stage == 0) {
     for (int r = 0; widens() && r < topology_.size(); ++r)
@@ -195,7 +197,7 @@ void PerRankProgram::all_to_all(Steps& steps, int stage) const {
     step.in.push_back(whole(Where::in, r));
     step.out.push_back(whole(Where::out, r));
   }
-  steps.emplace_back(std::move(step));
+  inside(steps, std::move(step));
 }
 
 }  // namespace occl::hosts

@@ -1,6 +1,7 @@
 #include "hosts/program.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/limits.h"
 #include "coll/plan/tuning.h"
@@ -105,6 +106,10 @@ std::size_t Program::lay_out(std::size_t elements, DType dtype) {
   return at;
 }
 
+void Program::inside(Steps& steps, NodeCollective step) const {
+  if (!alone() || step.in != step.out) steps.emplace_back(std::move(step));
+}
+
 void Program::send(Steps& steps, int peer, const Piece& piece, bool overwritten) {
   if (piece.count > 0) steps.push_back(SendRecv{true, peer, piece, overwritten});
 }
@@ -113,8 +118,7 @@ void Program::receive(Steps& steps, int peer, const Piece& piece, bool early) {
   if (piece.count > 0) steps.push_back(SendRecv{false, peer, piece, false, early});
 }
 
-void Program::finish(Steps& steps, const Piece& dst, const Piece& wide,
-                     const std::vector<Piece>& sums) const {
+void Program::finish(Steps& steps, const Piece& dst, const Piece& wide, std::vector<Piece> sums) const {
   if (dst.count == 0) return;
   const ReduceOp op = between_nodes(shape_.op);
   const Piece& result = needs_narrowing(shape_.dtype, shape_.op) ? wide : dst;
@@ -122,11 +126,12 @@ void Program::finish(Steps& steps, const Piece& dst, const Piece& wide,
     steps.push_back(Reduce{wide_, op, result, sums});
   } else {
     const auto merges = ReductionTree(topology_.nodes()).merges();
-    for (const ReductionTree::Merge& merge : merges)
-      steps.push_back(Reduce{wide_,
-                             op,
-                             &merge == &merges.back() ? result : sums[merge.into],
-                             {sums[merge.into], sums[merge.from]}});
+    for (const ReductionTree::Merge& merge : merges) {
+      Piece& sum = sums[merge.into];
+      const Piece to = &merge == &merges.back() ? result : sum.where == Where::in ? wide : sum;
+      steps.push_back(Reduce{wide_, op, to, {sum, sums[merge.from]}});
+      sum = to;
+    }
   }
   narrow(steps, dst, wide);
 }

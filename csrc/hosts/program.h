@@ -73,6 +73,10 @@ class Program {
   /// Elements of the block of `rank`; where there is only one block, of that.
   std::size_t count_of(int rank) const;
   bool widens() const { return wide_ != shape_.dtype; }
+  /// Whether this rank is the only one of its node.
+  bool alone() const { return topology_.node_size(node_) == 1; }
+  /// Of a reduction: whether this rank's input is the sum of its node as it is.
+  bool input_is_sum() const { return alone() && !widens() && shape_.op != ReduceOp::premul_sum; }
 
   Piece data(Where where, std::uint32_t block, Range range) const;
   Piece work(std::size_t offset, std::size_t count, DType dtype) const {
@@ -81,11 +85,13 @@ class Program {
   /// Reserves scratch memory and returns where it begins.
   std::size_t lay_out(std::size_t elements, DType dtype);
 
+  /// Adds an operation of the node's group, unless the rank is alone and its data lies where it belongs.
+  void inside(Steps& steps, NodeCollective step) const;
   static void send(Steps& steps, int peer, const Piece& piece, bool overwritten = false);
   static void receive(Steps& steps, int peer, const Piece& piece, bool early = false);
-  /// Combines the nodes' sums, which are scratch memory and are used up, and leaves the result in `dst`.
-  /// `wide`: scratch memory for as many elements, can be one of the sums.
-  void finish(Steps& steps, const Piece& dst, const Piece& wide, const std::vector<Piece>& sums) const;
+  /// Combines the nodes' sums and leaves the result in `dst`. Sums in scratch memory are used up; the input is
+  /// not written. `wide`: scratch memory for as many elements, can be one of the sums.
+  void finish(Steps& steps, const Piece& dst, const Piece& wide, std::vector<Piece> sums) const;
   /// Rounds and divides a sum of all nodes, where that is needed.
   void narrow(Steps& steps, const Piece& dst, const Piece& wide) const;
 

@@ -132,6 +132,7 @@ Piece ShardedProgram::received_part(int node, int k, const Rails& rails) const {
 
 /// Leaves in this rank's sums what the ranks of the node have for its rails.
 void ShardedProgram::reduce_inside(Steps& steps, const Rails& rails) const {
+  if (input_is_sum()) return;
   if (widens())
     steps.push_back(Cast{shape_.dtype, wide_, true, 1, work(raw_, rails.window.count(), wide_),
                          data(Where::in, 0, rails.window)});
@@ -146,7 +147,7 @@ void ShardedProgram::reduce_inside(Steps& steps, const Rails& rails) const {
   }
   const Range own = rails.of(local_);
   step.out = {sum(own, own)};
-  steps.emplace_back(std::move(step));
+  inside(steps, std::move(step));
 }
 
 /// all_gather, or gather to the root, of what lies at its place in the output; for a rank without an output,
@@ -163,7 +164,7 @@ void ShardedProgram::collect_inside(Steps& steps, const Rails& rails, Kind kind)
     if (!to_root || rank_ == shape_.root) step.out.push_back(data(Where::out, 0, of));
   }
   step.in = {step.out.empty() ? work(held_, step.counts[local_], shape_.dtype) : step.out[local_]};
-  steps.emplace_back(std::move(step));
+  inside(steps, std::move(step));
 }
 
 // ---- between nodes
@@ -180,7 +181,7 @@ void ShardedProgram::combine_by_reduce_scatter(Steps& steps, int stage, const Ra
       std::vector<Piece> sums;
       for (int m = 0; m < topology_.nodes(); ++m)
         sums.push_back(m == node_ ? sum(mine, own) : received_part(m, k, rails));
-      finish(steps, data(Where::out, 0, mine), sum(mine, own), sums);
+      finish(steps, data(Where::out, 0, mine), in_own(sums_, mine, own), sums);
     }
     for (int m = 0; m < topology_.nodes(); ++m) {
       if (m == node_) continue;
@@ -201,18 +202,24 @@ void ShardedProgram::combine_by_recursive_doubling(Steps& steps, int stage, cons
   if (stage == stages_ - 1 && stage > last) return collect_inside(steps, rails, Kind::all_gather);
   const bool folded = tree.folded(node_), absorbs = tree.absorbs_next(node_);
   const Range own = rails.of(local_);
-  const Piece mine = sum(own, own), theirs = received(0, own, own), result = data(Where::out, 0, own);
+  const Piece theirs = received(0, own, own), result = data(Where::out, 0, own);
+  // What is combined lies in scratch memory. Until then it lies where reduce_inside has left it.
+  const auto combined = [&](Range of) { return in_own(sums_, of, own); };
+  const auto held = [&](int after, Range of) {
+    return after > first || absorbs ? combined(of) : sum(of, own);
+  };
 
-  const auto combine = [&](int other, const Piece& dst) {
+  const auto combine = [&](int other, const Piece& dst, const Piece& mine) {
     if (dst.count == 0) return;
     steps.push_back(Reduce{wide_, between_nodes(shape_.op), dst,
                            other > node_ ? std::vector{mine, theirs} : std::vector{theirs, mine}});
   };
-  if (stage == first && absorbs) combine(node_ + 1, mine);
+  if (stage == first && absorbs) combine(node_ + 1, combined(own), sum(own, own));
   if (stage > first && stage <= last && !folded)
     combine(tree.partner(node_, stage - first - 1),
-            stage == last && !needs_narrowing(shape_.dtype, shape_.op) ? result : mine);
-  if (stage == last && !folded) narrow(steps, result, mine);
+            stage == last && !needs_narrowing(shape_.dtype, shape_.op) ? result : combined(own),
+            held(stage - 1, own));
+  if (stage == last && !folded) narrow(steps, result, combined(own));
 
   for (int k = first_rail(); k < last_rail(); ++k) {
     const Range rail = rails.rail(k);
@@ -222,7 +229,7 @@ void ShardedProgram::combine_by_recursive_doubling(Steps& steps, int stage, cons
       if (absorbs) receive(steps, topology_.owner(node_ + 1, k), received(0, rail, own));
     } else if (stage < last && !folded) {
       const int peer = topology_.owner(tree.partner(node_, stage - first), k);
-      send(steps, peer, sum(rail, own), true);
+      send(steps, peer, held(stage, rail), true);
       receive(steps, peer, received(0, rail, own));
     } else if (stage == last) {
       if (absorbs) send(steps, topology_.owner(node_ + 1, k), out);
@@ -242,7 +249,7 @@ void ShardedProgram::combine_at_root(Steps& steps, int stage, const Rails& rails
     std::vector<Piece> sums;
     for (int m = 0; m < topology_.nodes(); ++m)
       sums.push_back(m == node_ ? sum(own, own) : received(m, own, own));
-    finish(steps, result, sum(own, own), sums);
+    finish(steps, result, in_own(sums_, own, own), sums);
     return collect_inside(steps, rails, Kind::gather);
   }
   for (int k = first_rail(); k < last_rail(); ++k) {
@@ -269,7 +276,7 @@ void ShardedProgram::broadcast(Steps& steps, int stage, const Rails& rails) cons
     step.counts = {rails.window.count()};
     if (rank_ == shape_.root) step.in = {data(Where::in, 0, rails.window)};
     step.out = {data(here, 0, rails.window)};
-    steps.emplace_back(std::move(step));
+    inside(steps, std::move(step));
     return;
   }
   int arrives = 0, from = 0;  // the stage in which this node receives the window, and from which place

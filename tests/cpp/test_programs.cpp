@@ -27,6 +27,8 @@ using coll::Kind;
 
 namespace {
 
+constexpr int kFactor = 2;  // of each rank, for PREMUL_SUM
+
 struct Case {
   Kind kind = Kind::all_reduce;
   DType dtype = DType::i64;
@@ -330,8 +332,9 @@ class Simulation {
         }
         std::vector<std::byte> result(out.bytes() + 1);
         void* const to[] = {result.data()};
+        const std::vector<double> factors(first.op == ReduceOp::premul_sum ? from.size() : 0, kFactor);
         if (t.reduces && out.count > 0)
-          kernels::reduce(first.dtype, first.op, to, from, out.count, kernels::Store::cached);
+          kernels::reduce(first.dtype, first.op, to, from, out.count, kernels::Store::cached, factors);
         else if (out.count > 0)
           std::memcpy(result.data(), from[0], out.bytes());
         result.pop_back();
@@ -356,12 +359,21 @@ class Simulation {
               expected = c.op == ReduceOp::min ? std::min(expected, number_of(s, block, i))
                                                : expected + number_of(s, block, i);
             if (c.op == ReduceOp::avg) expected = expected / p.size();
+            if (c.op == ReduceOp::premul_sum) expected = expected * kFactor;
           }
           std::byte bytes[16];
           store(c.dtype, bytes, expected);
           CHECK(std::memcmp(bytes, ranks[d].out_blocks[b].data + i * size, size) == 0, t.name, " of ",
                 name_of(c.dtype), " ", name_of(c.op), ": rank ", d, " of ", p.size(), ", block ", b,
                 ", element ", i);
+        }
+    for (int r = 0; !c.in_place && r < p.size(); ++r)
+      for (std::size_t b = 0; b < ranks[r].in.size(); ++b)
+        for (std::size_t i = 0; i < ranks[r].in_blocks[b].count; ++i) {
+          std::byte bytes[16];
+          store(c.dtype, bytes, number_of(r, b, i));
+          CHECK(std::memcmp(bytes, ranks[r].in[b].data() + i * size, size) == 0, t.name,
+                " writes into the input of rank ", r, ", block ", b, ", element ", i);
         }
   }
 
@@ -413,7 +425,8 @@ TEST("every collective on every shape of nodes") {
         c.dtype = dtypes[random() % 4];
         const ReduceOp ops[] = {ReduceOp::sum, ReduceOp::min, ReduceOp::avg};
         c.op = ops[random() % 3];
-        if (c.op == ReduceOp::avg && (c.dtype == DType::f32 || c.dtype == DType::bf16)) c.op = ReduceOp::sum;
+        if (c.op == ReduceOp::avg && (c.dtype == DType::f32 || c.dtype == DType::bf16))
+          c.op = ReduceOp::premul_sum;
         const bool may_list =
             kind == Kind::all_gather || kind == Kind::reduce_scatter || kind == Kind::all_to_all;
         c.listed = may_list && round % 2;

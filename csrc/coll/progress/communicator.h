@@ -130,6 +130,8 @@ class Communicator {
     const std::uint64_t ended = ended_count_.load(std::memory_order_acquire);  // sync: ended-count
     return submitted() - ended;
   }
+  /// Operations that `drive` moves: those of this communicator, and of one that it uses alone.
+  virtual std::size_t moving() const { return pending(); }
   /// Whether there is anything to drive. Peers may wait for an answer after this rank's operations have
   /// ended.
   // sync: answers-due

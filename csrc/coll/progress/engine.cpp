@@ -218,7 +218,7 @@ bool Engine::wait(Communicator& group, const Operation& op, Deadline deadline,
   struct AtTheEnd {
     ~AtTheEnd() { rung_before = shm::Bell::rung(); }
   } at_the_end;
-  const auto turns_now = [&] { return core_for_each ? spin_.turns() : kShortSpin; };
+  const auto turns_now = [&] { return core_for_each ? spin_.turns() : kLooksBeforeYield; };
   int turns = turns_now(), looked = 0;
   bool yields = !core_for_each && yields_.next();
   using Clock = std::chrono::steady_clock;
@@ -226,7 +226,7 @@ bool Engine::wait(Communicator& group, const Operation& op, Deadline deadline,
   Busy busy;
   for (;;) {
     bool moved = group.drive(false);
-    if (!op.finished() && pending_.load(std::memory_order_relaxed) > group.pending())
+    if (!op.finished() && pending_.load(std::memory_order_relaxed) > group.moving())
       moved |= drive_all(false);  // a hint
     if (moved || op.finished()) {
       if (looked > kShortSpin) spin_.succeeded();
