@@ -18,8 +18,7 @@ PerRankProgram::PerRankProgram(const Topology& topology, int rank, const Program
       break;
     case Kind::gather:
     case Kind::scatter:
-      stages_ = 2;
-      proxied_ = blocks(topology_.size());
+      stages_ = 1;
       break;
     case Kind::reduce_scatter:
       stages_ = 3;
@@ -44,10 +43,10 @@ Program::Steps PerRankProgram::make_steps(int stage, std::uint64_t window) const
       all_gather(steps, stage, window);
       break;
     case Kind::gather:
-      gather(steps, stage, window);
+      gather(steps);
       break;
     case Kind::scatter:
-      scatter(steps, stage, window);
+      scatter(steps);
       break;
     case Kind::reduce_scatter:
       reduce_scatter(steps, stage, window);
@@ -105,41 +104,26 @@ void PerRankProgram::all_gather(Steps& steps, int stage, std::uint64_t window) c
     if (m != node_) among_proxied(steps, m, place, place);
 }
 
-void PerRankProgram::gather(Steps& steps, int stage, std::uint64_t window) const {
-  const Range all = block(window, rank_);
+/// The root receives each block of another node where it belongs.
+void PerRankProgram::gather(Steps& steps) const {
+  const Range all{0, shape_.count()};
   const Piece mine = data(Where::in, 0, all);
-  if (node_ != root_node_) {
-    if (stage == 0) send(steps, topology_.proxy(root_node_, rank_), mine);
-    return;
-  }
-  const PieceOf place = [&](int r) {
-    return rank_ == shape_.root ? data(Where::out, r, all) : proxied(r, all.count(), shape_.dtype);
-  };
-  if (stage == 0) among(steps, topology_.members(node_), place, [&](int) { return mine; });
-  for (int m = 0; m < topology_.nodes(); ++m) {
-    if (m == node_) continue;
-    if (stage == 1) among_proxied(steps, m, place, place);
-    for (const int r : topology_.proxied(node_, local_, m))
-      if (stage == 0) receive(steps, r, place(r));
-  }
+  if (node_ != root_node_) return send(steps, shape_.root, mine);
+  const PieceOf place = [&](int r) { return data(Where::out, r, all); };
+  for (int r = 0; rank_ == shape_.root && r < topology_.size(); ++r)
+    if (topology_.node_of(r) != node_) receive(steps, r, place(r));
+  among(steps, topology_.members(node_), place, [&](int) { return mine; });
 }
 
-void PerRankProgram::scatter(Steps& steps, int stage, std::uint64_t window) const {
-  const Range all = block(window, rank_);
+/// The root sends each block of another node from where it lies.
+void PerRankProgram::scatter(Steps& steps) const {
+  const Range all{0, shape_.count()};
   const Piece mine = data(Where::out, 0, all);
-  if (node_ != root_node_) {
-    if (stage == 1) receive(steps, topology_.proxy(root_node_, rank_), mine);
-    return;
-  }
+  if (node_ != root_node_) return receive(steps, shape_.root, mine);
   const PieceOf input = [&](int r) { return data(Where::in, r, all); };
-  const PieceOf place = [&](int r) { return alone() ? input(r) : proxied(r, all.count(), shape_.dtype); };
-  if (stage == 0) among(steps, topology_.members(node_), input, [&](int) { return mine; });
-  for (int m = 0; m < topology_.nodes(); ++m) {
-    if (m == node_) continue;
-    if (stage == 0) among_proxied(steps, m, input, place);
-    for (const int r : topology_.proxied(node_, local_, m))
-      if (stage == 1) send(steps, r, place(r));
-  }
+  for (int r = 0; rank_ == shape_.root && r < topology_.size(); ++r)
+    if (topology_.node_of(r) != node_) send(steps, r, input(r));
+  among(steps, topology_.members(node_), input, [&](int) { return mine; });
 }
 
 void PerRankProgram::reduce_scatter(Steps& steps, int stage, std::uint64_t window) const {

@@ -1,11 +1,11 @@
-// The programs of collectives with a block for each rank, over several nodes. In each node one local rank is
-// the proxy of a block (hosts/topology.h): the block leaves and enters the node through it.
+// The programs of collectives with a block for each rank, over several nodes. A block that all ranks of a node
+// need, or have a part of, leaves and enters the node through one of them, its proxy (hosts/topology.h).
 //
 //                    inside the node               between nodes               inside the node
 //   all_gather       all_gather of own blocks      blocks to their proxies     all_gather of others' blocks
-//   gather           gather (root's node)          blocks to their proxies     gather (root's node)
-//   scatter          scatter (root's node)         proxies' blocks to their rank
 //   reduce_scatter   reduce_scatter to proxies     proxies' sums to their rank (and a last reduction)
+//   gather           gather (root's node)          blocks to the root
+//   scatter          scatter (root's node)         blocks of the root to their rank
 //   all_to_all       all_to_all                    blocks to their rank
 #pragma once
 
@@ -34,8 +34,8 @@ class PerRankProgram final : public Program {
   void among_proxied(Steps& steps, int of_node, const PieceOf& listed, const PieceOf& own) const;
 
   void all_gather(Steps& steps, int stage, std::uint64_t window) const;
-  void gather(Steps& steps, int stage, std::uint64_t window) const;
-  void scatter(Steps& steps, int stage, std::uint64_t window) const;
+  void gather(Steps& steps) const;
+  void scatter(Steps& steps) const;
   void reduce_scatter(Steps& steps, int stage, std::uint64_t window) const;
   void all_to_all(Steps& steps, int stage) const;
 

@@ -50,7 +50,8 @@ Program::Program(const Topology& topology, int rank, const ProgramShape& shape, 
       local_(topology.local_rank(rank)),
       root_node_(topology.node_of(shape.root)),
       wide_(wide_dtype(shape.dtype, shape.op)) {
-  if (shape_.kind == Kind::all_to_all) return;  // one window
+  if (shape_.kind == Kind::all_to_all || shape_.kind == Kind::gather || shape_.kind == Kind::scatter)
+    return;  // one window: every block goes straight to its place
   const std::size_t size = size_of(shape_.dtype), line = in_a_line(size);
   for (int r = 0; r < topology_.size(); ++r) largest_ = std::max(largest_, count_of(r));
   if (largest_ == 0) {
