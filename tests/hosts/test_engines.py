@@ -359,11 +359,13 @@ def no_thread_for_the_payload(rank: int, n: int, device: str, **how) -> None:
         dist.isend(torch.ones(LARGE), 0)  # which may end well: the engine has received it all
         listen()
         return
-    work = dist.irecv(torch.zeros(LARGE), 1)
+    # The thread that has received an envelope is free for a moment: for the payload, or for the next envelope.
+    works = [dist.irecv(torch.zeros(LARGE), 1) for _ in range(2)]
     limits.without_threads()
     tell("receives")
     with pytest.raises(dist.DistBackendError, match="cannot start the thread that waits for messages"):
-        work.wait()
+        for work in works:
+            work.wait()
     assert engine.open(PAYLOADS) == 0, "the engine still has the memory of an operation that has ended"
     tell("failed")
 
