@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from occl.distributed.windows import new_window, supports_window
     from occl.memory import empty_shared, share_cpu_memory, shared_cpu_memory_stats
     from occl.notebook import launch
+    from occl.sharing import share_
 
 _FROM = {
     "OperationStats": "distributed.stats",
@@ -40,6 +41,7 @@ _FROM = {
     "replace": "deprecated",
     "replace_gloo": "distributed.gloo",
     "serves": "deprecated",
+    "share_": "sharing",
     "share_cpu_memory": "memory",
     "shared_cpu_memory_stats": "memory",
     "shrink_group": "distributed.groups",
@@ -57,6 +59,7 @@ __all__ = [
     "launch",
     "new_window",
     "replace_gloo",
+    "share_",
     "share_cpu_memory",
     "shared_cpu_memory_stats",
     "shrink_group",

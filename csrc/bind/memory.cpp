@@ -43,6 +43,8 @@ py::dict by_name(const memory::HeapStats& stats) {
 void bind_memory(py::module_& module) {
   module.def("_empty_shared", &pg::empty_shared, py::arg("size"), py::arg("dtype"),
              py::call_guard<py::gil_scoped_release>());
+  module.def("_share_storage", &pg::share_storage, py::arg("tensor"), py::arg("name"),
+             py::call_guard<py::gil_scoped_release>());
   module.def(
       "_share_cpu_memory",
       [](std::optional<std::size_t> min_bytes) {

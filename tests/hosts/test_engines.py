@@ -359,7 +359,7 @@ def no_thread_for_the_payload(rank: int, n: int, device: str, **how) -> None:
         dist.isend(torch.ones(LARGE), 0)  # which may end well: the engine has received it all
         listen()
         return
-    # The thread that has received an envelope is free for a moment: for the payload, or for the next envelope.
+    # The thread that has received an envelope is free for a moment: for the payload, or the next envelope.
     works = [dist.irecv(torch.zeros(LARGE), 1) for _ in range(2)]
     limits.without_threads()
     tell("receives")
