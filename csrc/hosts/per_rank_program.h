@@ -1,5 +1,5 @@
-// The programs of collectives with a block for each rank, over several nodes. A block that all ranks of a node
-// need, or have a part of, leaves and enters the node through one of them, its proxy (hosts/topology.h).
+// The programs of collectives with a block for each rank, over several nodes. A block that all ranks of a
+// node need, or have a part of, leaves and enters the node through one of them, its proxy (hosts/topology.h).
 //
 //                    inside the node               between nodes               inside the node
 //   all_gather       all_gather of own blocks      blocks to their proxies     all_gather of others' blocks

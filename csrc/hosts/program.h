@@ -89,8 +89,8 @@ class Program {
   void inside(Steps& steps, NodeCollective step) const;
   static void send(Steps& steps, int peer, const Piece& piece, bool overwritten = false);
   static void receive(Steps& steps, int peer, const Piece& piece, bool early = false);
-  /// Combines the nodes' sums and leaves the result in `dst`. Sums in scratch memory are used up; the input is
-  /// not written. `wide`: scratch memory for as many elements, can be one of the sums.
+  /// Combines the nodes' sums and leaves the result in `dst`. Sums in scratch memory are used up; the input
+  /// is not written. `wide`: scratch memory for as many elements, can be one of the sums.
   void finish(Steps& steps, const Piece& dst, const Piece& wide, std::vector<Piece> sums) const;
   /// Rounds and divides a sum of all nodes, where that is needed.
   void narrow(Steps& steps, const Piece& dst, const Piece& wide) const;

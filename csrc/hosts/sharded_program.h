@@ -29,7 +29,8 @@ class ShardedProgram final : public Program {
     Range of(int local) const;          // all rails of a local rank of this node
     Range part(int k, int node) const;  // what a node combines of a rail
   };
-  /// Where the node's sums of a window are: in the scratch memory of the rank that owns `own`, or in the input.
+  /// Where the node's sums of a window are: in the scratch memory of the rank that owns `own`, or in the
+  /// input.
   Piece sum(Range of, Range own) const {
     return input_is_sum() ? data(Where::in, 0, of) : in_own(sums_, of, own);
   }

@@ -55,7 +55,6 @@ class Bell {
     if (!wakes(sleepers_->load(std::memory_order_seq_cst), from)) return;  // sync: bell-sleepers
     word_->fetch_add(1, std::memory_order_seq_cst);                        // sync: bell-word
     futex_wake_all(*word_);
-    ++rung_;
   }
 
   /// Whether a thread of the owner was seen to sleep, for this process or for any. One that goes to sleep now
@@ -63,9 +62,6 @@ class Bell {
   bool seen_asleep(Process from = kAny) const {
     return wakes(sleepers_->load(std::memory_order_relaxed), from);
   }
-
-  /// How often this thread has rung for sleepers: these take a while to come.
-  static unsigned rung() { return rung_; }
 
   /// The owner's side. Construct it, check once more everything that is waited for, then call `wait` if
   /// nothing has happened: after a ring in between, `wait` returns immediately. `process`: the only one whose
@@ -95,8 +91,6 @@ class Bell {
     const auto process = static_cast<Process>(sleepers >> 32);
     return count > 1 || (count == 1 && (from == kAny || process == kAny || process == from));
   }
-
-  static inline thread_local unsigned rung_ = 0;
 
   FutexWord* word_ = nullptr;     // in the bell page: peers write it
   Sleepers* sleepers_ = nullptr;  // in the control region: only the owner writes it

@@ -174,3 +174,23 @@ TEST("after a long yield the next waits sleep, and more of them each time") {
   }
   CHECK(most == 4096);
 }
+
+TEST("spins in vain become shorter, and one in a while tries the whole time") {
+  using std::chrono::microseconds;
+  coll::Spin spin;
+  CHECK(spin.turns() == coll::kLongSpin && spin.turns() == coll::kLongSpin);
+  spin.failed(microseconds(1000));  // the late rank did not wait for this core
+  CHECK(spin.turns() == coll::kLongSpin);
+  spin.failed(microseconds(5));
+  CHECK(spin.turns() == coll::kLongSpin / 2);
+  for (int i = 0; i < 20; ++i) spin.failed(microseconds(5));
+  int tries = 0;
+  for (int i = 0; i < 320; ++i) {
+    const int turns = spin.turns();
+    CHECK(turns == coll::kShortSpin || turns == coll::kLongSpin);
+    tries += turns == coll::kLongSpin;
+  }
+  CHECK(tries == 10);
+  spin.succeeded();
+  CHECK(spin.turns() == coll::kLongSpin);
+}

@@ -151,20 +151,6 @@ TEST("no ring of a bell is lost: a sleeper sees what was published before it") {
   CHECK(sleepers == 0);
 }
 
-TEST("a thread counts the rings with which it woke sleepers") {
-  FutexWord word = 0;
-  Bell::Sleepers sleepers = 0;
-  const Bell bell(&word, &sleepers);
-  const unsigned before = Bell::rung();
-  bell.ring();
-  CHECK(Bell::rung() == before);
-  const Bell::Sleep sleep(bell);
-  bell.ring();
-  CHECK(Bell::rung() == before + 1);
-  std::thread([&] { bell.ring(); }).join();
-  CHECK(Bell::rung() == before + 1);
-}
-
 TEST("a thread that sleeps for one process is woken by that one, and by a ring for any") {
   FutexWord word = 0;
   Bell::Sleepers sleepers = 0;

@@ -213,11 +213,6 @@ bool Engine::wait(Communicator& group, const Operation& op, Deadline deadline,
   if (op.finished()) return true;
   Waiting waiting(*this);
   const bool core_for_each = group.core_for_each();
-  static thread_local unsigned rung_before = 0;  // when the last wait of this thread ended
-  const auto woke_a_peer = [&] { return core_for_each && shm::Bell::rung() != rung_before; };
-  struct AtTheEnd {
-    ~AtTheEnd() { rung_before = shm::Bell::rung(); }
-  } at_the_end;
   const auto turns_now = [&] { return core_for_each ? spin_.turns() : kLooksBeforeYield; };
   int turns = turns_now(), looked = 0;
   bool yields = !core_for_each && yields_.next();
@@ -240,9 +235,7 @@ bool Engine::wait(Communicator& group, const Operation& op, Deadline deadline,
       }
       continue;
     }
-    // A peer that slept comes within the long spin. To sleep before it comes would make it wake this thread,
-    // and then sleep for the same reason, and so on.
-    if (looked < turns || (looked < kLongSpin && woke_a_peer())) {
+    if (looked < turns) {
       ++looked;
       relax();
       continue;
@@ -266,7 +259,7 @@ bool Engine::wait(Communicator& group, const Operation& op, Deadline deadline,
       if (!moved && !op.finished() && (awaited == shm::Bell::kAny || group.awaited_process() == awaited)) {
         const auto begin = Clock::now();
         this->sleep(sleep, deadline.left(kSlice));
-        if (core_for_each && !woke_a_peer()) spin_.failed(Clock::now() - begin);
+        if (core_for_each) spin_.failed(Clock::now() - begin);
       }
     }
     if (op.finished()) return true;

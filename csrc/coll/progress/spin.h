@@ -11,13 +11,14 @@ namespace occl::coll {
 
 /// Turns of the loop. With a core for every rank: about as long as ranks usually lag behind each other.
 inline constexpr int kLongSpin = 2000, kShortSpin = 32;
-/// Where ranks share cores, the core is left at once to the rank that is late: with 32 looks in place of one, an
-/// all_reduce of 1 MiB of 2 + 2 ranks on 2 cores takes 1.25 times as long.
+/// Where ranks share cores, the core is left at once to the rank that is late: with 32 looks in place of one,
+/// an all_reduce of 1 MiB of 2 + 2 ranks on 2 cores takes 1.25 times as long.
 inline constexpr int kLooksBeforeYield = 1;
 
-/// Of all threads of a process with a core for every rank. If other programs use the cores, a spinning thread
-/// keeps the late rank off its core. The sign of that: nothing came while the thread spun, and its sleep
-/// after that was short. Then threads spin less, but try the long spin again now and then.
+/// Of all threads of a process with a core for every rank. If other programs use the cores, two ranks can
+/// share one, and then a spinning thread keeps the late rank off its core. The sign of that: nothing came
+/// while the thread spun, and its sleep after that was short. Then threads spin less, but try the long spin
+/// again now and then.
 ///
 /// relaxed: only hints.
 class Spin {
@@ -25,7 +26,7 @@ class Spin {
   /// Turns of the loop for the next wait.
   int turns() {
     const unsigned wait = waits_.fetch_add(1, std::memory_order_relaxed);
-    return wait % 16 == 0 ? kLongSpin : turns_.load(std::memory_order_relaxed);
+    return wait % kTries == 0 ? kLongSpin : turns_.load(std::memory_order_relaxed);
   }
   /// Something came while a thread spun.
   void succeeded() { turns_.store(kLongSpin, std::memory_order_relaxed); }
@@ -38,6 +39,7 @@ class Spin {
 
  private:
   static constexpr std::chrono::microseconds kLongSpinTime{60};
+  static constexpr unsigned kTries = 32;  // one wait in so many is long, whatever was learnt
   Atomic<int> turns_ = kLongSpin;
   Atomic<unsigned> waits_ = 0;
 };

@@ -1,0 +1,272 @@
+"""Times every operation in ordinary programs: each backend alone in its processes, calls in a row.
+
+    python -m benchmarks.sweep                                     2, 3, 4 and 8 ranks, about five minutes
+    python -m benchmarks.sweep --shapes 1+1 2+2 --contenders occl-ucx gloo     network namespaces; needs root
+    python -m benchmarks.sweep --shapes 2 3 4 8 1+1 2+2 4+4 --write
+
+A shape is a number of ranks of this host, or the ranks of each of several hosts. A cell is one operation on
+float32 tensors (or of another type, or on objects), of SIZES bytes for each rank. Its time is the mean of the
+ranks over some calls, of which the table has the median and the quartiles of ROUNDS. The last lines compare
+with Gloo.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from occl.bench import machine
+from occl.bench.noise import Watch, judge, verdict
+from occl.tools import text
+from tests.hosts.namespaces import INTERFACE, Host, Network, why_not
+
+RESULTS = Path(__file__).parent / "results"
+ROUNDS = 7
+SIZES = {4: 40, 4 << 10: 40, 64 << 10: 20, 4 << 20: 2}
+"""Bytes of a rank's block, and the calls of a round."""
+TYPES_BYTES = 64 << 10
+"""The size at which other types are timed."""
+GLOO = "gloo"
+
+
+class Contender(NamedTuple):
+    backend: str
+    device: str
+    variables: dict[str, str]
+
+
+CONTENDERS = {
+    GLOO: Contender("gloo", "cpu", {}),
+    "occl-cpu": Contender("occl", "cpu", {}),
+    "occl-dev": Contender("occl", "dev", {}),
+    "occl-ucx": Contender("occl", "cpu", {"OCCL_INTER_NODE": "ucx"}),
+    "occl-gloo": Contender("occl", "cpu", {"OCCL_INTER_NODE": "gloo"}),
+}
+
+Call = Callable[[], object]
+Cells = dict[str, dict[str, float]]
+
+
+# ---- a rank
+
+
+def calls_of(size: int, device: str) -> Iterator[tuple[str, Call]]:
+    """What is timed at a size, by the name of the cell."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    count = size // 4
+    block, part = torch.ones(count, device=device), torch.empty(count, device=device)
+    blocks, gathered = torch.ones(count * ranks, device=device), torch.empty(count * ranks, device=device)
+    parts, places = list(blocks.view(ranks, count)), list(gathered.view(ranks, count))
+    root = rank == 0
+
+    def messages_in_a_ring() -> None:
+        send = dist.P2POp(dist.isend, block, (rank + 1) % ranks)
+        receive = dist.P2POp(dist.irecv, part, (rank - 1) % ranks)
+        for work in dist.batch_isend_irecv([send, receive]):
+            work.wait()
+
+    yield "all_reduce", lambda: dist.all_reduce(block)
+    yield "broadcast", lambda: dist.broadcast(block, 0)
+    yield "reduce", lambda: dist.reduce(block, 0)
+    yield "all_gather", lambda: dist.all_gather(places, block)
+    yield "all_gather_into_tensor", lambda: dist.all_gather_into_tensor(gathered, block)
+    yield "reduce_scatter_tensor", lambda: dist.reduce_scatter_tensor(part, blocks)
+    yield "all_to_all_single", lambda: dist.all_to_all_single(gathered, blocks)
+    yield "gather", lambda: dist.gather(block, places if root else None, dst=0)
+    yield "scatter", lambda: dist.scatter(part, parts if root else None, src=0)
+    yield "messages in a ring", messages_in_a_ring
+    if size == min(SIZES):
+        objects: list[Any] = [None] * ranks
+        yield "barrier", dist.barrier
+        yield "all_gather_object", lambda: dist.all_gather_object(objects, {"rank": rank, "list": [1] * 20})
+        yield "broadcast_object_list", lambda: dist.broadcast_object_list([{"rank": rank}], 0)
+    if size == TYPES_BYTES:
+        for name in ("bfloat16", "float64", "int32"):
+            other = torch.ones(count, device=device, dtype=getattr(torch, name))
+            yield f"all_reduce of {name}", lambda other=other: dist.all_reduce(other)  # type: ignore[misc]
+        yield "all_reduce, maximum", lambda: dist.all_reduce(block, dist.ReduceOp.MAX)
+
+
+def seconds_of(call: Call, calls: int, finish: Call) -> list[float]:
+    """Of a call, in each round: the mean of the ranks."""
+    for _ in range(2):
+        call()
+    rounds = []
+    for _ in range(ROUNDS):
+        finish()
+        dist.barrier()
+        begin = time.perf_counter()
+        for _ in range(calls):
+            call()
+        finish()
+        mine = torch.tensor([time.perf_counter() - begin])
+        dist.all_reduce(mine)
+        rounds.append(mine.item() / calls / dist.get_world_size())
+    return rounds
+
+
+def work(contender: str, folder: str, rank: str, ranks: str) -> None:
+    """What a rank does. All hosts have the folder."""
+    backend, device, _ = CONTENDERS[contender]
+    torch.set_num_threads(1)
+    if device == "dev":
+        import torch_occl  # noqa: F401
+    dist.init_process_group(
+        backend, init_method=f"file://{folder}/store", rank=int(rank), world_size=int(ranks)
+    )
+    finish = torch.get_device_module(device).synchronize
+    cells: Cells = {}
+    for size, calls in SIZES.items():
+        for name, call in calls_of(size, device):
+            lower, median, upper = statistics.quantiles(seconds_of(call, calls, finish), n=4)
+            cells[f"{name}, {text.size(size)}"] = {
+                "lower_us": lower * 1e6,
+                "median_us": median * 1e6,
+                "upper_us": upper * 1e6,
+            }
+    if dist.get_rank() == 0:
+        Path(folder, "cells").write_text(json.dumps(cells))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+# ---- the whole
+
+
+def measure(shape: str, contender: str) -> Cells:
+    """Starts the ranks of a shape, and waits for them. Raises RuntimeError if one fails."""
+    here = [int(ranks) for ranks in shape.split("+")]
+    environment = os.environ | CONTENDERS[contender].variables | {"OMP_NUM_THREADS": "1"}
+    with ExitStack() as stack:
+        hosts: list[Host | None] = [None]
+        if len(here) > 1:
+            hosts = list(stack.enter_context(Network(len(here))).hosts)
+            environment["GLOO_SOCKET_IFNAME"] = INTERFACE
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        places = [host for host, ranks in zip(hosts, here, strict=True) for _ in range(ranks)]
+        processes = []
+        for rank, host in enumerate(places):
+            command = [sys.executable, "-m", "benchmarks.sweep", "--rank", contender, folder]
+            command += [str(rank), str(len(places))]
+            command = host.command(*command) if host else command
+            processes.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
+        said = [process.communicate()[1] for process in processes]
+        for rank, process in enumerate(processes):
+            if process.returncode:
+                raise RuntimeError(f"{contender}, {shape}: rank {rank} failed:\n{said[rank]}")
+        cells: Cells = json.loads(Path(folder, "cells").read_text())
+        return cells
+
+
+def geometric_mean(values: list[float]) -> float:
+    return math.exp(statistics.fmean(math.log(value) for value in values))
+
+
+def speeds(measured: dict[str, Cells], contender: str) -> dict[str, float]:
+    """Gloo's time over this contender's, by cell."""
+    own, gloo = measured[contender], measured[GLOO]
+    return {cell: gloo[cell]["median_us"] / own[cell]["median_us"] for cell in own}
+
+
+def summary(measured: dict[str, Cells], contender: str) -> str:
+    """How this contender compares with Gloo, in one line."""
+    found = speeds(measured, contender)
+    least = min(found, key=found.__getitem__)
+    behind = sum(speed < 1 for speed in found.values())
+    return (
+        f"{contender}: {geometric_mean(list(found.values())):.1f} times as fast as Gloo in the geometric mean "
+        f"of {len(found)} cells, at least {found[least]:.2f} times ({least}); behind it in {behind}"
+    )
+
+
+def table(measured: dict[str, Cells]) -> list[str]:
+    """A line for each cell: median and quartiles of each contender, and Gloo's time over the contender's."""
+    others = [name for name in measured if name != GLOO]
+    columns = [f"{name} us" for name in measured] + [f"{GLOO}/{name}" for name in others if GLOO in measured]
+    lines = [" " * 34 + "".join(column.rjust(26) for column in columns)]
+    for cell in next(iter(measured.values())):
+        line = cell.ljust(34)
+        for cells in measured.values():
+            low, median, high = (cells[cell][f"{name}_us"] for name in ("lower", "median", "upper"))
+            line += f"{median:.4g} ({low:.4g} to {high:.4g})".rjust(26)
+        if GLOO in measured:
+            for name in others:
+                line += f"{speeds(measured, name)[cell]:.2f}".rjust(26)
+        lines.append(line)
+    if GLOO in measured:
+        lines += ["", *(summary(measured, name) for name in others)]
+    return lines
+
+
+def write(content: dict[str, Any]) -> None:
+    """Into the files of this day. Shapes that were measured earlier on this day stay."""
+    stem = RESULTS / f"{content['machine']['date'][:10]}-sweep"
+    kept = stem.with_suffix(".json")
+    if kept.exists():
+        earlier = json.loads(kept.read_text())
+        for part in ("results", "noise"):
+            content[part] = earlier[part] | content[part]
+    said = machine.lines(content["machine"])
+    for shape, measured in content["results"].items():
+        said += ["", f"{shape} ranks", "", *table(measured), "", verdict(content["noise"][shape])]
+    stem.with_suffix(".txt").write_text("\n".join(said) + "\n")
+    kept.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.sweep",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--shapes", nargs="+", default=["2", "3", "4", "8"], metavar="SHAPE")
+    parser.add_argument(
+        "--contenders",
+        nargs="+",
+        choices=CONTENDERS,
+        metavar="NAME",
+        help=f"of {', '.join(CONTENDERS)}; by default those of one host, or of several",
+    )
+    parser.add_argument("--write", action="store_true", help=f"into {RESULTS.name}/DATE-sweep.txt and .json")
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = parse_arguments()
+    if any("+" in shape for shape in options.shapes) and (reason := why_not()):
+        sys.exit(f"error: {reason}")
+    about = machine.describe()
+    print(*machine.lines(about), sep="\n", flush=True)
+    content: dict[str, Any] = {"machine": about, "results": {}, "noise": {}}
+    for shape in options.shapes:
+        names = options.contenders or (
+            ["occl-ucx", "occl-gloo", GLOO] if "+" in shape else ["occl-cpu", "occl-dev", GLOO]
+        )
+        watch = Watch()
+        measured = {name: measure(shape, name) for name in names}
+        noise = judge([], *watch.shares())
+        content["results"][shape], content["noise"][shape] = measured, noise
+        print("", f"{shape} ranks", "", *table(measured), "", verdict(noise), sep="\n", flush=True)
+    if options.write:
+        write(content)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--rank"]:
+        work(*sys.argv[2:])
+    else:
+        main()
