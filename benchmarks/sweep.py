@@ -13,6 +13,7 @@ with Gloo.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import os
@@ -38,6 +39,8 @@ RESULTS = Path(__file__).parent / "results"
 ROUNDS = 7
 SIZES = {4: 40, 4 << 10: 40, 64 << 10: 20, 4 << 20: 2}
 """Bytes of a rank's block, and the calls of a round."""
+BREAK = 0.02
+"""Seconds."""
 TYPES_BYTES = 64 << 10
 """The size at which other types are timed."""
 GLOO = "gloo"
@@ -119,6 +122,29 @@ def seconds_of(call: Call, calls: int, finish: Call) -> list[float]:
     return rounds
 
 
+def seconds_after_a_break(call: Call, finish: Call) -> list[float]:
+    """Of single calls, each after BREAK in which the ranks compute: the mean of the ranks."""
+    matrix, begin, rounds = torch.rand(300, 300), torch.zeros(1, dtype=torch.float64), []
+    for _ in range(4 * ROUNDS):
+        begin[0] = time.perf_counter() + BREAK
+        dist.broadcast(begin, 0)
+        while time.perf_counter() < begin - BREAK / 20:
+            matrix @ matrix
+        while time.perf_counter() < begin:
+            pass
+        call()
+        finish()
+        mine = torch.tensor([time.perf_counter() - begin.item()])
+        dist.all_reduce(mine)
+        rounds.append(mine.item() / dist.get_world_size())
+    return rounds
+
+
+def quartiles(seconds: list[float]) -> dict[str, float]:
+    lower, median, upper = statistics.quantiles(seconds, n=4)
+    return {"lower_us": lower * 1e6, "median_us": median * 1e6, "upper_us": upper * 1e6}
+
+
 def work(contender: str, folder: str, rank: str, ranks: str) -> None:
     """What a rank does. All hosts have the folder."""
     backend, device, _ = CONTENDERS[contender]
@@ -132,12 +158,12 @@ def work(contender: str, folder: str, rank: str, ranks: str) -> None:
     cells: Cells = {}
     for size, calls in SIZES.items():
         for name, call in calls_of(size, device):
-            lower, median, upper = statistics.quantiles(seconds_of(call, calls, finish), n=4)
-            cells[f"{name}, {text.size(size)}"] = {
-                "lower_us": lower * 1e6,
-                "median_us": median * 1e6,
-                "upper_us": upper * 1e6,
-            }
+            cells[f"{name}, {text.size(size)}"] = quartiles(seconds_of(call, calls, finish))
+    for size in (4, 1 << 20):
+        block = torch.ones(size // 4, device=device)
+        cells[f"all_reduce, {text.size(size)}, after a break"] = quartiles(
+            seconds_after_a_break(functools.partial(dist.all_reduce, block), finish)
+        )
     if dist.get_rank() == 0:
         Path(folder, "cells").write_text(json.dumps(cells))
     dist.barrier()
@@ -188,8 +214,8 @@ def summary(measured: dict[str, Cells], contender: str) -> str:
     least = min(found, key=found.__getitem__)
     behind = sum(speed < 1 for speed in found.values())
     return (
-        f"{contender}: {geometric_mean(list(found.values())):.1f} times as fast as Gloo in the geometric mean "
-        f"of {len(found)} cells, at least {found[least]:.2f} times ({least}); behind it in {behind}"
+        f"{contender}: {geometric_mean(list(found.values())):.1f} times as fast as Gloo in the geometric "
+        f"mean of {len(found)} cells, at least {found[least]:.2f} times ({least}); behind it in {behind}"
     )
 
 
