@@ -29,6 +29,8 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from occl.bench import machine
 from occl.bench.noise import Watch, judge, verdict
@@ -59,6 +61,11 @@ CONTENDERS = {
     "occl-ucx": Contender("occl", "cpu", {"OCCL_INTER_NODE": "ucx"}),
     "occl-gloo": Contender("occl", "cpu", {"OCCL_INTER_NODE": "gloo"}),
 }
+
+MODELS = [(100, 64), (1024, 256), (2048, 512)]
+"""Of models whose steps are timed: the widths of their two layers, inside and outside."""
+STEP = "step of training"
+"""How the names of their cells begin, which are no operations: `summary` leaves them out."""
 
 Call = Callable[[], object]
 Cells = dict[str, dict[str, float]]
@@ -102,6 +109,19 @@ def calls_of(size: int, device: str) -> Iterator[tuple[str, Call]]:
             other = torch.ones(count, device=device, dtype=getattr(torch, name))
             yield f"all_reduce of {name}", lambda other=other: dist.all_reduce(other)  # type: ignore[misc]
         yield "all_reduce, maximum", lambda: dist.all_reduce(block, dist.ReduceOp.MAX)
+
+
+def step_of_training(inside: int, outside: int, device: str) -> Call:
+    """A step of DistributedDataParallel without an optimizer, of a model of two layers."""
+    layers = nn.Linear(outside, inside), nn.ReLU(), nn.Linear(inside, outside)
+    model = DistributedDataParallel(nn.Sequential(*layers).to(device))
+    data = torch.ones(16, outside, device=device)
+
+    def step() -> None:
+        model.zero_grad()
+        model(data).sum().backward()
+
+    return step
 
 
 def seconds_of(call: Call, calls: int, finish: Call) -> list[float]:
@@ -164,6 +184,10 @@ def work(contender: str, folder: str, rank: str, ranks: str) -> None:
         cells[f"all_reduce, {text.size(size)}, after a break"] = quartiles(
             seconds_after_a_break(functools.partial(dist.all_reduce, block), finish)
         )
+    for widths in MODELS:
+        step = step_of_training(*widths, device)
+        weights = 4 * (2 * math.prod(widths) + sum(widths))
+        cells[f"{STEP}, {text.size(weights)}"] = quartiles(seconds_of(step, 10, finish))
     if dist.get_rank() == 0:
         Path(folder, "cells").write_text(json.dumps(cells))
     dist.barrier()
@@ -210,7 +234,7 @@ def speeds(measured: dict[str, Cells], contender: str) -> dict[str, float]:
 
 def summary(measured: dict[str, Cells], contender: str) -> str:
     """How this contender compares with Gloo, in one line."""
-    found = speeds(measured, contender)
+    found = {cell: speed for cell, speed in speeds(measured, contender).items() if not cell.startswith(STEP)}
     least = min(found, key=found.__getitem__)
     behind = sum(speed < 1 for speed in found.values())
     return (

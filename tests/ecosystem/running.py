@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
@@ -10,6 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests.hosts.namespaces import INTERFACE, Network
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "integrations"
 COMPILED = str(EXAMPLES.parents[1] / "build" / "torch_extensions")
@@ -60,6 +63,30 @@ def run(*command: str, alone: bool = False, reference: bool = False, **variables
     assert "uses Gloo, and not occl" not in done.stdout, done.stdout
     assert alone or "trains alone" not in done.stdout, done.stdout
     return done.stdout
+
+
+def run_on_two_nodes(*script: str, **variables: str) -> str:
+    """What one rank on each of two hosts, which are network namespaces, prints of an example."""
+    scripts = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = os.environ | {"PATH": scripts, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": INTERFACE}
+    with Network(2) as network, contextlib.ExitStack() as stack:
+        meeting = ["--master-addr", network.hosts[0].address, "--master-port", str(network.new_port())]
+        nodes = []
+        for number, host in enumerate(network.hosts):
+            command = ["torchrun", "--nnodes=2", f"--node-rank={number}", "--nproc-per-node=1", *meeting]
+            node = subprocess.Popen(
+                host.command(*command, *script),
+                cwd=EXAMPLES,
+                env=environment | variables,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            stack.callback(node.kill)
+            nodes.append(node)
+        shown = [node.communicate(timeout=TIMEOUT)[0] for node in nodes]
+    assert not any(node.returncode for node in nodes), "\n".join(shown)
+    return "\n".join(shown)
 
 
 def fails(*command: str, **variables: str) -> str:

@@ -22,8 +22,10 @@ from tests.ecosystem.running import (
     fails,
     losses,
     run,
+    run_on_two_nodes,
     with_gloo,
 )
+from tests.hosts.namespaces import why_not
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -220,6 +222,25 @@ def test_torchtitan_trains_unchanged_on_dev(degrees, tell):
     shown = run(*TORCHRUN, "torchtitan_llama.py", *degrees, OCCL_DEVICE="1")
     assert losses(shown)
     assert "2 ranks on dev:0, over occl" in shown
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+@pytest.mark.parametrize(
+    "script",
+    [
+        ("accelerate_digits.py",),
+        ("trainer_gpt2.py",),
+        ("ignite_digits.py",),
+        ("metrics_digits.py", *OPTIONS[GLOO]),
+        ("deepspeed_digits.py", "--stage", "2"),
+    ],
+    ids=lambda script: script[0].split("_")[0],
+)
+def test_in_the_place_of_gloo_on_two_nodes(script):
+    chosen = {"DS_ACCELERATOR": "cpu"} if "deepspeed" in script[0] else {}
+    shown = run_on_two_nodes(*script, **IN_PLACE[CPU], **chosen)
+    assert "uses occl in the place of Gloo" in shown and "uses Gloo, and not occl" not in shown, shown
+    assert_same_losses(shown, with_gloo(*TORCHRUN, *script, **chosen))
 
 
 ALONE = (
