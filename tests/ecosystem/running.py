@@ -65,8 +65,8 @@ def run(*command: str, alone: bool = False, reference: bool = False, **variables
     return done.stdout
 
 
-def run_on_two_nodes(*script: str, **variables: str) -> str:
-    """What one rank on each of two hosts, which are network namespaces, prints of an example."""
+def run_on_two_nodes(*script: str, **variables: str) -> list[str]:
+    """What an example prints, by rank, where each of two ranks has a network namespace for a host."""
     scripts = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = os.environ | {"PATH": scripts, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": INTERFACE}
     with Network(2) as network, contextlib.ExitStack() as stack:
@@ -86,7 +86,7 @@ def run_on_two_nodes(*script: str, **variables: str) -> str:
             nodes.append(node)
         shown = [node.communicate(timeout=TIMEOUT)[0] for node in nodes]
     assert not any(node.returncode for node in nodes), "\n".join(shown)
-    return "\n".join(shown)
+    return shown
 
 
 def fails(*command: str, **variables: str) -> str:

@@ -238,9 +238,10 @@ def test_torchtitan_trains_unchanged_on_dev(degrees, tell):
 )
 def test_in_the_place_of_gloo_on_two_nodes(script):
     chosen = {"DS_ACCELERATOR": "cpu"} if "deepspeed" in script[0] else {}
-    shown = run_on_two_nodes(*script, **IN_PLACE[CPU], **chosen)
-    assert "uses occl in the place of Gloo" in shown and "uses Gloo, and not occl" not in shown, shown
-    assert_same_losses(shown, with_gloo(*TORCHRUN, *script, **chosen))
+    first, second = run_on_two_nodes(*script, **IN_PLACE[CPU], **chosen)
+    assert "uses occl in the place of Gloo" in first, first
+    assert "uses Gloo, and not occl" not in first + second, first + second
+    assert_same_losses(first, with_gloo(*TORCHRUN, *script, **chosen))
 
 
 ALONE = (
