@@ -1,4 +1,5 @@
-"""Draws the picture of the README from results of the benchmark: docs/img/speed.png. Needs matplotlib.
+"""Draws the picture of the README, docs/img/speed.png, from the newest results of benchmarks/sweep.py. Needs
+matplotlib.
 
 python -m benchmarks.picture
 """
@@ -15,64 +16,79 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.ticker import FuncFormatter
 
+from benchmarks.sweep import RESULTS, STEP, Cells, speeds, summarize
 from occl.bench.plot import STYLES
-from occl.tools import text
 
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks/results"
-SIZES = RESULTS / "2026-11-26-peers-xeon.json"
-TRAINING = RESULTS / "2026-11-26-training.json"
-PICTURE = ROOT / "docs/img/speed.png"
-NAMES = {"gloo": "Gloo", "occl-cpu": "occl, CPU tensors", "occl-dev": "occl, dev"}
-MODELS = {
-    "digits_ddp": "small CNN\nDDP",
-    "mlp_ddp": "MLP, 30 M\nDDP",
-    "gpt_ddp": "GPT\nDDP",
-    "gpt_fsdp": "GPT\nFSDP2",
+PICTURE = Path(__file__).parents[1] / "docs/img/speed.png"
+ROWS = {
+    "2 ranks": ("2", "occl-cpu", "occl-cpu"),
+    "2 ranks, dev": ("2", "occl-dev", "occl-dev"),
+    "4 ranks": ("4", "occl-cpu", "occl-cpu"),
+    "4 ranks, dev": ("4", "occl-dev", "occl-dev"),
+    "8 ranks": ("8", "occl-cpu", "occl-cpu"),
+    "8 ranks, dev": ("8", "occl-dev", "occl-dev"),
+    "hosts 1+1": ("1+1", "occl-ucx", "gloo"),
+    "hosts 2+2": ("2+2", "occl-ucx", "gloo"),
+    "hosts 4+4": ("4+4", "occl-ucx", "gloo"),
 }
+"""The shape and the contender of the results, and whose color they have."""
+BARS = ["2 ranks", "4 ranks", "8 ranks", "hosts 1+1", "hosts 2+2"]
 
 
-def read(path: Path) -> Any:
-    return json.loads(path.read_text())["results"]
+def times(value: float, _: object) -> str:
+    return f"{value:g} x"
 
 
-def draw_times(axes: Any) -> None:
-    rows = [row for row in read(SIZES) if row["operation"] == "all_reduce"]
-    for contender, name in NAMES.items():
-        own = [row for row in rows if row["contender"] == contender]
-        axes.plot(
-            [r["bytes"] for r in own], [r["median_us"] for r in own], label=name, ms=4, **STYLES[contender]
+def draw_operations(axes: Any, measured: dict[str, dict[str, Cells]]) -> None:
+    names = list(ROWS)
+    for place, (shape, contender, color) in enumerate(ROWS.values()):
+        found = [s for cell, s in speeds(measured[shape], contender).items() if not cell.startswith(STEP)]
+        shifts = [
+            place + 0.5 * ((7 * i) % 11 / 10 - 0.5) for i in range(len(found))
+        ]  # so that dots do not hide dots
+        axes.plot(found, shifts, ".", ms=4, alpha=0.55, color=STYLES[color]["color"])
+        mean = summarize(measured[shape], contender).mean
+        axes.plot([mean, mean], [place - 0.35, place + 0.35], color="black", lw=2)
+        axes.text(650, place, f"{mean:.0f} x", va="center", ha="right", fontsize=8)
+    axes.axvline(1, color="gray", lw=1)
+    axes.set_xscale("log")
+    axes.set_xlim(0.7, 700)
+    axes.set_xticks([1, 2, 5, 10, 30, 100])
+    axes.xaxis.set_major_formatter(FuncFormatter(times))
+    axes.minorticks_off()
+    axes.set_yticks(range(len(names)), names, fontsize=8)
+    axes.invert_yaxis()
+    axes.set_title(
+        "49 operations and sizes: times as fast as Gloo\n(line, number: geometric mean)", fontsize=9
+    )
+    axes.grid(alpha=0.3, axis="x")
+
+
+def draw_training(axes: Any, measured: dict[str, dict[str, Cells]]) -> None:
+    steps = [cell for cell in measured["2"]["gloo"] if cell.startswith(STEP)]
+    width = 0.8 / len(steps)
+    for at, cell in enumerate(steps):
+        rates = [speeds(measured[ROWS[bar][0]], ROWS[bar][1])[cell] for bar in BARS]
+        places = [i + (at - 1) * width for i in range(len(BARS))]
+        axes.bar(
+            places, rates, width, label=cell.partition(", ")[2], color=["#9ecae1", "#4292c6", "#084594"][at]
         )
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xticks([4, 2**10, 2**16, 2**20, 2**26])
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: text.size(size)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda us, _: text.duration(1e3 * us)))
-    axes.set_title("all_reduce of 2 ranks: time, lower is better", fontsize=9)
-    axes.grid(alpha=0.3)
+    axes.axhline(1, color="gray", lw=1)
+    axes.set_xticks(range(len(BARS)), [bar.replace(" ", "\n") for bar in BARS], fontsize=8)
+    axes.yaxis.set_major_formatter(FuncFormatter(times))
+    axes.set_title("steps of DistributedDataParallel on CPU\ntensors, by the size of the model", fontsize=9)
     axes.legend(fontsize=8, frameon=False)
-
-
-def draw_training(axes: Any) -> None:
-    results = read(TRAINING)
-    width = 0.27
-    for place, (contender, name) in enumerate(NAMES.items()):
-        rates = [
-            results[model][contender]["samples_per_second"] / results[model]["gloo"]["samples_per_second"]
-            for model in MODELS
-        ]
-        positions = [i + (place - 1) * width for i in range(len(MODELS))]
-        axes.bar(positions, rates, width, label=name, color=STYLES[contender]["color"])
-    axes.set_xticks(range(len(MODELS)), MODELS.values(), fontsize=8)
-    axes.set_title("training with 2 ranks: samples/s, Gloo = 1", fontsize=9)
     axes.grid(alpha=0.3, axis="y")
     axes.set_axisbelow(True)
 
 
 def main() -> None:
-    figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, 3.0), layout="constrained")
-    draw_times(left)
-    draw_training(right)
+    measured = json.loads(max(RESULTS.glob("*-sweep.json")).read_text())["results"]
+    figure, (left, right) = plt.subplots(
+        1, 2, figsize=(9.0, 3.6), layout="constrained", width_ratios=[1.25, 1]
+    )
+    draw_operations(left, measured)
+    draw_training(right, measured)
     for axes in (left, right):
         axes.tick_params(labelsize=8)
         axes.spines[["top", "right"]].set_visible(False)

@@ -3,6 +3,7 @@
     python -m benchmarks.sweep                                     2, 3, 4 and 8 ranks, about five minutes
     python -m benchmarks.sweep --shapes 1+1 2+2 --contenders occl-ucx gloo     network namespaces; needs root
     python -m benchmarks.sweep --shapes 2 3 4 8 1+1 2+2 4+4 --write
+    python -m benchmarks.sweep --update docs/performance.md
 
 A shape is a number of ranks of this host, or the ranks of each of several hosts. A cell is one operation on
 float32 tensors (or of another type, or on objects), of SIZES bytes for each rank. Its time is the mean of the
@@ -17,6 +18,7 @@ import functools
 import json
 import math
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -65,7 +67,16 @@ CONTENDERS = {
 MODELS = [(100, 64), (1024, 256), (2048, 512)]
 """Of models whose steps are timed: the widths of their two layers, inside and outside."""
 STEP = "step of training"
-"""How the names of their cells begin, which are no operations: `summary` leaves them out."""
+"""How the names of their cells begin, which are no operations: `summarize` leaves them out."""
+
+KINDS = {
+    "occl-cpu": "CPU",
+    "occl-dev": "`dev`",
+    "occl-ucx": "CPU, over UCX",
+    "occl-gloo": "CPU, over Gloo",
+}
+"""What the page calls them."""
+BEGIN, END = "<!-- table: benchmarks/sweep.py writes it -->\n", "<!-- end of the table of all operations -->"
 
 Call = Callable[[], object]
 Cells = dict[str, dict[str, float]]
@@ -222,25 +233,58 @@ def measure(shape: str, contender: str) -> Cells:
         return cells
 
 
-def geometric_mean(values: list[float]) -> float:
-    return math.exp(statistics.fmean(math.log(value) for value in values))
-
-
 def speeds(measured: dict[str, Cells], contender: str) -> dict[str, float]:
     """Gloo's time over this contender's, by cell."""
     own, gloo = measured[contender], measured[GLOO]
     return {cell: gloo[cell]["median_us"] / own[cell]["median_us"] for cell in own}
 
 
-def summary(measured: dict[str, Cells], contender: str) -> str:
-    """How this contender compares with Gloo, in one line."""
+class Summary(NamedTuple):
+    """How a contender compares with Gloo over all operations: Gloo's times over its own."""
+
+    cells: int
+    mean: float  # geometric
+    least: float
+    least_cell: str
+    behind: int  # cells in which Gloo is faster
+
+
+def summarize(measured: dict[str, Cells], contender: str) -> Summary:
     found = {cell: speed for cell, speed in speeds(measured, contender).items() if not cell.startswith(STEP)}
-    least = min(found, key=found.__getitem__)
-    behind = sum(speed < 1 for speed in found.values())
+    mean = math.exp(statistics.fmean(math.log(speed) for speed in found.values()))
+    cell = min(found, key=found.__getitem__)
+    return Summary(len(found), mean, found[cell], cell, sum(speed < 1 for speed in found.values()))
+
+
+def sentence(measured: dict[str, Cells], contender: str) -> str:
+    it = summarize(measured, contender)
     return (
-        f"{contender}: {geometric_mean(list(found.values())):.1f} times as fast as Gloo in the geometric "
-        f"mean of {len(found)} cells, at least {found[least]:.2f} times ({least}); behind it in {behind}"
+        f"{contender}: {it.mean:.1f} times as fast as Gloo in the geometric mean of {it.cells} cells, "
+        f"at least {it.least:.2f} times ({it.least_cell}); behind it in {it.behind}"
     )
+
+
+def page(content: dict[str, Any]) -> str:
+    """The tables of docs/performance.md: all operations by ranks, and the steps of training."""
+    lines = [
+        "| ranks | tensors | times as fast as Gloo, geometric mean | least | behind Gloo in |",
+        "|---|---|---|---|---|",
+    ]
+    for shape, measured in content["results"].items():
+        for contender, kind in KINDS.items():
+            if contender in measured:
+                it = summarize(measured, contender)
+                least = f"{it.least:.2f} ({it.least_cell})"
+                lines.append(f"| {shape} | {kind} | {it.mean:.1f} | {least} | {it.behind} of {it.cells} |")
+    steps = [cell for cell in next(iter(content["results"].values()))[GLOO] if cell.startswith(STEP)]
+    titles = [cell.partition(", ")[2] for cell in steps]
+    lines += ["", f"| ranks | tensors | {' | '.join(titles)} |", "|---|---|" + "---|" * len(steps)]
+    for shape, measured in content["results"].items():
+        for contender, kind in KINDS.items():
+            if contender in measured:
+                rates = [f"{speeds(measured, contender)[cell]:.2f}" for cell in steps]
+                lines.append(f"| {shape} | {kind} | {' | '.join(rates)} |")
+    return "\n".join(lines) + "\n"
 
 
 def table(measured: dict[str, Cells]) -> list[str]:
@@ -258,7 +302,7 @@ def table(measured: dict[str, Cells]) -> list[str]:
                 line += f"{speeds(measured, name)[cell]:.2f}".rjust(26)
         lines.append(line)
     if GLOO in measured:
-        lines += ["", *(summary(measured, name) for name in others)]
+        lines += ["", *(sentence(measured, name) for name in others)]
     return lines
 
 
@@ -291,12 +335,24 @@ def parse_arguments() -> argparse.Namespace:
         metavar="NAME",
         help=f"of {', '.join(CONTENDERS)}; by default those of one host, or of several",
     )
+    parser.add_argument(
+        "--update", type=Path, metavar="PAGE", help="measure nothing: write the newest results into a page"
+    )
     parser.add_argument("--write", action="store_true", help=f"into {RESULTS.name}/DATE-sweep.txt and .json")
     return parser.parse_args()
 
 
 def main() -> None:
     options = parse_arguments()
+    if options.update:
+        newest = json.loads(max(RESULTS.glob("*-sweep.json")).read_text())
+        replaced = re.sub(
+            f"(?s)(?<={re.escape(BEGIN)}).*?(?={re.escape(END)})",
+            lambda _: page(newest),
+            options.update.read_text(),
+        )
+        options.update.write_text(replaced)
+        return
     if any("+" in shape for shape in options.shapes) and (reason := why_not()):
         sys.exit(f"error: {reason}")
     about = machine.describe()

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks import packages
+from benchmarks import packages, sweep
 
 ROOT = Path(__file__).parents[1]
 PEERS, TRAINING = "2026-11-26-peers-xeon", "2026-11-26-training"
 PACKAGES, ONE_SIDED = "2026-11-28-packages", "2026-11-29-one-sided-xeon"
+SWEEP, HOSTS = "2026-11-29-sweep", "2026-11-29-hosts"
 KIB, MIB = 1 << 10, 1 << 20
 
 
@@ -35,30 +36,41 @@ def times(operation: str = "all_reduce", name: str = PEERS) -> dict[int, dict[st
     return {size: rows for size, rows in found.items() if "gloo" in rows}
 
 
-def speed_over_gloo(rows: dict[str, dict[str, Any]]) -> float:
-    """Beside the lower quartile of Gloo, of the slower of the two kinds of tensors."""
-    return min(rows["gloo"]["lower_us"] / rows[name]["median_us"] for name in ("occl-dev", "occl-cpu"))
-
-
-@pytest.mark.parametrize("page", ["README.md", "docs/performance.md"])
-def test_an_all_reduce_is_as_much_faster_than_gloo_as_the_page_says(page):
-    claim = r"of 64 MiB is (\d+) times as fast as over Gloo, and one of up to 64 KiB at least (\d+) times"
-    (large, small) = re.findall(claim, text_of(page))[0]
-    speeds = {size: speed_over_gloo(rows) for size, rows in times().items()}
-    assert round(speeds[64 * MIB]) == int(large) and round(min(speeds.values())) == int(large)
-    assert int(min(speed for size, speed in speeds.items() if size <= 64 * KIB)) == int(small)
-
-
-@pytest.mark.parametrize("page", ["README.md", "docs/performance.md"])
-def test_training_is_as_much_faster_than_with_gloo_as_the_page_says(page):
-    (least, most) = re.findall(r"Training is ([\d.]+) to ([\d.]+) times as fast", text_of(page))[0]
-    speeds = [
-        rows[name]["samples_per_second"] / rows["gloo"]["samples_per_second"]
-        for rows in results(TRAINING).values()
-        for name in rows
-        if name.startswith("occl")
+def contenders_of(content: dict[str, Any]) -> list[tuple[dict[str, sweep.Cells], str]]:
+    """What the pages promise something about: every group of one host, and those over UCX."""
+    return [
+        (measured, name)
+        for measured in content["results"].values()
+        for name in measured
+        if name not in ("gloo", "occl-gloo")
     ]
-    assert (f"{min(speeds):.1f}", f"{max(speeds):.1f}") == (least, most)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/performance.md"])
+def test_calls_and_steps_are_as_much_faster_than_with_gloo_as_the_page_says(page):
+    content = json.loads((ROOT / f"benchmarks/results/{SWEEP}.json").read_text())
+    claim = (
+        r"a call is (\d+) to (\d+) times as fast as over Gloo with 2 to 8 ranks, and (\d+) to (\d+) times "
+        r"between hosts over UCX: .* None is slower. A step of training takes ([\d.]+) to ([\d.]+) times "
+        "as long with Gloo"
+    )
+    ((least, most, least_ucx, most_ucx, *steps),) = re.findall(claim, text_of(page))
+    means: dict[str, list[float]] = {}
+    rates = []
+    for measured, name in contenders_of(content):
+        it = sweep.summarize(measured, name)
+        assert it.behind == 0
+        means.setdefault(name, []).append(it.mean)
+        if name != "occl-dev":
+            rates += [s for cell, s in sweep.speeds(measured, name).items() if cell.startswith(sweep.STEP)]
+    assert (round(min(means["occl-cpu"])), round(max(means["occl-cpu"]))) == (int(least), int(most))
+    assert (round(min(means["occl-ucx"])), round(max(means["occl-ucx"]))) == (int(least_ucx), int(most_ucx))
+    assert [f"{min(rates):.1f}", f"{max(rates):.1f}"] == steps
+
+
+def test_the_table_of_all_operations_is_that_of_its_result():
+    content = json.loads((ROOT / f"benchmarks/results/{SWEEP}.json").read_text())
+    assert sweep.page(content) in (ROOT / "docs/performance.md").read_text()
 
 
 def test_staging_takes_as_much_longer_as_the_page_says():
@@ -93,19 +105,6 @@ def rows_of(page: str, heading: str) -> list[list[str]]:
     """The cells of the table with this heading."""
     table = (ROOT / page).read_text().split(heading)[1].split("\n\n")[0]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
-
-
-def test_the_table_of_an_all_reduce_has_the_medians():
-    units = {"us": 1.0, "ms": 1000.0}
-    sizes = {"64 B": 64, "64 KiB": 64 * KIB, "1 MiB": MIB, "16 MiB": 16 * MIB, "64 MiB": 64 * MIB}
-    measured = times()
-    rows = rows_of("docs/performance.md", "| all_reduce of | occl, `dev` | occl, CPU | Gloo, CPU |")
-    assert [size for size, *_ in rows] == list(sizes)
-    for size, *cells in rows:
-        for cell, name in zip(cells, ("occl-dev", "occl-cpu", "gloo", "floor"), strict=True):
-            number, unit = cell.split()
-            shown = measured[sizes[size]][name]["median_us"] / units[unit]
-            assert f"{shown:.{len(number.partition('.')[2])}f}" == number, (size, name)
 
 
 def test_the_table_of_training_has_the_medians():
@@ -147,3 +146,22 @@ def test_the_table_of_one_sided_access_is_that_of_its_result():
         r"A rendezvous of symmetric memory takes (\d+) us", text_of("docs/one-sided.md")
     )
     assert int(rendezvous) == round(found["rendezvous", 0, "occl-dev"])
+
+
+def test_the_table_of_an_all_reduce_over_hosts_has_the_medians():
+    content = json.loads((ROOT / f"benchmarks/results/{HOSTS}.json").read_text())
+    rates = {"no limit": "none", "1 Gbit/s": "1gbit"}
+    sizes = {"4 B": 4, "64 KiB": 64 * KIB, "1 MiB": MIB, "16 MiB": 16 * MIB, "64 MiB": 64 * MIB}
+    rows = rows_of("docs/performance.md", "| ranks, network | size | occl over UCX |")
+    assert len(rows) == 21
+    shape = rate = ""
+    for group, size, *cells in rows:
+        if group:
+            shape, rate = group.replace(" + ", "+").split(", ")
+        medians = {
+            row["contender"]: row["median_us"] / 1000
+            for row in content[shape]["tables"][rates[rate]]
+            if row["bytes"] == sizes[size]
+        }
+        for cell, name in zip(cells, ("occl-ucx", "occl-gloo", "gloo", "openmpi"), strict=True):
+            assert float(cell) == pytest.approx(medians[name], rel=0.051), (shape, rate, size, name)
