@@ -28,7 +28,7 @@ def instructions_of(name: str) -> float:
     """Of one rank's call."""
     program = cpp_build.build("plain", SOURCE)
     command = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null"]
-    command += [f"--toggle-collect=measured_{name}", str(program), f"{name} of"]
+    command += ["--toggle-collect=measured", str(program), f"{name} of"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert "1 passed, 0 failed" in done.stdout, done.stdout + done.stderr
     counted = re.search(r"Collected : (\d+)", done.stderr)

@@ -181,7 +181,7 @@ void ShardedProgram::combine_by_reduce_scatter(Steps& steps, int stage, const Ra
       std::vector<Piece> sums;
       for (int m = 0; m < topology_.nodes(); ++m)
         sums.push_back(m == node_ ? sum(mine, own) : received_part(m, k, rails));
-      finish(steps, data(Where::out, 0, mine), in_own(sums_, mine, own), sums);
+      finish(steps, data(Where::out, 0, mine), combined(mine, own), sums);
     }
     for (int m = 0; m < topology_.nodes(); ++m) {
       if (m == node_) continue;
@@ -204,9 +204,8 @@ void ShardedProgram::combine_by_recursive_doubling(Steps& steps, int stage, cons
   const Range own = rails.of(local_);
   const Piece theirs = received(0, own, own), result = data(Where::out, 0, own);
   // What is combined lies in scratch memory. Until then it lies where reduce_inside has left it.
-  const auto combined = [&](Range of) { return in_own(sums_, of, own); };
   const auto held = [&](int after, Range of) {
-    return after > first || absorbs ? combined(of) : sum(of, own);
+    return after > first || absorbs ? combined(of, own) : sum(of, own);
   };
 
   const auto combine = [&](int other, const Piece& dst, const Piece& mine) {
@@ -214,12 +213,12 @@ void ShardedProgram::combine_by_recursive_doubling(Steps& steps, int stage, cons
     steps.push_back(Reduce{wide_, between_nodes(shape_.op), dst,
                            other > node_ ? std::vector{mine, theirs} : std::vector{theirs, mine}});
   };
-  if (stage == first && absorbs) combine(node_ + 1, combined(own), sum(own, own));
+  if (stage == first && absorbs) combine(node_ + 1, combined(own, own), sum(own, own));
   if (stage > first && stage <= last && !folded)
     combine(tree.partner(node_, stage - first - 1),
-            stage == last && !needs_narrowing(shape_.dtype, shape_.op) ? result : combined(own),
+            stage == last && !needs_narrowing(shape_.dtype, shape_.op) ? result : combined(own, own),
             held(stage - 1, own));
-  if (stage == last && !folded) narrow(steps, result, combined(own));
+  if (stage == last && !folded) narrow(steps, result, combined(own, own));
 
   for (int k = first_rail(); k < last_rail(); ++k) {
     const Range rail = rails.rail(k);
@@ -249,7 +248,7 @@ void ShardedProgram::combine_at_root(Steps& steps, int stage, const Rails& rails
     std::vector<Piece> sums;
     for (int m = 0; m < topology_.nodes(); ++m)
       sums.push_back(m == node_ ? sum(own, own) : received(m, own, own));
-    finish(steps, result, in_own(sums_, own, own), sums);
+    finish(steps, result, combined(own, own), sums);
     return collect_inside(steps, rails, Kind::gather);
   }
   for (int k = first_rail(); k < last_rail(); ++k) {

@@ -31,9 +31,9 @@ class ShardedProgram final : public Program {
   };
   /// Where the node's sums of a window are: in the scratch memory of the rank that owns `own`, or in the
   /// input.
-  Piece sum(Range of, Range own) const {
-    return input_is_sum() ? data(Where::in, 0, of) : in_own(sums_, of, own);
-  }
+  Piece sum(Range of, Range own) const { return input_is_sum() ? data(Where::in, 0, of) : combined(of, own); }
+  /// Where sums of several nodes are, in that scratch memory.
+  Piece combined(Range of, Range own) const { return in_own(sums_, of, own); }
   Piece received(int node, Range of, Range own) const { return in_own(received_from(node), of, own); }
   std::size_t received_from(int node) const { return received_ + (node > node_ ? node - 1 : node) * each_; }
   Piece in_own(std::size_t base, Range of, Range own) const;

@@ -1,5 +1,5 @@
-// Calls of two ranks that one thread makes. Callgrind counts the instructions inside functions whose names
-// begin with "measured" (tests/test_instructions.py).
+// Calls of two ranks that one thread makes. Callgrind counts the instructions inside `measured`
+// (tests/test_instructions.py).
 // modes: plain
 #include <sys/eventfd.h>
 #include <sys/syscall.h>
@@ -27,16 +27,6 @@ void run(Cluster& ranks, Call& first, Call& second) {
     for (int r = 0; r < 2; ++r) ranks[r].group->drive(false);
 }
 
-/// Makes kWarmUp calls and, in `measured`, another kCalls. `task` gives a rank's.
-template <class Task, class Measured>
-void repeat(Cluster& ranks, const Task& task, const Measured& measured) {
-  for (int i = 0; i < kWarmUp + kCalls; ++i) {
-    Call first(task(0), Deadline::never()), second(task(1), Deadline::never());
-    i < kWarmUp ? run(ranks, first, second) : measured(ranks, first, second);
-    CHECK(!first.operation.error() && !second.operation.error());
-  }
-}
-
 }  // namespace
 
 extern "C" {
@@ -61,19 +51,23 @@ long syscall(long number, ...) noexcept {
 }
 #endif
 
-[[gnu::noinline]] void measured_all_reduce(Cluster& ranks, Call& first, Call& second) {
-  run(ranks, first, second);
+[[gnu::noinline]] void measured(Cluster& ranks, Call& first, Call& second) { run(ranks, first, second); }
 }
-[[gnu::noinline]] void measured_message(Cluster& ranks, Call& first, Call& second) {
-  run(ranks, first, second);
-}
+
+/// Makes kWarmUp calls and, measured, another kCalls. `task` gives a rank's.
+template <class Task>
+void repeat(Cluster& ranks, const Task& task) {
+  for (int i = 0; i < kWarmUp + kCalls; ++i) {
+    Call first(task(0), Deadline::never()), second(task(1), Deadline::never());
+    i < kWarmUp ? run(ranks, first, second) : measured(ranks, first, second);
+    CHECK(!first.operation.error() && !second.operation.error());
+  }
 }
 
 TEST("all_reduce of 8 bytes") {
   Cluster ranks(2);
   std::array<std::int64_t, 2> data{1, 2};
-  repeat(
-      ranks, [&](int rank) { return all_reduce(&data[rank], 1); }, measured_all_reduce);
+  repeat(ranks, [&](int rank) { return all_reduce(&data[rank], 1); });
   CHECK(data[0] == data[1]);
 }
 
@@ -88,6 +82,6 @@ TEST("message of 8 bytes") {
     t.buffer = {reinterpret_cast<std::byte*>(&data[rank]), 1};
     return t;
   };
-  repeat(ranks, task, measured_message);
+  repeat(ranks, task);
   CHECK(data[1] == 1);
 }

@@ -43,17 +43,22 @@ GLOO_ABORTS = "terminate called without an active exception"
 `metrics_digits.py` did so in 2 of 20 runs, and in 3 of 24 where torch_occl was not loaded."""
 
 
+def environment(variables: dict[str, str]) -> dict[str, str]:
+    """That of an example's command."""
+    scripts = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    given = {"PATH": scripts, "OMP_NUM_THREADS": "1", "TORCH_EXTENSIONS_DIR": COMPILED}
+    return os.environ | given | variables
+
+
 def run(*command: str, alone: bool = False, reference: bool = False, **variables: str) -> str:
     """The output of a command in the folder of the examples, which must succeed.
 
     ``alone``: whether its ranks may train alone. ``reference``: over Gloo, which may abort at its end.
     """
-    variables = {"OMP_NUM_THREADS": "1", "TORCH_EXTENSIONS_DIR": COMPILED} | variables
-    scripts = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         command,
         cwd=EXAMPLES,
-        env=os.environ | {"PATH": scripts} | variables,
+        env=environment(variables),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -67,8 +72,6 @@ def run(*command: str, alone: bool = False, reference: bool = False, **variables
 
 def run_on_two_nodes(*script: str, **variables: str) -> list[str]:
     """What an example prints, by rank, where each of two ranks has a network namespace for a host."""
-    scripts = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = os.environ | {"PATH": scripts, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": INTERFACE}
     with Network(2) as network, contextlib.ExitStack() as stack:
         meeting = ["--master-addr", network.hosts[0].address, "--master-port", str(network.new_port())]
         nodes = []
@@ -77,7 +80,7 @@ def run_on_two_nodes(*script: str, **variables: str) -> list[str]:
             node = subprocess.Popen(
                 host.command(*command, *script),
                 cwd=EXAMPLES,
-                env=environment | variables,
+                env=environment({"GLOO_SOCKET_IFNAME": INTERFACE} | variables),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,

@@ -39,7 +39,7 @@ class Spin {
 
  private:
   static constexpr std::chrono::microseconds kLongSpinTime{60};
-  static constexpr unsigned kTries = 32;  // one wait in so many is long, whatever was learnt
+  static constexpr unsigned kTries = 32;  // one wait in this many spins the whole time
   Atomic<int> turns_ = kLongSpin;
   Atomic<unsigned> waits_ = 0;
 };

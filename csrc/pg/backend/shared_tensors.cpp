@@ -34,13 +34,13 @@ at::Tensor empty_shared(at::IntArrayRef size, at::ScalarType type) {
   return tensor.set_(std::move(storage), 0, size);
 }
 
-bool share_storage(const at::Tensor& t, const std::string& name) {
+void share_storage(const at::Tensor& t, const std::string& name) {
   const char* call = "share_";
   if (t.layout() != at::kStrided)
     invalid(call, name, " is ", c10::str(t.layout()), ", and only strided tensors can be moved");
   const c10::Storage& storage = t.storage();
   const std::size_t bytes = storage.nbytes();
-  if (bytes == 0 || device::deleter_of_heaps(storage.data())) return false;
+  if (bytes == 0 || device::deleter_of_heaps(storage.data())) return;
   if (!t.is_cpu())
     invalid(call, name, " is on ", c10::str(t.device()), ", and only CPU tensors can be moved");
   // PyTorch does not resize these either.
@@ -49,7 +49,6 @@ bool share_storage(const at::Tensor& t, const std::string& name) {
   c10::DataPtr memory = device::allocate_for_peers(bytes);
   std::memcpy(memory.get(), storage.data(), bytes);
   storage.set_data_ptr_noswap(std::move(memory));
-  return true;
 }
 
 at::Tensor allocate_shared(long size, const at::TensorOptions& options) {

@@ -13,10 +13,10 @@ bool has_shared_tensors();
 
 /// A CPU tensor, uninitialized. Throws c10::OutOfMemoryError.
 at::Tensor empty_shared(at::IntArrayRef size, at::ScalarType type);
-/// Moves the storage of a CPU tensor into such memory, for all tensors that have it. False where it lies
-/// there already, or has no bytes. Raises ValueError, with `name`, for other devices and layouts, and where
-/// the memory is not PyTorch's alone. Throws c10::OutOfMemoryError.
-bool share_storage(const at::Tensor& t, const std::string& name);
+/// Moves the storage of a CPU tensor into such memory, for all tensors that have it, unless it lies there
+/// already or has no bytes. Raises ValueError, with `name`, for other devices and layouts, and where the
+/// memory is not PyTorch's alone. Throws c10::OutOfMemoryError.
+void share_storage(const at::Tensor& t, const std::string& name);
 /// A tensor of `size` elements in one dimension, uninitialized, on the options' device: the CPU or `dev`.
 /// Raises ValueError for others, and NotImplementedError where there is no `dev`.
 at::Tensor allocate_shared(long size, const at::TensorOptions& options);
