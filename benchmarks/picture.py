@@ -6,7 +6,6 @@ python -m benchmarks.picture
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.ticker import FuncFormatter
 
-from benchmarks.sweep import RESULTS, STEP, Cells, speeds, summarize
+from benchmarks.sweep import STEP, Cells, newest, speeds, speeds_of_operations, summarize
 from occl.bench.plot import STYLES
 
 PICTURE = Path(__file__).parents[1] / "docs/img/speed.png"
@@ -42,10 +41,9 @@ def times(value: float, _: object) -> str:
 def draw_operations(axes: Any, measured: dict[str, dict[str, Cells]]) -> None:
     names = list(ROWS)
     for place, (shape, contender, color) in enumerate(ROWS.values()):
-        found = [s for cell, s in speeds(measured[shape], contender).items() if not cell.startswith(STEP)]
-        shifts = [
-            place + 0.5 * ((7 * i) % 11 / 10 - 0.5) for i in range(len(found))
-        ]  # so that dots do not hide dots
+        found = list(speeds_of_operations(measured[shape], contender).values())
+        # Dots of one row are not all at one height, where they would hide each other.
+        shifts = [place + 0.5 * ((7 * i) % 11 / 10 - 0.5) for i in range(len(found))]
         axes.plot(found, shifts, ".", ms=4, alpha=0.55, color=STYLES[color]["color"])
         mean = summarize(measured[shape], contender).mean
         axes.plot([mean, mean], [place - 0.35, place + 0.35], color="black", lw=2)
@@ -83,7 +81,7 @@ def draw_training(axes: Any, measured: dict[str, dict[str, Cells]]) -> None:
 
 
 def main() -> None:
-    measured = json.loads(max(RESULTS.glob("*-sweep.json")).read_text())["results"]
+    measured = newest()["results"]
     figure, (left, right) = plt.subplots(
         1, 2, figsize=(9.0, 3.6), layout="constrained", width_ratios=[1.25, 1]
     )

@@ -35,9 +35,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from occl.bench import machine
+from occl.bench.contenders import EVERY
 from occl.bench.noise import Watch, judge, verdict
 from occl.tools import text
+from tests.hosts.launch import placement
 from tests.hosts.namespaces import INTERFACE, Host, Network, why_not
+from torch_occl import ProcessGroupOCCL
 
 RESULTS = Path(__file__).parent / "results"
 ROUNDS = 7
@@ -50,20 +53,6 @@ TYPES_BYTES = 64 << 10
 GLOO = "gloo"
 
 
-class Contender(NamedTuple):
-    backend: str
-    device: str
-    variables: dict[str, str]
-
-
-CONTENDERS = {
-    GLOO: Contender("gloo", "cpu", {}),
-    "occl-cpu": Contender("occl", "cpu", {}),
-    "occl-dev": Contender("occl", "dev", {}),
-    "occl-ucx": Contender("occl", "cpu", {"OCCL_INTER_NODE": "ucx"}),
-    "occl-gloo": Contender("occl", "cpu", {"OCCL_INTER_NODE": "gloo"}),
-}
-
 MODELS = [(100, 64), (1024, 256), (2048, 512)]
 """Of models whose steps are timed: the widths of their two layers, inside and outside."""
 STEP = "step of training"
@@ -75,7 +64,7 @@ KINDS = {
     "occl-ucx": "CPU, over UCX",
     "occl-gloo": "CPU, over Gloo",
 }
-"""What the page calls them."""
+"""The contenders beside Gloo, of occl.bench.contenders, and what the page calls them."""
 BEGIN, END = "<!-- table: benchmarks/sweep.py writes it -->\n", "<!-- end of the table of all operations -->"
 
 Call = Callable[[], object]
@@ -178,12 +167,15 @@ def quartiles(seconds: list[float]) -> dict[str, float]:
 
 def work(contender: str, folder: str, rank: str, ranks: str) -> None:
     """What a rank does. All hosts have the folder."""
-    backend, device, _ = CONTENDERS[contender]
+    chosen = EVERY[contender]
+    device, carrier = chosen.device_type, chosen.carrier
     torch.set_num_threads(1)
-    if device == "dev":
-        import torch_occl  # noqa: F401
     dist.init_process_group(
-        backend, init_method=f"file://{folder}/store", rank=int(rank), world_size=int(ranks)
+        chosen.backend,
+        init_method=f"file://{folder}/store",
+        rank=int(rank),
+        world_size=int(ranks),
+        pg_options=ProcessGroupOCCL.Options(inter_node=carrier) if carrier else None,
     )
     finish = torch.get_device_module(device).synchronize
     cells: Cells = {}
@@ -210,21 +202,22 @@ def work(contender: str, folder: str, rank: str, ranks: str) -> None:
 
 def measure(shape: str, contender: str) -> Cells:
     """Starts the ranks of a shape, and waits for them. Raises RuntimeError if one fails."""
-    here = [int(ranks) for ranks in shape.split("+")]
-    environment = os.environ | CONTENDERS[contender].variables | {"OMP_NUM_THREADS": "1"}
+    places = placement(shape)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     with ExitStack() as stack:
         hosts: list[Host | None] = [None]
-        if len(here) > 1:
-            hosts = list(stack.enter_context(Network(len(here))).hosts)
+        if max(places) > 0:
+            hosts = list(stack.enter_context(Network(max(places) + 1)).hosts)
             environment["GLOO_SOCKET_IFNAME"] = INTERFACE
         folder = stack.enter_context(tempfile.TemporaryDirectory())
-        places = [host for host, ranks in zip(hosts, here, strict=True) for _ in range(ranks)]
         processes = []
-        for rank, host in enumerate(places):
+        for rank, place in enumerate(places):
+            host = hosts[place]
             command = [sys.executable, "-m", "benchmarks.sweep", "--rank", contender, folder]
             command += [str(rank), str(len(places))]
             command = host.command(*command) if host else command
             processes.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
+            stack.callback(processes[-1].kill)
         said = [process.communicate()[1] for process in processes]
         for rank, process in enumerate(processes):
             if process.returncode:
@@ -239,6 +232,11 @@ def speeds(measured: dict[str, Cells], contender: str) -> dict[str, float]:
     return {cell: gloo[cell]["median_us"] / own[cell]["median_us"] for cell in own}
 
 
+def speeds_of_operations(measured: dict[str, Cells], contender: str) -> dict[str, float]:
+    """The same without the steps of training."""
+    return {cell: speed for cell, speed in speeds(measured, contender).items() if not cell.startswith(STEP)}
+
+
 class Summary(NamedTuple):
     """How a contender compares with Gloo over all operations: Gloo's times over its own."""
 
@@ -250,7 +248,7 @@ class Summary(NamedTuple):
 
 
 def summarize(measured: dict[str, Cells], contender: str) -> Summary:
-    found = {cell: speed for cell, speed in speeds(measured, contender).items() if not cell.startswith(STEP)}
+    found = speeds_of_operations(measured, contender)
     mean = math.exp(statistics.fmean(math.log(speed) for speed in found.values()))
     cell = min(found, key=found.__getitem__)
     return Summary(len(found), mean, found[cell], cell, sum(speed < 1 for speed in found.values()))
@@ -270,20 +268,22 @@ def page(content: dict[str, Any]) -> str:
         "| ranks | tensors | times as fast as Gloo, geometric mean | least | behind Gloo in |",
         "|---|---|---|---|---|",
     ]
-    for shape, measured in content["results"].items():
-        for contender, kind in KINDS.items():
-            if contender in measured:
-                it = summarize(measured, contender)
-                least = f"{it.least:.2f} ({it.least_cell})"
-                lines.append(f"| {shape} | {kind} | {it.mean:.1f} | {least} | {it.behind} of {it.cells} |")
+    rows = [
+        (f"| {shape} | {kind} |", measured, contender)
+        for shape, measured in content["results"].items()
+        for contender, kind in KINDS.items()
+        if contender in measured
+    ]
+    for begin, measured, contender in rows:
+        it = summarize(measured, contender)
+        least = f"{it.least:.2f} ({it.least_cell})"
+        lines.append(f"{begin} {it.mean:.1f} | {least} | {it.behind} of {it.cells} |")
     steps = [cell for cell in next(iter(content["results"].values()))[GLOO] if cell.startswith(STEP)]
     titles = [cell.partition(", ")[2] for cell in steps]
     lines += ["", f"| ranks | tensors | {' | '.join(titles)} |", "|---|---|" + "---|" * len(steps)]
-    for shape, measured in content["results"].items():
-        for contender, kind in KINDS.items():
-            if contender in measured:
-                rates = [f"{speeds(measured, contender)[cell]:.2f}" for cell in steps]
-                lines.append(f"| {shape} | {kind} | {' | '.join(rates)} |")
+    for begin, measured, contender in rows:
+        rates = [f"{speeds(measured, contender)[cell]:.2f}" for cell in steps]
+        lines.append(f"{begin} {' | '.join(rates)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -304,6 +304,12 @@ def table(measured: dict[str, Cells]) -> list[str]:
     if GLOO in measured:
         lines += ["", *(sentence(measured, name) for name in others)]
     return lines
+
+
+def newest() -> dict[str, Any]:
+    """The results of the last day on which some were written."""
+    content: dict[str, Any] = json.loads(max(RESULTS.glob("*-sweep.json")).read_text())
+    return content
 
 
 def write(content: dict[str, Any]) -> None:
@@ -331,9 +337,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--contenders",
         nargs="+",
-        choices=CONTENDERS,
+        choices=[*KINDS, GLOO],
         metavar="NAME",
-        help=f"of {', '.join(CONTENDERS)}; by default those of one host, or of several",
+        help=f"of {', '.join([*KINDS, GLOO])}; by default those of one host, or of several",
     )
     parser.add_argument(
         "--update", type=Path, metavar="PAGE", help="measure nothing: write the newest results into a page"
@@ -345,10 +351,9 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     options = parse_arguments()
     if options.update:
-        newest = json.loads(max(RESULTS.glob("*-sweep.json")).read_text())
         replaced = re.sub(
             f"(?s)(?<={re.escape(BEGIN)}).*?(?={re.escape(END)})",
-            lambda _: page(newest),
+            lambda _: page(newest()),
             options.update.read_text(),
         )
         options.update.write_text(replaced)
