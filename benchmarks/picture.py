@@ -81,7 +81,7 @@ def draw_training(axes: Any, measured: dict[str, dict[str, Cells]]) -> None:
 
 
 def main() -> None:
-    measured = newest()["results"]
+    measured = newest("sweep")["results"]
     figure, (left, right) = plt.subplots(
         1, 2, figsize=(9.0, 3.6), layout="constrained", width_ratios=[1.25, 1]
     )

@@ -165,10 +165,10 @@ def quartiles(seconds: list[float]) -> dict[str, float]:
     return {"lower_us": lower * 1e6, "median_us": median * 1e6, "upper_us": upper * 1e6}
 
 
-def work(contender: str, folder: str, rank: str, ranks: str) -> None:
-    """What a rank does. All hosts have the folder."""
+def join(contender: str, folder: str, rank: str, ranks: str) -> Call:
+    """Joins a rank to its group. Returns what waits until its calls have ended. All hosts have the folder."""
     chosen = EVERY[contender]
-    device, carrier = chosen.device_type, chosen.carrier
+    carrier = chosen.carrier
     torch.set_num_threads(1)
     dist.init_process_group(
         chosen.backend,
@@ -177,7 +177,22 @@ def work(contender: str, folder: str, rank: str, ranks: str) -> None:
         world_size=int(ranks),
         pg_options=ProcessGroupOCCL.Options(inter_node=carrier) if carrier else None,
     )
-    finish = torch.get_device_module(device).synchronize
+    finish: Call = torch.get_device_module(chosen.device_type).synchronize
+    return finish
+
+
+def leave(folder: str, found: object) -> None:
+    """Rank 0 gives what it found to the program that has started it."""
+    if dist.get_rank() == 0:
+        Path(folder, "found").write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def work(contender: str, folder: str, rank: str, ranks: str) -> None:
+    """What a rank does."""
+    finish = join(contender, folder, rank, ranks)
+    device = EVERY[contender].device_type
     cells: Cells = {}
     for size, calls in SIZES.items():
         for name, call in calls_of(size, device):
@@ -191,17 +206,14 @@ def work(contender: str, folder: str, rank: str, ranks: str) -> None:
         step = step_of_training(*widths, device)
         weights = 4 * (2 * math.prod(widths) + sum(widths))
         cells[f"{STEP}, {text.size(weights)}"] = quartiles(seconds_of(step, 10, finish))
-    if dist.get_rank() == 0:
-        Path(folder, "cells").write_text(json.dumps(cells))
-    dist.barrier()
-    dist.destroy_process_group()
+    leave(folder, cells)
 
 
 # ---- the whole
 
 
-def measure(shape: str, contender: str) -> Cells:
-    """Starts the ranks of a shape, and waits for them. Raises RuntimeError if one fails."""
+def measure(shape: str, contender: str, program: str = "benchmarks.sweep") -> Any:
+    """Starts the ranks of a shape, and waits for what rank 0 finds. Raises RuntimeError if one fails."""
     places = placement(shape)
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     with ExitStack() as stack:
@@ -213,7 +225,7 @@ def measure(shape: str, contender: str) -> Cells:
         processes = []
         for rank, place in enumerate(places):
             host = hosts[place]
-            command = [sys.executable, "-m", "benchmarks.sweep", "--rank", contender, folder]
+            command = [sys.executable, "-m", program, "--rank", contender, folder]
             command += [str(rank), str(len(places))]
             command = host.command(*command) if host else command
             processes.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
@@ -222,8 +234,7 @@ def measure(shape: str, contender: str) -> Cells:
         for rank, process in enumerate(processes):
             if process.returncode:
                 raise RuntimeError(f"{contender}, {shape}: rank {rank} failed:\n{said[rank]}")
-        cells: Cells = json.loads(Path(folder, "cells").read_text())
-        return cells
+        return json.loads(Path(folder, "found").read_text())
 
 
 def speeds(measured: dict[str, Cells], contender: str) -> dict[str, float]:
@@ -306,10 +317,16 @@ def table(measured: dict[str, Cells]) -> list[str]:
     return lines
 
 
-def newest() -> dict[str, Any]:
+def newest(kind: str) -> dict[str, Any]:
     """The results of the last day on which some were written."""
-    content: dict[str, Any] = json.loads(max(RESULTS.glob("*-sweep.json")).read_text())
+    content: dict[str, Any] = json.loads(max(RESULTS.glob(f"*-{kind}.json")).read_text())
     return content
+
+
+def write_between(page: Path, begin: str, end: str, table: str) -> None:
+    """Replaces what a page has between two marks."""
+    marks = re.compile(f"(?s)(?<={re.escape(begin)}).*?(?={re.escape(end)})")
+    page.write_text(marks.sub(lambda _: table, page.read_text()))
 
 
 def write(content: dict[str, Any]) -> None:
@@ -351,12 +368,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     options = parse_arguments()
     if options.update:
-        replaced = re.sub(
-            f"(?s)(?<={re.escape(BEGIN)}).*?(?={re.escape(END)})",
-            lambda _: page(newest()),
-            options.update.read_text(),
-        )
-        options.update.write_text(replaced)
+        write_between(options.update, BEGIN, END, page(newest("sweep")))
         return
     if any("+" in shape for shape in options.shapes) and (reason := why_not()):
         sys.exit(f"error: {reason}")

@@ -36,7 +36,7 @@ def instructions_of(name: str) -> float:
     return int(counted[1]) / CALLS / 2
 
 
-@pytest.mark.parametrize(("name", "instructions"), [("all_reduce", 2770), ("message", 1490)])
+@pytest.mark.parametrize(("name", "instructions"), [("all_reduce", 1660), ("message", 1362)])
 def test_a_call_takes_no_more_instructions(name, instructions):
     counted = instructions_of(name)
     assert counted <= SLACK * instructions

@@ -145,6 +145,16 @@ void reduce(DType dtype, ReduceOp op, std::span<void* const> dsts, std::span<con
   kernels.reduce[d][static_cast<int>(now)](call);
 }
 
+SmallReduction::SmallReduction(DType dtype, ReduceOp op, std::size_t bytes)
+    : kernel_(chosen(bytes).reduce[static_cast<int>(dtype)][static_cast<int>(op)]), bytes_(bytes) {
+  assert(supported(dtype, op) && op != ReduceOp::premul_sum);
+}
+
+void SmallReduction::operator()(std::span<void* const> dsts, std::span<const void* const> srcs) const {
+  const DefaultFloatEnvironment environment;
+  kernel_({dsts.data(), dsts.size(), srcs.data(), srcs.size(), bytes_, nullptr, 0});
+}
+
 void copy(std::span<void* const> dsts, const void* src, std::size_t bytes, Store store) {
   if (dsts.size() == 1 && dsts[0] == src) return;
   if (bytes == 0) return;

@@ -49,6 +49,20 @@ std::size_t partial_size(DType dtype, ReduceOp op);
 void reduce(DType dtype, ReduceOp op, std::span<void* const> dsts, std::span<const void* const> srcs,
             std::size_t count, Store store, std::span<const double> factors = {}, const Part& part = {});
 
+struct Call;
+/// reduce() of blocks of `bytes` bytes, for which the kernel is looked up once. Not for PREMUL_SUM, for parts
+/// or for blocks so large that the way to store them matters.
+class SmallReduction {
+ public:
+  SmallReduction() = default;
+  SmallReduction(DType dtype, ReduceOp op, std::size_t bytes);
+  void operator()(std::span<void* const> dsts, std::span<const void* const> srcs) const;
+
+ private:
+  void (*kernel_)(const Call&) = nullptr;
+  std::size_t bytes_ = 0;
+};
+
 /// dsts[j][0..bytes) = src[0..bytes) for all j. A dst may be exactly src.
 void copy(std::span<void* const> dsts, const void* src, std::size_t bytes, Store store);
 

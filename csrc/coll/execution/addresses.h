@@ -27,6 +27,8 @@ class Addresses {
 
   Addresses(Mesh& mesh, const Agreement& agreed);
 
+  const Agreement& agreed() const { return agreed_; }
+
   /// Where this rank stages. `small`: its place for what fits into a post.
   void use_own_slot(Payload& small);
 
@@ -38,17 +40,20 @@ class Addresses {
   /// Whether everything is found.
   bool located() const { return located_; }
 
-  /// The address of element `lo` of the block of a move's side, for one of its ranks.
-  std::byte* of(const Side& side, int rank, const Move& move, std::size_t lo) const {
-    const bool own = rank == mesh_.rank();
+  /// The tensor of this rank in which the block of a move's side lies, for one of its ranks; null: elsewhere.
+  const Blocks* own_tensor(const Side& side, int rank, const Move& move) const {
+    if (rank != mesh_.rank()) return nullptr;
     // This rank reads its own contribution from its tensor: only what peers read was staged.
-    const bool source_of_own = own && side.where == Where::slot && &side == &move.src;
-    if (is_staged(side.where) && !source_of_own) return staged(side, rank, move, lo);
-    const Collective& c = agreed_.collective();
+    const bool source_of_own = side.where == Where::slot && &side == &move.src;
+    if (is_staged(side.where) && !source_of_own) return nullptr;
+    return is_output(side, move) ? &agreed_.collective().out : &agreed_.collective().in;
+  }
+  /// The address of element `lo` of that block.
+  std::byte* of(const Side& side, int rank, const Move& move, std::size_t lo) const {
     const std::size_t size = agreed_.shape.element_size;
-    const bool output = &side == &move.dst || side.where == Where::output;
-    return (own ? (output ? c.out : c.in).at(side.block, size).data : of_peer(rank, output, side.block)) +
-           lo * size;
+    if (const Blocks* own = own_tensor(side, rank, move)) return own->at(side.block, size).data + lo * size;
+    if (is_staged(side.where)) return staged(side, rank, move, lo);
+    return of_peer(rank, is_output(side, move), side.block) + lo * size;
   }
   /// The same for each rank of a side, into `out`. Returns their number.
   std::size_t of_all(const Side& side, const Move& move, std::size_t lo, void** out) const {
@@ -64,6 +69,9 @@ class Addresses {
  private:
   std::vector<std::byte*>& slots() { return slots_[agreed_.q & 1]; }
   const std::vector<std::byte*>& slots() const { return slots_[agreed_.q & 1]; }
+  static bool is_output(const Side& side, const Move& move) {
+    return &side == &move.dst || side.where == Where::output;
+  }
   void locate_tensors();
   void locate_for_domain();
   std::byte* slot_beside_post(const SharedBlock& block, Payload& small) const;

@@ -16,6 +16,7 @@ struct Agreement {
   Shape shape;
   Plan plan;
   std::uint64_t plans = 0;      // that this group has made; a call like the one before needs no new one
+  bool small = false;           // everything is staged at once, beside the posts, and nothing is multiplied
   bool in_staging = false;      // slots are those of staging areas; otherwise they lie beside the posts
   std::vector<double> factors;  // by rank, for PREMUL_SUM
 

@@ -20,9 +20,15 @@ Executor::Executor(Mesh& mesh, Activity& activity)
 
 void Executor::start(const Operation& operation) {
   step_ = index_ = done_ = 0;
+  small_ = nullptr;
   meeting_.begin(operation);
-  large_ = !meeting_.first_step_made() && footprint(meeting_.agreed().shape) >= mesh_.size() * kSliceBytes;
-  if (meeting_.first_step_made()) {
+  const Agreement& agreed = meeting_.agreed();
+  large_ = !meeting_.first_step_made() && footprint(agreed.shape) >= mesh_.size() * kSliceBytes;
+  if (meeting_.first_step_made() && SmallMoves::serve(agreed)) {
+    small_ = &small_moves_[agreed.q & 1];
+    if (!small_->known(agreed)) resolve(*small_);
+    small_->make(0, agreed.collective());
+  } else if (meeting_.first_step_made()) {
     addresses_.use_own_slot(meeting_.payload());
     while (!make_moves()) continue;
   }
@@ -36,11 +42,16 @@ Outcome Executor::advance(Driver driver) {
     if (!meeting_.all_posted()) return Outcome::blocked;
     activity_.met(meeting_.last());
     if (meeting_.mismatched()) return Outcome::mismatch;
-    addresses_.locate(meeting_.agree());
+    const bool staged = meeting_.agree();
+    if (small_ && small_->known(meeting_.agreed())) {
+      small_->make(1, meeting_.agreed().collective());
+      return Outcome::finished;
+    }
+    addresses_.locate(staged);
     stage_ = Stage::move;
     if (meeting_.first_step_made()) {
       step_ = 1;
-      if (!addresses_.located()) {  // other ranks make that step only now
+      if (!staged) {  // other ranks make that step only now
         publish_tick();
         return Outcome::advanced;
       }
@@ -152,40 +163,46 @@ bool Executor::all_reached(std::uint64_t tick) {
 
 /// Makes moves of the step, up to kSliceBytes; true when all of them are made.
 bool Executor::make_moves() {
-  Moves& of_step = lists_[step_ % lists_.size()];
-  // The same small call again finds them listed.
-  if (of_step.plan != meeting_.agreed().plans || of_step.step != step_) list_moves(of_step);
-  const std::vector<Move>& moves = of_step.list;
+  if (index_ == 0 && done_ == 0) list_moves(step_);
   const std::size_t size = meeting_.agreed().shape.element_size;
   std::size_t budget = kSliceBytes;
-  for (; index_ < moves.size(); ++index_) {
-    const Move& move = moves[index_];
-    const std::size_t end = std::min(move.hi, block_size(move));
+  for (; index_ < moves_.size(); ++index_) {
+    const Move& move = moves_[index_];
     const std::size_t lo = move.lo + done_;
-    if (lo < end) {
-      const std::size_t touched = size * (move.src.ranks() + move.dst.ranks());
-      const std::size_t hi = std::min(end, lo + std::max<std::size_t>(budget / touched, 1));
-      make(move, lo, hi);
-      if (hi < end) {
-        done_ += hi - lo;
-        return false;
-      }
-      budget -= std::min(budget, (hi - lo) * touched);
+    const std::size_t touched = size * (move.src.ranks() + move.dst.ranks());
+    const std::size_t hi = std::min(move.hi, lo + std::max<std::size_t>(budget / touched, 1));
+    make(move, lo, hi);
+    if (hi < move.hi) {
+      done_ += hi - lo;
+      return false;
     }
+    budget -= std::min(budget, (hi - lo) * touched);
     done_ = 0;
   }
   index_ = 0;
   return true;
 }
 
-/// Lists the moves that this rank makes in the present step.
-void Executor::list_moves(Moves& of_step) {
-  of_step.list.clear();
+/// Finds the moves of a small collective whose like this group has not had yet.
+void Executor::resolve(SmallMoves& small) {
+  addresses_.use_own_slot(meeting_.payload());
+  addresses_.locate_slots();
+  small.begin(meeting_.agreed());
+  for (const std::uint64_t step : {0, 1}) {
+    list_moves(step);
+    for (const Move& move : moves_) small.add(step, move, addresses_, mesh_.rank());
+  }
+}
+
+/// Lists the moves that this rank makes in a step.
+void Executor::list_moves(std::uint64_t step) {
+  moves_.clear();
   Move move;
-  while (move_at(meeting_.agreed().plan, meeting_.agreed().shape, mesh_.rank(), step_,
-                 static_cast<std::uint32_t>(of_step.list.size()), move))
-    of_step.list.push_back(move);
-  of_step.plan = meeting_.agreed().plans, of_step.step = step_;
+  for (std::uint32_t i = 0;
+       move_at(meeting_.agreed().plan, meeting_.agreed().shape, mesh_.rank(), step, i, move); ++i) {
+    move.hi = std::min(move.hi, block_size(move));
+    if (move.lo < move.hi) moves_.push_back(move);
+  }
 }
 
 /// Blocks may be shorter than the largest. The elements of the block of a move, as far as this rank knows its
@@ -215,10 +232,7 @@ void Executor::make(const Move& move, std::size_t lo, std::size_t hi) {
   std::size_t n_dst = addresses_.of_all(move.dst, move, lo, dsts.data());
   bool first = passes_caches(move.dst.where, move, bytes), last = first;
   if (move.also != Where::tensor) {
-    Side also = move.dst;
-    also.where = move.also;
-    if (move.also == Where::output) also.block = static_cast<std::uint32_t>(mesh_.rank());
-    dsts[n_dst++] = addresses_.of(also, mesh_.rank(), move, lo);
+    dsts[n_dst++] = addresses_.of(also_of(move, mesh_.rank()), mesh_.rank(), move, lo);
     last = passes_caches(move.also, move, bytes);
     if (last && !first) std::swap(dsts[0], dsts[1]), std::swap(first, last);
   }

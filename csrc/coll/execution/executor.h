@@ -16,6 +16,7 @@
 #include "coll/execution/addresses.h"
 #include "coll/execution/arrivals.h"
 #include "coll/execution/meeting.h"
+#include "coll/execution/small_moves.h"
 #include "coll/mesh/mesh.h"
 #include "coll/observe/activity.h"
 #include "coll/plan/plan.h"
@@ -30,6 +31,8 @@ class Executor {
   /// Starts the collective of an operation. Requires that the previous one has ended.
   void start(const Operation& operation);
 
+  /// Whether the operation is so large that it matters to `advance` which thread drives.
+  bool large() const { return large_; }
   /// Makes progress without waiting. After an exception no operation may start: the group must end.
   Outcome advance(Driver driver);
 
@@ -44,15 +47,10 @@ class Executor {
 
  private:
   enum class Stage : std::uint8_t { meet, move, sync };
-  /// The moves of a step.
-  struct Moves {
-    std::uint64_t plan = 0;  // Agreement::plans
-    std::uint64_t step = 0;
-    std::vector<Move> list;
-  };
 
+  void resolve(SmallMoves& small);
   bool make_moves();
-  void list_moves(Moves& of_step);
+  void list_moves(std::uint64_t step);
   std::size_t block_size(const Move& move) const;
   void make(const Move& move, std::size_t lo, std::size_t hi);
   bool passes_caches(Where where, const Move& move, std::size_t bytes) const;
@@ -72,9 +70,11 @@ class Executor {
   std::uint64_t tick_ = 0;  // synchronisations passed since the group began; the same on every rank
   Arrivals arrivals_;       // at the tick
   std::uint64_t step_ = 0;
-  std::uint32_t index_ = 0;     // the next move of the step
-  std::size_t done_ = 0;        // elements of that move
-  std::array<Moves, 2> lists_;  // by step; a one-shot plan has no more than two
+  std::vector<Move> moves_;                // of the step
+  std::size_t index_ = 0;                  // the next one
+  std::size_t done_ = 0;                   // elements of it
+  std::array<SmallMoves, 2> small_moves_;  // of even and of odd collectives
+  SmallMoves* small_ = nullptr;            // those of this one, if it has some
 };
 
 }  // namespace occl::coll

@@ -58,6 +58,9 @@ void Meeting::choose_plan(bool mapped) {
   const std::size_t beside =
       agreed_.plan.exchanges && agreed_.shape.size == 2 ? kBesidePostOfTwo : kBesidePostBytes;
   agreed_.in_staging = agreed_.plan.path != Path::one_shot || staged_bytes(agreed_.shape) > beside;
+  agreed_.small = !agreed_.in_staging &&
+                  agreed_.shape.largest * agreed_.shape.element_size <= kBesidePostBytes &&
+                  agreed_.collective().op != ReduceOp::premul_sum;
 }
 
 void Meeting::post() {
@@ -104,11 +107,6 @@ void Meeting::list_sizes() const {
 }
 
 // ---- comparing
-
-std::uint64_t Meeting::stamp_of(int rank) const {
-  const Post& post = mesh_.member(rank).block.post(agreed_.q);
-  return post.stamp.load(std::memory_order_seq_cst);  // sync: post-stamp
-}
 
 bool Meeting::all_posted() {
   const auto stamp_of = [this](int rank) { return this->stamp_of(rank); };

@@ -77,7 +77,10 @@ class Meeting {
   bool learn_from_posts();
   bool all_have_staged() const;
   void compare_pairs() const;
-  std::uint64_t stamp_of(int rank) const;
+  std::uint64_t stamp_of(int rank) const {
+    return mesh_.member(rank).block.post(agreed_.q).stamp.load(
+        std::memory_order_seq_cst);  // sync: post-stamp
+  }
 
   Mesh& mesh_;
   Agreement agreed_;

@@ -61,7 +61,9 @@ void Group::monitored_barrier(std::chrono::milliseconds timeout, bool all_ranks,
   coll::monitored_barrier(*this, timeout, all_ranks, interrupted);
 }
 
-Outcome Group::advance() { return executor_.advance(Engine::driver()); }
+Outcome Group::advance() {
+  return executor_.advance(executor_.large() ? Engine::driver() : Driver::submitting);
+}
 
 std::shared_ptr<Window> Group::make_window(std::shared_ptr<void> self, int channels) {
   collect_windows();

@@ -91,8 +91,8 @@ class Group final : public Communicator, private Collectives::Machine, private M
   // Messages::Machine
   void take_over(Operation& message, OperationList& done) override;
   bool advance_messages(OperationList& done) override {
-    const bool accessed = accesses_.advance(done);
-    return messenger_.advance(done) || accessed;
+    const bool accessed = !accesses_.idle() && accesses_.advance(done);
+    return (!messenger_.idle() && messenger_.advance(done)) || accessed;
   }
   bool owes_answers() const override { return messenger_.has_answers(); }
   void fail_messages(const Error& error, OperationList& done) override {

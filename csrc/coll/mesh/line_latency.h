@@ -56,10 +56,13 @@ class LineLatency {
     /// look at the clock.
     template <class F>
     bool found(LineLatency& latency, int rank, bool measures, F&& look) {
-      measures &= latency.limit_ != kNever;
-      const Ticks before = measures ? ticks_now() : 0;
+      if (!measures || latency.limit_ == kNever) {
+        missed_ = -1;
+        return look();
+      }
+      const Ticks before = ticks_now();
       const bool found = look();
-      if (found && measures && missed_ == rank && before - at_ < kJustBefore * latency.limit_)
+      if (found && missed_ == rank && before - at_ < kJustBefore * latency.limit_)
         latency.add(rank, ticks_after_loads() - before);
       missed_ = found ? -1 : rank;
       at_ = before;

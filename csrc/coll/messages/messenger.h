@@ -36,6 +36,8 @@ class Messenger {
   /// Takes over a send or receive. A receive may end at once; operations that end go to `done`.
   void take_over(Operation& op, OperationList& done);
 
+  /// Whether `advance` has nothing to do.
+  bool idle() const { return open_.empty() && answers_ == 0 && !last_send_to_; }
   /// Moves what can be moved now. True if there was anything. Throws what Channel::advance throws.
   bool advance(OperationList& done);
 

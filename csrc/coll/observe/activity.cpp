@@ -144,13 +144,9 @@ void Activity::keep_time(Ticks now) {
   next_anchor_ = recent.ticks + static_cast<Ticks>(kAnchorNs / ns_per_tick(first, recent));
 }
 
-/// The moment of the event: `at`, or now if that is 0 and a recorder wants to know.
-Ticks Activity::emit(Event::What what, const Operation& op, int peer, Ticks at) const {
-  Recorder* const recorder = recorder_.load(std::memory_order_acquire);  // sync: recorder
-  if (!recorder) [[likely]]
-    return at;
+Ticks Activity::record(Recorder& recorder, Event::What what, const Operation& op, int peer, Ticks at) const {
   if (at == 0) at = ticks_now();
-  recorder->record(*this, {what, at, op, peer});
+  recorder.record(*this, {what, at, op, peer});
   return at;
 }
 

@@ -136,7 +136,12 @@ class Activity {
   void keep_time(Ticks now);
   void time_last_message();
   ActivityRecord::Counters& counters(int kind) { return record_->counters[static_cast<std::size_t>(kind)]; }
-  Ticks emit(Event::What what, const Operation& op, int peer, Ticks at = 0) const;
+  /// The moment of the event: `at`, or now if that is 0 and a recorder wants to know.
+  Ticks emit(Event::What what, const Operation& op, int peer, Ticks at = 0) const {
+    Recorder* const recorder = recorder_.load(std::memory_order_acquire);  // sync: recorder
+    return recorder ? record(*recorder, what, op, peer, at) : at;
+  }
+  Ticks record(Recorder& recorder, Event::What what, const Operation& op, int peer, Ticks at) const;
 
   const std::shared_ptr<shm::Endpoint> endpoint_;
   const Identity identity_;

@@ -157,6 +157,14 @@ struct Move {
   bool keeps() const { return part == SumPart::begins || part == SumPart::continues; }
 };
 
+/// The side of Move::also, for `rank`, the executing one. Requires that there is one.
+inline Side also_of(const Move& move, int rank) {
+  Side also = move.dst;
+  also.where = move.also;
+  if (move.also == Where::output) also.block = static_cast<std::uint32_t>(rank);
+  return also;
+}
+
 /// The index-th move of `rank` in `step`; false when there are no more.
 bool move_at(const Plan& plan, const Shape& shape, int rank, std::uint64_t step, std::uint32_t index,
              Move& move);

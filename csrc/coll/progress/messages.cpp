@@ -6,10 +6,6 @@
 
 namespace occl::coll {
 
-void Messages::begin_ready(OperationList& done) {
-  while (Operation* const op = next_ready()) begin(*op, done);
-}
-
 /// The first with the window of this one, or with none, if it has none.
 const Operation& Messages::first_like(const Operation& op) const {
   const Operation* first = waiting_.begin();
@@ -39,13 +35,7 @@ void Messages::begin(Operation& op, OperationList& done) {
   }
 }
 
-bool Messages::advance(OperationList& done) {
-  const bool moved = machine_.advance_messages(done);
-  if (!moved) activity_.messages_blocked();
-  return moved;
-}
-
-void Messages::settle(OperationList& done) {
+void Messages::settle_some(OperationList& done) {
   const auto succeeded = [](Operation& op) {
     return ask(op, [&op] { return op.listener().succeeded(op); }) != Listener::Next::later;
   };

@@ -46,10 +46,16 @@ class Messages {
 
   /// Begins those that are not on hold. No message overtakes one that is, and no access another one of its
   /// window.
-  void begin_ready(OperationList& done);
+  void begin_ready(OperationList& done) {
+    while (Operation* const op = waiting_.empty() ? nullptr : next_ready()) begin(*op, done);
+  }
 
   /// Moves what can be moved now. Those that end go to `done`. True if something moved.
-  bool advance(OperationList& done);
+  bool advance(OperationList& done) {
+    const bool moved = machine_.advance_messages(done);
+    if (!moved) activity_.messages_blocked();
+    return moved;
+  }
 
   /// The message whose take_over has thrown, or null. The next one may throw too.
   Operation* drop_in_hand() { return std::exchange(in_hand_, nullptr); }
@@ -60,7 +66,9 @@ class Messages {
   /// Tells the listeners of the messages in `done` that these have succeeded, before the driving lock is
   /// released: if two receives write into one place, the later one wins. Takes those out of `done` that are
   /// on hold then, and puts them back when they are not.
-  void settle(OperationList& done);
+  void settle(OperationList& done) {
+    if (!done.empty() || !completing_.empty()) settle_some(done);
+  }
 
   /// A message whose deadline has passed, and the one on hold because of which it has not begun or not ended:
   /// itself, or one before it. Null if there is none.
@@ -72,6 +80,7 @@ class Messages {
  private:
   const Operation& first_like(const Operation& op) const;
   Operation* next_ready() const;
+  void settle_some(OperationList& done);
   void begin(Operation& op, OperationList& done);
   template <class F>
   static Listener::Next ask(Operation& op, F&& f);

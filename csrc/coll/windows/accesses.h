@@ -26,6 +26,8 @@ class Accesses {
   void take_over(Operation& op);
   /// Ends an access, which must not be under way here.
   void end(Operation& op, OperationList& done, const Error* error = nullptr);
+  /// Whether `advance` has nothing to do.
+  bool idle() const { return sending_.empty() && waits_.empty(); }
   /// Moves what can be moved now. True if there was anything. Operations that end go to `done`.
   bool advance(OperationList& done);
 
