@@ -149,8 +149,8 @@ MUTATIONS = [
     Mutation("the moves of another small collective are made", "coll/execution/small_moves.h", "plans_ == agreed.plans", "plans_ != 0", ("plain/test_group:2 ranks",)),
     Mutation("small collectives all stage in one place", "coll/execution/executor.cpp", "&small_moves_[agreed.q & 1]", "&small_moves_[0]", WHOLE),
     Mutation("a small collective uses the tensors of the one before", "coll/execution/small_moves.cpp", "    if (own)\n", "    if (false)\n", ("plain/test_group:2 ranks",)),
-    Mutation("lists of small blocks are taken for one tensor", "coll/execution/small_moves.h", " && !agreed.collective().in.list && !agreed.collective().out.list", "", ("plain/test_group:2 ranks",)),
-    Mutation("products by a factor are small sums", "coll/execution/meeting.cpp", " &&\n                  agreed_.collective().op != ReduceOp::premul_sum", "", ("plain/test_group:2 ranks",)),
+    Mutation("lists of small blocks are taken for one tensor", "coll/execution/small_moves.h", " && !agreed.collective().in.list && !agreed.collective().out.list", "", WHOLE),
+    Mutation("products by a factor are small sums", "coll/execution/meeting.cpp", " &&\n                  agreed_.collective().op != ReduceOp::premul_sum", "", ("plain/test_group:reductions with a factor",)),
     Mutation("the plan that ranks agreed on instead is not made", "coll/execution/executor.cpp", "small_ && small_->known(meeting_.agreed())", "small_", ("plain/test_group:2 ranks",)),
     # Both ends of a message.
     Mutation("a piece is claimed with release", "shm/two_ends.h", f"own_->store(job_ + taken_ + 1, {SEQ})", f"own_->store(job_ + taken_ + 1, {RELEASE})", ENDS),
@@ -163,8 +163,8 @@ MUTATIONS = [
     Mutation("a receive that was given up may be written to", "coll/messages/inbox.cpp", "if (receiving.front) receiving.front.revoke();", ";", BROKEN),
     # Posts and ticks.
     Mutation("a post is stamped with relaxed", "coll/execution/meeting.cpp", f"post.stamp.store(agreed_.q, {RELEASE})", f"post.stamp.store(agreed_.q, {RELAXED})", ("tsan/test_group",)),
-    Mutation("stamps are read with relaxed", "coll/execution/meeting.cpp", f"post.stamp.load({SEQ})", f"post.stamp.load({RELAXED})", ("tsan/test_group",)),
-    Mutation("stamps are read with acquire", "coll/execution/meeting.cpp", f"post.stamp.load({SEQ})", f"post.stamp.load({ACQUIRE})", WHOLE),
+    Mutation("stamps are read with relaxed", "coll/execution/meeting.h", f"post.stamp.load({SEQ})", f"post.stamp.load({RELAXED})", ("tsan/test_group",)),
+    Mutation("stamps are read with acquire", "coll/execution/meeting.h", f"post.stamp.load({SEQ})", f"post.stamp.load({ACQUIRE})", WHOLE),
     Mutation("ticks are published with relaxed", "coll/execution/executor.cpp", f"tick().store(tick_, {RELEASE})", f"tick().store(tick_, {RELAXED})", ("tsan/test_group",)),
     Mutation("ticks are read with relaxed", "coll/execution/executor.cpp", f"tick().load({SEQ})", f"tick().load({RELAXED})", ("tsan/test_group",)),
     Mutation("one post instead of two", "coll/mesh/layout.h", "reinterpret_cast<Post*>(base_ + kPost)[q & 1]", "reinterpret_cast<Post*>(base_ + kPost)[0]", WHOLE),

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks import packages, sweep
+from benchmarks import crowded, packages, sweep
 
 ROOT = Path(__file__).parents[1]
 PEERS, TRAINING = "2026-11-26-peers-xeon", "2026-11-26-training"
 PACKAGES, ONE_SIDED = "2026-11-28-packages", "2026-11-29-one-sided-xeon"
-SWEEP, HOSTS = "2026-11-29-sweep", "2026-11-29-hosts"
+SWEEP, HOSTS, CROWDED = "2026-11-29-sweep", "2026-11-29-hosts", "2026-11-29-crowded"
 KIB, MIB = 1 << 10, 1 << 20
 
 
@@ -71,6 +71,11 @@ def test_calls_and_steps_are_as_much_faster_than_with_gloo_as_the_page_says(page
 def test_the_table_of_all_operations_is_that_of_its_result():
     content = json.loads((ROOT / f"benchmarks/results/{SWEEP}.json").read_text())
     assert sweep.page(content) in (ROOT / "docs/performance.md").read_text()
+
+
+def test_the_table_of_shared_cores_is_that_of_its_result():
+    content = json.loads((ROOT / f"benchmarks/results/{CROWDED}.json").read_text())
+    assert crowded.page(content) in (ROOT / "docs/performance.md").read_text()
 
 
 def test_staging_takes_as_much_longer_as_the_page_says():

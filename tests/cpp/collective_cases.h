@@ -71,13 +71,20 @@ inline void run(Rank& rank, const Case& c, bool mapped) {
     total_out += out.back().count;
   }
   Memory input(rank, total_in, mapped), output(rank, total_out, mapped);
-  std::size_t at = 0;
-  for (std::size_t b = 0; b < in.size(); ++b) {
-    in[b].data = input.bytes(at);
-    for (std::size_t i = 0; i < in[b].count; ++i) input.data[at++] = value_of(me, b, i, c.round);
-  }
-  at = 0;
-  for (auto& block : out) block.data = output.bytes(at), at += block.count;
+  // Listed blocks may lie in any order, and do so in another one two calls later.
+  const auto place = [&](std::vector<coll::Block>& blocks, Memory& memory) {
+    std::size_t at = 0;
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+      coll::Block& block = blocks[c.listed && c.round % 4 < 2 ? blocks.size() - 1 - i : i];
+      block.data = memory.bytes(at);
+      at += block.count;
+    }
+  };
+  const auto values = [](const coll::Block& block) { return reinterpret_cast<std::int64_t*>(block.data); };
+  place(in, input);
+  place(out, output);
+  for (std::size_t b = 0; b < in.size(); ++b)
+    for (std::size_t i = 0; i < in[b].count; ++i) values(in[b])[i] = value_of(me, b, i, c.round);
 
   coll::Collective collective;
   collective.kind = c.kind;
@@ -104,9 +111,8 @@ inline void run(Rank& rank, const Case& c, bool mapped) {
   if (c.kind == coll::Kind::broadcast && me == c.root) collective.out = collective.in;
   rank.run(collective);
 
-  at = 0;
   for (std::size_t b = 0; b < out.size() && c.kind != coll::Kind::barrier; ++b)
-    for (std::size_t i = 0; i < out[b].count; ++i, ++at) {
+    for (std::size_t i = 0; i < out[b].count; ++i) {
       const std::size_t block = t.in_per_rank ? me : 0;
       std::int64_t expected = 0;
       if (t.reduces)
@@ -114,7 +120,7 @@ inline void run(Rank& rank, const Case& c, bool mapped) {
       else
         expected = value_of(t.out_per_rank ? static_cast<int>(b) : c.root, block, i, c.round);
       if (c.kind == coll::Kind::broadcast && me == c.root) continue;
-      CHECK(output.data[at] == expected, t.name, " rank ", me, " of ", n, " block ", b, " element ", i,
+      CHECK(values(out[b])[i] == expected, t.name, " rank ", me, " of ", n, " block ", b, " element ", i,
             " mapped ", mapped);
     }
 }

@@ -78,8 +78,8 @@ class Meeting {
   bool all_have_staged() const;
   void compare_pairs() const;
   std::uint64_t stamp_of(int rank) const {
-    return mesh_.member(rank).block.post(agreed_.q).stamp.load(
-        std::memory_order_seq_cst);  // sync: post-stamp
+    const Post& post = mesh_.member(rank).block.post(agreed_.q);
+    return post.stamp.load(std::memory_order_seq_cst);  // sync: post-stamp
   }
 
   Mesh& mesh_;
