@@ -217,12 +217,14 @@ def _replicas_reduce(
 ) -> None:
     """For each i: combines inputs[i] in their order and stores the result into every tensor of outputs[i]."""
 
+def _waiting() -> tuple[float, float]:
+    """For how many seconds a rank of this process has waited for others, and how many are left to one."""
+
+def _add_to_timeouts(text: str) -> None:
+    """Says what errors of operations that time out within a few seconds say besides."""
+
 def _set_build(build: str) -> None:
     """Says which versions this process runs; ranks with different ones form no group."""
-
-def _set_long_wait_notice(after: float, notice: Callable[[], None]) -> None:
-    """Says what the main thread calls when a wait of it has lasted for ``after`` seconds, and then every few
-    seconds until the wait ends. 0: never."""
 
 def _set_prepare_inter_node(
     prepare: Callable[[bool], tuple[str, Callable[[c10d.Store, int, int, timedelta], c10d.Backend]]],

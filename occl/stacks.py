@@ -2,18 +2,20 @@
 
 A thread sleeps until another process of the same user asks, and then reads the stack of the main thread.
 There is no signal. It needs the interpreter's lock: a process does not answer while a call outside Python
-keeps that.
+keeps that. Between two questions the thread has a task of its own (occl/distributed/long_waits.py).
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import struct
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 FRAMES = 8
@@ -52,8 +54,12 @@ def own() -> list[str]:
     return [f"{it.name} ({Path(it.filename).name}:{it.lineno})" for it in found]
 
 
-def answer() -> None:
-    """From now on this process shows its stack to others of its user, if it gets a thread and a socket."""
+def answer(task: Callable[[], float]) -> None:
+    """From now on this process shows its stack to others of its user, if it gets a thread and a socket.
+
+    Args:
+        task: what the thread does besides, again and again. Returns the seconds until the next time.
+    """
     global _listener
     if _listener is not None:
         return
@@ -61,9 +67,18 @@ def answer() -> None:
         listener = unless_it_answers.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         listener.bind(_address(os.getpid(), started("self")))
         listener.listen()
-        threading.Thread(target=_serve, args=(listener,), name="torch_occl stacks", daemon=True).start()
+        arguments = listener, task
+        threading.Thread(target=_serve, args=arguments, name="torch_occl stacks", daemon=True).start()
         _listener = listener
         unless_it_answers.pop_all()
+
+
+def hurry() -> None:
+    """Has the thread do its task now."""
+    if _listener is None:
+        return
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+        asking.connect(_listener.getsockname())
 
 
 def _forget_parent() -> None:
@@ -77,9 +92,11 @@ def _forget_parent() -> None:
 os.register_at_fork(after_in_child=_forget_parent)
 
 
-def _serve(listener: socket.socket) -> None:
+def _serve(listener: socket.socket, task: Callable[[], float]) -> None:
     with contextlib.suppress(OSError):  # no descriptors are left
         while True:
+            if not select.select([listener], [], [], task())[0]:
+                continue
             client, _ = listener.accept()
             with client, contextlib.suppress(OSError):  # it has gone
                 _, user, _ = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))

@@ -28,7 +28,7 @@ def shown(listener: socket.socket | None) -> list[str]:
 
 @pytest.fixture
 def answers():
-    stacks.answer()
+    stacks.answer(lambda: 60.0)
     return stacks._listener
 
 
@@ -44,7 +44,7 @@ def test_the_innermost_frames_of_the_main_thread_come_first(answers):
 
 
 def test_one_name_has_one_thread(answers):
-    stacks.answer()
+    stacks.answer(lambda: 60.0)
     assert stacks._listener is answers
     assert [thread.name for thread in threading.enumerate()].count("torch_occl stacks") == 1
 
@@ -55,7 +55,7 @@ def test_a_process_that_shows_nothing_has_no_frames():
 
 def test_a_forked_child_does_not_keep_the_name_of_its_parent(answers):
     def asks() -> str:
-        stacks.answer()
+        stacks.answer(lambda: 60.0)
         return f"{stacks._listener is not None} {bool(stacks.of(os.getpid(), stacks.started('self')))}"
 
     assert in_forked_child(asks) == "True True"
@@ -84,7 +84,7 @@ def test_a_lock_that_is_kept_is_no_answer():
 def test_without_descriptors_it_does_not_answer_and_nothing_fails():
     def asks() -> str:
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
-        stacks.answer()
+        stacks.answer(lambda: 60.0)
         return str(stacks._listener)
 
     assert in_forked_child(asks) == "None"
@@ -104,7 +104,7 @@ def test_few_processes_are_waited_for_in_vain():
 
 
 def shows_its_stack(rank: int, n: int, device: str) -> tuple[int, str]:
-    stacks.answer()
+    stacks.answer(lambda: 60.0)
     return os.getpid(), stacks.started("self")
 
 

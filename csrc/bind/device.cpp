@@ -59,9 +59,8 @@ void bind_device(py::module_& module) {
   dev::set_wait_wrapper([](const std::function<bool()>& slice, dev::Interrupts interrupts) {
     const bool locked = PyGILState_Check();
     const auto wait = [&] {
-      pg::WhileWaiting check;
       while (!slice())
-        if (locked || interrupts == dev::Interrupts::always) check();
+        if (locked || interrupts == dev::Interrupts::always) pg::interrupt_check()();
     };
     if (!locked) return wait();
     py::gil_scoped_release release;

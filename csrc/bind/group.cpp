@@ -66,22 +66,6 @@ void install_gil_functions() {
   });
 }
 
-/// `after`: in seconds; 0 for no notice. Only the main thread calls it, as it alone asks for interrupts.
-void set_long_wait_notice(double after, py::function notice) {
-  if (after == 0) return pg::set_long_wait_notice({}, nullptr);
-  const auto call = [main = std::this_thread::get_id(), notice = notice.release()] {
-    if (std::this_thread::get_id() != main) return;
-    const py::gil_scoped_acquire gil;
-    try {
-      notice();
-    } catch (py::error_already_set& error) {
-      if (!error.matches(PyExc_Exception)) throw;  // Ctrl-C
-      error.discard_as_unraisable("the notice of a long wait");
-    }
-  };
-  pg::set_long_wait_notice(std::chrono::nanoseconds(static_cast<std::int64_t>(after * 1e9)), call);
-}
-
 /// Keeps threads from asking for the GIL once the interpreter has begun to end: before 3.14 Python ends such
 /// threads, and unwinding them through C++ ends the process with SIGABRT. They stay here until the process
 /// ends.
@@ -231,7 +215,6 @@ void bind_group(py::module_& module) {
   });
   module.def("_announce_end", &pg::announce_end, py::call_guard<py::gil_scoped_release>());
   module.def("_set_build", &pg::set_build, py::arg("build"));
-  module.def("_set_long_wait_notice", &set_long_wait_notice, py::arg("after"), py::arg("notice"));
   module.def(
       "_set_prepare_ucx",
       [](py::function prepare) {

@@ -50,6 +50,14 @@ void bind_instruments(py::module_& module) {
                                            static_cast<py::ssize_t>(arena.committed()));
       },
       "What this process publishes to its peers, as it is now; None if it has had no group.");
+  // With the interpreter's lock: a thread calls it that Python ends when the interpreter ends.
+  module.def("_waiting", [] {
+    coll::Engine* engine = pg::engine_if_made();
+    const auto waiting = engine ? engine->waiting() : coll::Activity::Waiting{};
+    const auto seconds = [](std::chrono::nanoseconds ns) { return static_cast<double>(ns.count()) * 1e-9; };
+    return std::pair(seconds(waiting.longest), seconds(waiting.left));
+  });
+  module.def("_add_to_timeouts", &pg::add_to_timeouts, py::arg("text"));
   module.def(
       "_start_trace",
       [](const std::string& directory, std::size_t max_bytes) {

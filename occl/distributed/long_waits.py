@@ -1,8 +1,11 @@
 """Says what a program waits for that makes no progress, long before its timeout.
 
-A main thread that has waited for a while reads what the ranks of this host publish, as `occl top` does, and
-writes one notice to standard error: which ranks wait, for which rank, and what that one does. Ranks that wait
-for the same would all say the same, so the first one claims the right to speak, for all on its host.
+The thread that shows this process's stack (occl/stacks.py) looks now and then whether a rank of this process
+has waited for long, whichever thread waits, while the main thread computes nothing. Then it reads what the
+ranks of this host publish, as `occl top` does, and writes one notice to standard error: which ranks wait,
+for which rank, what that one does, and what to do. Ranks that wait for the same would all say the same, so
+the first one claims the right to speak, for all on its host. The same sentences stand in the error of an
+operation that times out.
 """
 
 from __future__ import annotations
@@ -12,11 +15,13 @@ import re
 import socket
 import sys
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from occl import stacks, variables
-from occl._C import _set_long_wait_notice
+from occl._C import _add_to_timeouts, _waiting
 
 if TYPE_CHECKING:
     from occl.tools.top.groups import Rank
@@ -28,16 +33,28 @@ MOST = 3
 """Waits in a notice."""
 MOST_FRAMES = 4
 """Frames of a stack in it, the innermost ones."""
+LONGEST_PAUSE = 2.0
+"""Seconds between two looks."""
+JUST_BEFORE = 2.0
+"""Seconds before a timeout at which its error gets its sentences."""
+WORTH_A_WORD = 1.0
+"""Seconds of a wait from which on there are sentences about it."""
+IDLE = 0.05
+"""The share of a core up to which the main thread counts as computing nothing."""
+
+_notices: Notices | None = None
 
 
 def watch(after: float, write: Callable[[str], object] | None = None) -> None:
-    """From now on the main thread says what it waits for, once a wait has lasted for ``after`` seconds.
+    """From now on this process says what it waits for, once a wait has lasted for ``after`` seconds.
 
     Args:
         after: 0 switches it off.
         write: what gets the text, in place of standard error.
     """
-    _set_long_wait_notice(after, Notices(after, write or _to_standard_error).look)
+    global _notices
+    _notices = Notices(after, write or _to_standard_error) if after else None
+    stacks.hurry()
 
 
 def watch_as_environment_says() -> None:
@@ -46,9 +63,14 @@ def watch_as_environment_says() -> None:
 
 
 def show_stack() -> None:
-    """From now on notices of other ranks can say what this process does, unless ``OCCL_STUCK_AFTER`` is 0."""
+    """From now on this process watches itself, and notices of other ranks can say what it does, unless
+    ``OCCL_STUCK_AFTER`` is 0."""
     if variables.stuck_after():
-        stacks.answer()
+        stacks.answer(_task)
+
+
+def _task() -> float:
+    return _notices.task() if _notices else LONGEST_PAUSE
 
 
 def _to_standard_error(text: str) -> None:
@@ -61,28 +83,57 @@ class Notices:
     def __init__(self, after: float, write: Callable[[str], object]) -> None:
         self.after, self.write = after, write
         self.seen = ""  # the latest picture that was described, here or by another rank
+        self.pause = min(max(after / 6, 0.02), LONGEST_PAUSE)
+        # Moments, and the main thread's time on a core by then.
+        self.used: deque[tuple[float, float]] = deque()
+
+    def task(self) -> float:
+        """Looks at the waits of this process; returns the seconds until the next look."""
+        longest, left = _waiting()
+        now = time.monotonic()
+        self.used.append((now, _seconds_of_main_thread()))
+        while len(self.used) > 1 and now - self.used[1][0] >= self.after:
+            self.used.popleft()
+        if longest >= WORTH_A_WORD and left <= JUST_BEFORE:
+            # Without the time until the timeout.
+            _add_to_timeouts(re.sub(r", which times out in [0-9.]+ s", "", " ".join(sentences())))
+            return LONGEST_PAUSE
+        if longest >= self.after and self.idle():
+            self.look()
+        return min(self.pause, max(WORTH_A_WORD / 4, left - 0.8 * JUST_BEFORE))
+
+    def idle(self) -> bool:
+        """Whether the main thread has computed nothing for as long as a wait may last."""
+        (then, before), (now, by_now) = self.used[0], self.used[-1]
+        return now - then >= self.after / 2 and by_now - before <= IDLE * (now - then)
 
     def look(self) -> None:
         """Writes a notice if this process has waited for long, and there is something new to say."""
         ranks, waits = _own_waits(self.after)
-        lines = [wait.text + _stack(wait.stack) for wait in waits[:MOST]]
-        # Without times, and without what a rank does at the moment, which changes all the time.
-        picture = re.sub(r"[0-9.]+ s\b|\. Rank .*", "", "\n".join(lines))
+        lines = [_with_stack(wait) for wait in waits[:MOST]]
+        # Without times, and without what ranks do at the moment, which changes all the time.
+        picture = re.sub(r"[0-9.]+ s\b", "", "\n".join(wait.who for wait in waits[:MOST]))
         if not lines or picture == self.seen:
             return
+        claimed = _claim(min(rank.process.pid for rank in ranks))
+        if claimed is None:  # this process has spoken not long ago: later
+            return
         self.seen = picture
-        if _claim(min(rank.process.pid for rank in ranks)):
-            self.write(
-                f"torch_occl: no progress for {self.after:g} s (OCCL_STUCK_AFTER). {' '.join(lines)} "
-                "`occl top` shows all ranks."
-            )
+        if claimed:
+            self.write(f"torch_occl: no progress for {self.after:g} s (OCCL_STUCK_AFTER). {' '.join(lines)}")
 
 
 def sentences() -> list[str]:
     """What this process and its peers on this host wait for in its groups, as `occl top` says it."""
     from occl.tools.top import stuck
 
-    return [wait.text for wait in _own_waits(stuck.PATIENCE)[1]]
+    return [_with_stack(wait) for wait in _own_waits(stuck.PATIENCE)[1]]
+
+
+def _seconds_of_main_thread() -> float:
+    """How long it has run on a core."""
+    main = threading.main_thread().ident
+    return time.clock_gettime(time.pthread_getcpuclockid(main)) if main else 0.0
 
 
 def _own_waits(after: float) -> tuple[list[Rank], list[Wait]]:
@@ -114,25 +165,38 @@ def _own_waits(after: float) -> tuple[list[Rank], list[Wait]]:
     return ranks, waits
 
 
-def _stack(frames: list[str]) -> str:
-    return f" Its Python stack: {', '.join(frames[:MOST_FRAMES])}." if frames else ""
+def _with_stack(wait: Wait) -> str:
+    stack = f" Its Python stack: {', '.join(wait.stack[:MOST_FRAMES])}." if wait.stack else ""
+    return f"{wait.text}{stack} {wait.advice}"
 
 
-def _claim(job: int) -> bool:
-    """Whether this process may speak about a job. No other one of this host may for a while then.
+_claims: set[int] = set()
+
+
+def _claim(job: int) -> bool | None:
+    """Whether this process may speak about a job. No other one of this host may for a while then, and None
+    says that this one has not long ago.
 
     The claim is a name of a socket, which one process can have, and which its end frees.
 
     Args:
         job: the least pid of the ranks that this process has groups with.
     """
+    if job in _claims:
+        return None
     claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
         claim.bind(f"\0torch_occl notice about process {job} and its peers")
     except OSError:
         claim.close()
         return False
-    free = threading.Timer(BETWEEN, claim.close)
-    free.daemon = True
-    free.start()
+
+    def free() -> None:
+        _claims.discard(job)
+        claim.close()
+
+    _claims.add(job)
+    timer = threading.Timer(BETWEEN, free)
+    timer.daemon = True
+    timer.start()
     return True

@@ -11,13 +11,16 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from occl import stacks
 from occl.distributed import long_waits
 from tests.support.checks import backend
 from tests.support.devices import DEVICES
@@ -28,17 +31,32 @@ ROOT = Path(__file__).parents[2]
 AFTER = 1.0
 
 
+class Watched(long_waits.Notices):
+    """Calls a function after its first look."""
+
+    def __init__(self, then: Callable[[], object]) -> None:
+        self.written: list[str] = []
+        self.then: Callable[[], object] | None = then
+        super().__init__(AFTER, self.written.append)
+
+    def look(self) -> None:
+        super().look()
+        if then := self.then:
+            self.then = None
+            then()
+
+
+def watched(then: Callable[[], object]) -> list[str]:
+    """What this rank writes."""
+    notices = Watched(then)
+    long_waits._notices = notices
+    stacks.hurry()
+    return notices.written
+
+
 def notices() -> list[str]:
-    """What this rank writes. It tells of each look."""
-    written: list[str] = []
-    watched = long_waits.Notices(AFTER, written.append)
-
-    def look() -> None:
-        watched.look()
-        tell("looked")
-
-    long_waits._set_long_wait_notice(AFTER, look)
-    return written
+    """What this rank writes. It tells of its first look."""
+    return watched(lambda: tell("looked"))
 
 
 def results(team) -> list[list[str]]:
@@ -96,8 +114,10 @@ def test_a_rank_that_is_stopped_is_said_to_be(fresh):
         team.hear(0)
         team.say(1, "go on")
         team.kill(1, signal.SIGCONT)
+        pid = team.members[1].pid
         (text,), _ = results(team)
     assert "Rank 1 is stopped (SIGSTOP, or Ctrl-Z); its last operation was barrier" in text, text
+    assert text.endswith(f"`kill -CONT {pid}` continues it. `occl top` shows all ranks."), text
 
 
 class Released:
@@ -147,18 +167,16 @@ def late_in(rank, n, device, *, path, how):
     if rank == 1:
         getattr(pipe, how)()
     else:
-        watched = long_waits.Notices(AFTER, written.append)
-
-        def look() -> None:
-            watched.look()
-            pipe.write()
-
-        long_waits._set_long_wait_notice(AFTER, look)
+        written = watched(pipe.write)
     dist.all_reduce(torch.ones(3, device=device))
     return written
 
 
 IN_A_CALL = "in a call outside Python that keeps the interpreter's lock"
+ADVICE = {
+    "debugs": r"Continue it in its debugger\. ",
+    "keeps_the_lock": r"`py-spy dump --native --pid \d+` shows that call\. ",
+}
 
 
 @pytest.mark.full
@@ -178,7 +196,8 @@ def test_a_late_rank_shows_what_it_does(fresh, tmp_path, how, does, stack):
         (text,), _ = team.join().run(late_in, path=str(tmp_path / "pipe"), how=how)
     shown = "" if stack is None else rf" Its Python stack: {stack}\."
     assert re.search(
-        rf"\. Rank 1 ({does}); its last operation was barrier.* #1\.{shown} `occl top` shows all ranks\.$",
+        rf"\. Rank 1 ({does}); its last operation was barrier.* #1\.{shown} {ADVICE.get(how, '')}"
+        r"`occl top` shows all ranks\.$",
         text,
     ), text
 
@@ -263,6 +282,205 @@ def test_ranks_of_a_subgroup_of_a_subgroup_have_its_numbers(fresh):
     ), text
 
 
+def waits_in(how: str, device: str) -> None:
+    """An all_reduce whose end no call of the main thread waits for."""
+    t = torch.ones(3, device=device)
+    if how == "a future":
+        dist.all_reduce(t, async_op=True).get_future().wait()
+    elif how == "a thread":
+        thread = threading.Thread(target=dist.all_reduce, args=(t,))
+        thread.start()
+        thread.join()
+    else:
+        torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 3).to(device))(t).sum().backward()
+
+
+def late_for(rank, n, device, *, how):
+    """Rank 1 comes when rank 0 has looked."""
+    dist.barrier()
+    written = [] if rank == 1 else notices()
+    if rank == 1:
+        listen()
+    waits_in(how, device)
+    return written
+
+
+@pytest.mark.parametrize("device", first(DEVICES))
+@pytest.mark.parametrize("how", ["a future", "a thread", "DDP"])
+def test_a_wait_is_noticed_whichever_thread_waits(fresh, device, how):
+    with fresh(2) as team:
+        team.join().start(late_for, device, how=how)
+        team.hear(0)
+        team.say(1, "rank 0 has looked")
+        (text,), _ = results(team)
+    assert re.search(r"no progress for 1 s .* Rank 0 of group 0 has waited [0-9.]+ s for rank 1 ", text), text
+
+
+def computes_meanwhile(rank, n, device):
+    """Rank 0 computes for as long as it takes to look ten times, and only then waits for rank 1."""
+    if rank == 1:
+        listen()
+        dist.all_reduce(torch.ones(3))
+        return []
+    work = dist.all_reduce(torch.ones(3), async_op=True)
+    looked: list[float] = []
+
+    class Counted(long_waits.Notices):
+        def task(self) -> float:
+            looked.append(long_waits._waiting()[0])
+            return super().task()
+
+    written: list[str] = []
+    long_waits._notices = Counted(0.2, written.append)
+    stacks.hurry()
+    while len(looked) < 10:
+        sum(range(10000))
+    assert looked[-1] > 0.2
+    long_waits.watch(0)
+    tell("has computed")
+    work.wait()
+    return written
+
+
+def test_a_rank_that_computes_does_not_complain(fresh):
+    with fresh(2) as team:
+        team.join().start(computes_meanwhile)
+        team.hear(0)
+        team.say(1, "rank 0 has computed")
+        assert results(team) == [[], []]
+
+
+def wait_in_a_circle(rank, n, device):
+    """Each of three ranks waits in a group of two for the next one."""
+    pairs = [(0, 1), (1, 2), (0, 2)]
+    groups = [dist.new_group(pair) for pair in pairs]
+    mine = groups[rank]
+
+    def end() -> None:
+        listen()
+        backend(device, mine).abort()
+
+    threading.Thread(target=end).start()
+    written = notices()
+    with pytest.raises(dist.DistBackendError, match="abort"):
+        dist.all_reduce(torch.ones(3), group=mine)
+    return written
+
+
+@pytest.mark.full
+def test_a_circle_is_told_to_its_end(fresh):
+    with fresh(3) as team:
+        team.join().start(wait_in_a_circle)
+        for rank in range(3):
+            team.hear(rank)
+        for rank in range(3):
+            team.say(rank, "all have looked")
+        told = results(team)
+    ((text,),) = [written for written in told if written]
+    assert len(re.findall(r"\. Rank \d( of group \w+)? waits for rank ", text)) == 2, text
+    assert "They wait for each other: make these calls in one order on all ranks. `occl top` shows" in text
+
+
+def late_in_a_pair(rank, n, device):
+    """Ranks 2 and 3 are a group, in which rank 2 waits for rank 3; ranks 0 and 1 wait for them."""
+    pair = dist.new_group([2, 3])
+    dist.barrier()
+    long_waits.watch(0)
+    written = notices() if rank == 0 else []
+    if rank == 3:
+        listen()
+    if rank >= 2:
+        dist.all_reduce(torch.ones(3), group=pair)
+    dist.barrier()
+    return written
+
+
+@pytest.mark.full
+def test_a_rank_is_called_as_in_the_group_that_waits(fresh):
+    with fresh(4) as team:
+        team.join().start(late_in_a_pair)
+        team.hear(0)
+        team.say(3, "rank 0 has looked")
+        (text,), _, _, _ = results(team)
+    assert re.search(
+        r"Ranks 0 and 1 of group 0 have waited [0-9.]+ s for rank 2 \(pid .*?\. Rank 2 waits for rank 3 in "
+        rf"{ALL_REDUCE} of group \w+, where that is rank 1\. Rank 3 sleeps \(\w+\); ",
+        text,
+    ), text
+
+
+def times_out(rank, n, device):
+    """Rank 1 comes when rank 0 has given up."""
+    if rank == 1:
+        listen()
+        return ""
+    with pytest.raises(dist.DistBackendError, match="Timed out waiting 4000ms") as raised:
+        dist.all_reduce(torch.ones(3))
+    tell("timed out")
+    return str(raised.value)
+
+
+def test_an_operation_that_times_out_says_what_the_late_rank_does(fresh):
+    with fresh(2) as team:
+        team.join(timeout=4).start(times_out)
+        team.hear(0)
+        team.say(1, "rank 0 has given up")
+        text, _ = results(team)
+    assert re.search(
+        r"rank 1 \(pid .*\) has not arrived, .*\. Rank 0 of group 0 has waited [0-9.]+ s for rank 1 .* "
+        r"Rank 1 sleeps \(\w+\); it has called no operation\. Its Python stack: .*, listen \(",
+        text,
+    ), text
+
+
+def picture(what: str) -> tuple[list[SimpleNamespace], list[SimpleNamespace]]:
+    """What `_own_waits` finds."""
+    process = SimpleNamespace(pid=os.getpid())
+    return [SimpleNamespace(process=process)], [
+        SimpleNamespace(who=what, text=what, advice="", stack=[], seconds=1.0)
+    ]
+
+
+def test_a_picture_is_described_once_and_a_new_one_as_soon_as_this_process_may(monkeypatch):
+    written: list[str] = []
+    watching = long_waits.Notices(AFTER, written.append)
+    steps: list[tuple[str, bool | None, int]] = [
+        ("one", True, 1),
+        ("one", True, 1),  # it was described
+        ("two", None, 1),  # this process has spoken a moment ago
+        ("two", True, 2),
+        ("three", False, 2),  # another process describes it
+        ("three", True, 2),
+    ]
+    for what, claim, said in steps:
+        monkeypatch.setattr(long_waits, "_own_waits", lambda after, what=what: picture(what))
+        monkeypatch.setattr(long_waits, "_claim", lambda job, claim=claim: claim)
+        watching.look()
+        assert len(written) == said, (what, claim, written)
+    assert "(OCCL_STUCK_AFTER). two" in written[1]
+
+
+def test_one_process_of_a_host_speaks_about_a_job(monkeypatch):
+    monkeypatch.setattr(long_waits, "_claims", set())
+    monkeypatch.setattr(long_waits, "BETWEEN", 0.2)
+    job = os.getpid()
+    asks = "from occl.distributed import long_waits; print(long_waits._claim(int(__import__('sys').argv[1])))"
+
+    def of_another_process() -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", asks, str(job)], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    assert long_waits._claim(job) is True
+    free = [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
+    assert long_waits._claim(job) is None
+    for timer in free:
+        timer.join()
+    assert of_another_process() == "True"
+    assert long_waits._claim(job) is True, "it is free once its holder has ended"
+
+
 def goes_on(rank, n, device):
     """Many waits, none of them long, say nothing, however long they take together."""
     written: list[str] = []
@@ -282,38 +500,6 @@ def goes_on(rank, n, device):
 def test_progress_is_never_called_a_hang(fresh):
     with fresh(2) as team:
         assert team.join().run(goes_on) == [[], []]
-
-
-def fails_in_the_notice(rank, n, device):
-    """What the notice raises ends the wait only if it ends the program, as Ctrl-C does."""
-    raised: list[type[BaseException]] = [ZeroDivisionError, KeyboardInterrupt]
-
-    def look() -> None:
-        raise raised.pop(0)
-
-    t = torch.ones(3, device=device)
-    if rank == 1:
-        listen()
-        for _ in range(2):
-            dist.all_reduce(t)
-        return
-    long_waits._set_long_wait_notice(0.3, look)
-    with pytest.raises(KeyboardInterrupt):
-        dist.all_reduce(t)
-    assert not raised
-    tell("interrupted")
-    long_waits.watch(0)
-    dist.all_reduce(t)
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("device", first(DEVICES))
-def test_an_error_of_the_notice_does_not_end_the_wait_and_ctrl_c_does(fresh, device):
-    with fresh(2) as team:
-        team.join().start(fails_in_the_notice, device)
-        team.hear(0)
-        team.say(1, "rank 0 was interrupted")
-        results(team)
 
 
 OF_THE_ENVIRONMENT = """

@@ -150,6 +150,25 @@ Ticks Activity::record(Recorder& recorder, Event::What what, const Operation& op
   return at;
 }
 
+Activity::Waiting Activity::waiting() const {
+  const ActivityRecord& r = *record_;
+  const auto stage = static_cast<Stage>(r.stage.get());
+  const bool receives = stage == Stage::idle && r.messages_open.get() > 0;
+  const Ticks since = stage == Stage::meeting   ? r.posted.get()
+                      : stage == Stage::syncing ? r.since.get()
+                      : receives                ? r.message_posted.get()
+                                                : 0;
+  if (since == 0) return {};
+  const Anchor now = Anchor::now();
+  const double ns = static_cast<double>(now.ticks - std::min(since, now.ticks)) *
+                    ns_per_tick(endpoint_->first_anchor(), now);
+  Waiting waiting;
+  waiting.longest = std::chrono::nanoseconds(static_cast<std::int64_t>(ns));
+  const auto deadline = static_cast<std::int64_t>((receives ? r.message_deadline : r.deadline).get());
+  if (deadline != Deadline::never().at_ns()) waiting.left = std::chrono::nanoseconds(deadline - now.ns);
+  return waiting;
+}
+
 // ---- collectives
 
 void Activity::held(const Operation& op) {

@@ -8,6 +8,7 @@
 // Only the thread that drives the group calls it, except where a function says otherwise.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -52,6 +53,14 @@ class Activity {
   const ActivityRecord& record() const { return *record_; }
   /// Marks the group as a node's part of a larger one: readers then leave it out.
   void set_flags(std::uint64_t flags) { record_->flags.set(flags); }
+
+  /// How long a rank has waited for others, 0 if it does not, and the time that is left until that times out.
+  struct Waiting {
+    std::chrono::nanoseconds longest{};
+    std::chrono::nanoseconds left = std::chrono::nanoseconds::max();
+  };
+  /// This rank's, as readers outside see it. Any thread.
+  Waiting waiting() const;
 
   /// For the process's Recorder: under the group's submission lock.
   Notes& notes() const { return notes_; }

@@ -167,6 +167,16 @@ std::string Engine::calls_ahead_elsewhere(const Communicator& but, const shm::Pe
   return text;
 }
 
+Activity::Waiting Engine::waiting() {
+  Activity::Waiting all;
+  for (const auto& group : all_groups()) {
+    const Activity::Waiting one = std::as_const(*group).activity().waiting();
+    all.longest = std::max(all.longest, one.longest);
+    all.left = std::min(all.left, one.left);
+  }
+  return all;
+}
+
 bool Engine::drive_all(bool check) {
   bool moved = false;
   for (const auto& group : busy_groups()) moved |= group->drive(check);

@@ -94,6 +94,9 @@ class Engine {
   /// Communicator::calls_ahead of all groups but this one.
   std::string calls_ahead_elsewhere(const Communicator& but, const shm::Peer& process);
 
+  /// Of all groups: the longest wait of this process's ranks, and the shortest time that is left to one.
+  Activity::Waiting waiting();
+
   /// For Communicator: one more or one fewer reason to drive it, which is an operation in flight or an answer
   /// that a peer waits for.
   void add_pending() { pending_.fetch_add(1, std::memory_order_seq_cst); }   // sync: pending

@@ -444,12 +444,10 @@ void WorkOCCL::unregister() {
 void WorkOCCL::wait_on_host(std::chrono::milliseconds timeout, Waiting waiting) {
   if (!ended()) check_not_forked(*group_);
   const Deadline deadline = timeout == kNoTimeout ? Deadline::never() : Deadline::after(timeout);
-  WhileWaiting while_waiting;
-  const std::function<void()> check = std::ref(while_waiting);
   for (const Part& part : parts_) {
     const coll::Operation& op = part.operation;
     if (waiting == Waiting::program) std::as_const(*group_).activity().waited(op);
-    if (!engine().wait(*group_, op, deadline, check))
+    if (!engine().wait(*group_, op, deadline, interrupt_check()))
       raise(Error(Errc::timeout, concat("occl: Timed out waiting ", timeout.count(), "ms for ", op.describe(),
                                         " #", op.sequence(), " of group ", group_->name(), " on rank ", rank_,
                                         "; it is still in flight")));

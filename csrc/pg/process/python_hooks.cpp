@@ -1,6 +1,5 @@
 #include "pg/process/python_hooks.h"
 
-#include <algorithm>
 #include <utility>
 
 namespace occl::pg {
@@ -8,10 +7,6 @@ namespace {
 
 std::function<void()> the_interrupt_check = [] {};
 std::function<void()> the_return_check;
-std::function<void()> the_long_wait_notice;
-std::chrono::nanoseconds a_long_wait{};
-
-constexpr std::chrono::seconds kBetweenNotices{5};
 
 std::function<void(const std::function<void()>&)> the_way_without_gil;
 Unwrap the_unwrap;
@@ -23,21 +18,6 @@ PrepareUcx the_prepare_ucx;
 
 void set_interrupt_check(std::function<void()> check) { the_interrupt_check = std::move(check); }
 const std::function<void()>& interrupt_check() { return the_interrupt_check; }
-
-void set_long_wait_notice(std::chrono::nanoseconds after, std::function<void()> notice) {
-  a_long_wait = after;
-  the_long_wait_notice = std::move(notice);
-}
-
-void WhileWaiting::operator()() {
-  the_interrupt_check();
-  if (!the_long_wait_notice) return;
-  const auto now = std::chrono::steady_clock::now();
-  if (next_notice_ == std::chrono::steady_clock::time_point{}) next_notice_ = now + a_long_wait;
-  if (now < next_notice_) return;
-  next_notice_ = now + std::min<std::chrono::nanoseconds>(kBetweenNotices, a_long_wait);
-  the_long_wait_notice();
-}
 
 void set_return_check(std::function<void()> check) { the_return_check = std::move(check); }
 const std::function<void()>& return_check() { return the_return_check; }

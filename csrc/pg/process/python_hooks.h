@@ -17,20 +17,6 @@ namespace occl::pg {
 void set_interrupt_check(std::function<void()> check);
 const std::function<void()>& interrupt_check();
 
-/// Called by a thread whose wait has lasted for `after`, and every few seconds from then on; null: nothing is
-/// called. The Python module sets it to say what the program waits for.
-void set_long_wait_notice(std::chrono::nanoseconds after, std::function<void()> notice);
-
-/// One wait, whose thread calls this now and then: it checks for interrupts, as
-/// interrupt_check does, and whether the wait is long.
-class WhileWaiting {
- public:
-  void operator()();
-
- private:
-  std::chrono::steady_clock::time_point next_notice_{};  // 0: before the first call
-};
-
 /// Called by a thread that is about to return from Work.wait, with or without an error; null: nothing is
 /// called. The Python module sets it to hold threads back once the interpreter ends.
 void set_return_check(std::function<void()> check);

@@ -1,5 +1,8 @@
 #include "pg/request/errors.h"
 
+#include <chrono>
+#include <mutex>
+
 #include "base/as_error.h"
 
 namespace occl::pg {
@@ -7,7 +10,27 @@ namespace {
 
 constexpr const char* kNoText = "an exception without a text";
 
+using Clock = std::chrono::steady_clock;
+constexpr std::chrono::seconds kHolds{5};
+
+std::mutex the_addition_mutex;
+std::string the_addition;      // to errors of operations that time out
+Clock::time_point added_at{};  // 0: there is none
+
+std::string text_of(const Error& error) {
+  if (error.code() != Errc::timeout) return error.what();
+  std::lock_guard lock(the_addition_mutex);
+  const bool holds = added_at != Clock::time_point{} && Clock::now() - added_at < kHolds;
+  return holds ? concat(error.what(), ". ", the_addition) : error.what();
+}
+
 }  // namespace
+
+void add_to_timeouts(std::string text) {
+  std::lock_guard lock(the_addition_mutex);
+  the_addition = std::move(text);
+  added_at = Clock::now();
+}
 
 void raise(const Error& error) {
   const c10::SourceLocation here{__func__, __FILE__, static_cast<uint32_t>(__LINE__)};
@@ -19,7 +42,7 @@ void raise(const Error& error) {
     case Errc::out_of_memory:
       throw c10::OutOfMemoryError(here, error.what());
     default:
-      throw c10::DistBackendError(here, error.what());
+      throw c10::DistBackendError(here, text_of(error));
   }
 }
 

@@ -17,6 +17,10 @@ class ArgumentError : public c10::ValueError {
   using ValueError::ValueError;
 };
 
+/// What errors of operations that time out from now on say besides: which ranks wait for which, and why. It
+/// holds for a few seconds. Any thread.
+void add_to_timeouts(std::string text);
+
 /// Throws what Python users expect: ArgumentError (a ValueError), NotImplementedError,
 /// torch.OutOfMemoryError, and torch.distributed.DistBackendError for every other code.
 [[noreturn]] void raise(const Error& error);

@@ -15,6 +15,11 @@ MOST_SILENT = 3
 `stacks.PATIENCE`."""
 DEBUGGERS = ("(pdb.py:", "(bdb.py:")
 """Frames of Python's debugger."""
+DEBUGGED, IN_A_CALL = "is in Python's debugger", "in a call outside Python that keeps the interpreter's lock"
+MOST_NAMES, MOST_ELSEWHERE = 8, 3
+SEEN = "`occl top` shows all ranks."
+UNSEEN = "`occl top` on the host of that rank shows what it does."
+CIRCLE = f"They wait for each other: make these calls in one order on all ranks. {SEEN}"
 
 
 @dataclass
@@ -26,7 +31,10 @@ class Wait:
     pid: int | None
     seconds: float
     times_out: float | None
+    who: str
+    """Which ranks wait for which: the sentence without what the last one does."""
     text: str
+    advice: str
     stack: list[str] = field(default_factory=list)
     """The innermost Python frames of the rank that is waited for, where it shows them."""
 
@@ -101,41 +109,103 @@ def _wait(
     if left is not None and left < 24 * 3600:
         text += f", which times out in {max(0.0, left):.1f} s"
     text += "."
-    stack: list[str] = []
+    story = Story(text, "", SEEN if rank is None and missing is None else UNSEEN)
     if rank is not None:
-        doing = _waits_elsewhere(snapshot, group, rank)
-        if not doing:
-            doing, stack = _does(rank, silent)
-        text += f" Rank {missing} {doing}."
+        story = _story(snapshot, group, waiting, rank, silent)
+        story.who = text + story.who
     return Wait(
         waiting,
         -1 if missing is None else missing,
         rank.process.pid if rank else None,
         round(seconds, 3),
         None if left is None else round(left, 3),
-        text,
-        stack,
+        story.who,
+        story.who + story.does,
+        story.advice,
+        story.stack,
     )
 
 
-def _waits_elsewhere(snapshot: Snapshot, group: Group, rank: Rank) -> str:
-    """What its process waits for in other operations; empty if it waits in none, or can make no progress."""
-    waiting = [
+@dataclass
+class Story:
+    """What happens behind a wait, as sentences that begin with a space."""
+
+    who: str
+    """Which ranks wait for which."""
+    does: str
+    """What the last of them does."""
+    advice: str
+    stack: list[str] = field(default_factory=list)
+
+
+def _story(snapshot: Snapshot, group: Group, waiting: list[int], missing: Rank, silent: list[int]) -> Story:
+    """From the rank that is waited for to the one that it waits for, and so on, until one waits for none, or
+    they wait in a circle."""
+    told = [group.ranks[number].process for number in waiting]
+    rank, in_group, who = missing, group, ""
+    while True:
+        name = _name(group, in_group, rank.record.rank)
+        name = name[0].upper() + name[1:]
+        elsewhere = _waits_elsewhere(snapshot, in_group, rank)
+        if not elsewhere:
+            doing, stack = _does(rank, silent)
+            return Story(who, f" {name} {doing}.", _advice(rank, doing), stack)
+        who += f" {name} {'; it '.join(_sentence(group, other, number) for other, number in elsewhere)}."
+        told.append(rank.process)
+        other, number = elsewhere[0]
+        nexts = other.waits_for(number)
+        next_rank = other.ranks.get(nexts[0]) if nexts else None
+        if next_rank is None:
+            return Story(who, "", UNSEEN if nexts else SEEN)
+        if next_rank.process in told:
+            return Story(who, "", CIRCLE)
+        rank, in_group = next_rank, other
+
+
+def _name(group: Group, of: Group, number: int) -> str:
+    """A rank of the group ``of``, as the reader of a sentence about ``group`` knows it."""
+    process = of.ranks[number].process if number in of.ranks else None
+    known = [mine for mine, rank in group.ranks.items() if rank.process is process]
+    return f"rank {known[0]}" if known else f"rank {number} of group {of.name}"
+
+
+def _sentence(group: Group, of: Group, number: int) -> str:
+    """What a rank of the group ``of`` waits for."""
+    missing = of.waits_for(number)
+    text = f"in {_operation(of.ranks[number])}"
+    if of is not group:
+        text += f" of group {of.name}"
+    names = [_name(group, of, other) for other in missing[:MOST_NAMES]]
+    more = " and others" if len(missing) > MOST_NAMES else ""
+    own = [other for other, name in zip(missing, names, strict=False) if name != f"rank {other}"]
+    if own and not any(" of group " in name for name in names):
+        these = "these are" if len(missing) > 1 else "that is"
+        text += f", where {these} {ranks(missing, most=MOST_NAMES)}"
+    return f"waits for {' and '.join(names) or 'other ranks'}{more} {text}"
+
+
+def _waits_elsewhere(snapshot: Snapshot, group: Group, rank: Rank) -> list[tuple[Group, int]]:
+    """Where its process waits in other operations: groups, and its rank in each; nothing if it can make no
+    progress."""
+    if rank.state in STOPPED or rank.state == GONE:
+        return []
+    return [
         (other, number)
         for other, number in snapshot.waiting_elsewhere(rank)
         if other is not group or other.waits_for(number)
-    ]
-    if rank.state in STOPPED or rank.state == GONE:
-        return ""
-    texts = []
-    for other, number in waiting[:3]:
-        missing = other.waits_for(number)
-        place = "" if other is group else f" of group {other.name}"
-        texts.append(
-            f"waits for {ranks(missing, most=8) if missing else 'other ranks'} in "
-            f"{_operation(other.ranks[number])}{place}"
-        )
-    return "; it ".join(texts)
+    ][:MOST_ELSEWHERE]
+
+
+def _advice(rank: Rank, doing: str) -> str:
+    """What to do about a process that does this."""
+    pid = rank.process.pid
+    if rank.state in STOPPED and "debugger" not in doing:
+        return f"`kill -CONT {pid}` continues it. {SEEN}"
+    if rank.state in STOPPED or DEBUGGED in doing:
+        return f"Continue it in its debugger. {SEEN}"
+    if IN_A_CALL in doing:
+        return f"`py-spy dump --native --pid {pid}` shows that call. {SEEN}"
+    return SEEN
 
 
 def _does(rank: Rank, silent: list[int]) -> tuple[str, list[str]]:
@@ -149,9 +219,9 @@ def _does(rank: Rank, silent: list[int]) -> tuple[str, list[str]]:
             stack = rank.process.stack()
         except stacks.NoAnswer:
             silent.append(rank.process.pid)
-            doing += " in a call outside Python that keeps the interpreter's lock"
+            doing += f" {IN_A_CALL}"
     if any(debugger in frame for frame in stack for debugger in DEBUGGERS):
-        doing = "is in Python's debugger"
+        doing = DEBUGGED
     last = rank.call
     past = f"its last operation was {last.text} #{last.number}" if last else "it has called no operation"
     return f"{doing}; {past}", stack
