@@ -21,8 +21,8 @@ export PATH := $(CURDIR)/.venv/bin:$(if $(CCACHE),$(CCACHE):)$(PATH)
 # Two terminals may both find something to do: the second waits, and then looks again.
 LOCK := $(if $(shell command -v flock),flock Makefile)
 
-.PHONY: help demo test test-all test-full test-aarch64 test-ecosystem conformance sanitize soak mutations bench wheels lint \
-    api docs headers setup clean distclean
+.PHONY: help demo test test-all test-full test-aarch64 test-ecosystem conformance kits sanitize soak mutations bench wheels \
+    lint api docs headers setup clean distclean
 
 help:
 	@echo 'make demo        train on handwritten digits with occl and with Gloo, and compare'
@@ -30,6 +30,7 @@ help:
 	@echo 'make test-all    every test, and the sanitizers'
 	@echo 'make test-full   what CI runs beside make test: PART=1/3, 2/3, 3/3, upstream, operators, or all of these'
 	@echo 'make conformance the conformance suite on occl, with CPU tensors and on dev'
+	@echo 'make kits        the kits alone, with Gloo: TORCH=torch==2.9.1 chooses an older PyTorch'
 	@echo 'make test-ecosystem  Trainer, Lightning, DeepSpeed, Ray and others over occl, in .venv-ecosystem;'
 	@echo '                 ARGS=--write-table writes what passed into docs/integrations.md'
 	@echo 'make sanitize    the distributed tests with ASan and UBSan, then TSan, in the whole extension;'
@@ -73,6 +74,12 @@ test-full: setup
 conformance: setup
 	@for device in cpu dev; do $(VENV_PYTHON) -m pytest --pyargs occl.conformance --backend occl --device $$device \
 	    --world-size 4 $(ARGS) || exit 1; done
+
+# The kits need no extension, and work with older versions of PyTorch: their environment has TORCH and no torch_occl.
+kits:
+	@mkdir -p build && $(PYTHON) -m venv --clear build/kits-venv
+	@build/kits-venv/bin/python -m pip install --quiet '$(TORCH)' numpy pytest 'setuptools>=77' wheel
+	@build/kits-venv/bin/python -m pytest --noconftest -o addopts= tests/test_kits.py $(ARGS)
 
 # torch_occl is installed there from a wheel that .venv builds, whose objects exist already.
 ECOSYSTEM := .venv-ecosystem/bin/python

@@ -10,6 +10,8 @@ import sys
 from io import TextIOWrapper
 from typing import NamedTuple
 
+from occl import versions
+
 
 class Command(NamedTuple):
     module: str
@@ -60,6 +62,12 @@ def parser(asked: str | None = None) -> argparse.ArgumentParser:
         ImportError, OSError: that one needs what cannot be imported.
     """
     made = argparse.ArgumentParser(prog="occl", description="Commands of torch_occl.")
+    made.add_argument(
+        "--version",
+        action="version",
+        version=f"torch_occl {versions.VERSION}, built from {versions.commits()}",
+        help="print the version, and the commit that it was built from",
+    )
     commands = made.add_subparsers(dest="command", metavar="COMMAND")
     for name, command in COMMANDS.items():
         added = commands.add_parser(name, help=command.short, description=command.long)

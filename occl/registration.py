@@ -12,6 +12,7 @@ PyTorch's test package torch_openreg does.
 from __future__ import annotations
 
 import contextlib
+import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import entry_points
@@ -31,10 +32,10 @@ def autoload() -> None:
     torch_occl."""
     import torch.distributed as dist
 
-    variables.warn_of_unknown()
+    variables.warn()
     wanted = False
     with or_warn("torch_occl makes no device:"):
-        wanted = variables.device() == "1" and comes_last()
+        wanted = variables.device() == "1" and not variables.wrong(os.environ) and comes_last()
     if wanted:
         with or_warn("torch_occl could not be loaded, and is not available:"):
             import torch_occl  # noqa: F401
@@ -42,8 +43,6 @@ def autoload() -> None:
         with or_warn("torch_occl could not be registered, and is not available:"):
             if not names():
                 register(create, ["cpu"])
-        with or_warn("torch_occl will refuse to make a group:"):
-            variables.stuck_after()
         with or_warn("torch_occl does not share CPU tensors:"):
             if variables.least_shared():
                 versions.check_running()
@@ -54,7 +53,6 @@ def autoload() -> None:
             if variables.in_place_of():
                 from occl.distributed import alone, gloo
 
-                variables.quiet()
                 gloo.replace_as_environment_says()
                 alone.watch()
 

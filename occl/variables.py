@@ -1,26 +1,149 @@
-"""The environment variables of occl: their names, and the values of those that Python reads."""
+"""The environment variables of occl: their names and legal values, and what those say that Python reads.
+
+The extension reads most of them itself, and refuses a wrong value only where it needs it. So all are checked
+here when PyTorch or the package is imported, by the extension's rules and in its words.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
-NAMES = (
-    "OCCL_DEVICE",
-    "OCCL_IN_PLACE_OF",
-    "OCCL_QUIET",
-    "OCCL_SHARE_CPU",
-    "OCCL_STUCK_AFTER",
-    "OCCL_DEVICE_COUNT",
-    "OCCL_MEMORY_FRACTION",
-    "OCCL_INTER_NODE",
-    "OCCL_ISA",
-    "OCCL_NODE",
-    "OCCL_TOPOLOGY",
-    "OCCL_TRACE",
-    "OCCL_TUNING",
+Check = Callable[[str], Any]
+"""Takes what a variable is set to, which is not empty, and returns what that means.
+
+Raises ValueError if it means nothing; the text continues the variable's name.
+"""
+
+
+def _one_of(*legal: str, says: str) -> Check:
+    """A check that takes capital letters for small ones."""
+
+    def checked(value: str) -> str:
+        if value.lower() not in legal:
+            raise _wrong(value, says)
+        return value.lower()
+
+    return checked
+
+
+def _share_cpu(value: str) -> int:
+    if not (value.isdecimal() and len(value) < 19):  # what 64 bits hold
+        raise _wrong(value, "0, 1, or the least number of bytes to share")
+    return int(value)
+
+
+def _stuck_after(value: str) -> float:
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= 1e6:
+        raise _wrong(value, "a number of seconds, or 0 for no notice")
+    return seconds
+
+
+def _device_count(value: str) -> int:
+    if not re.fullmatch(r"[ \t-\r]*[+-]?0*[0-9]{1,2}", value) or not 1 <= int(value) <= 64:
+        raise ValueError(f" must be a number from 1 to 64, not {_quoted(value)}")
+    return int(value)
+
+
+def _memory_fraction(value: str) -> float:
+    number = re.fullmatch(r"[ \t-\r]*(\+?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)", value)
+    if not number or not 0 < float(number[1]) <= 1:
+        raise ValueError(f" must be a number above 0 and at most 1, not {_quoted(value)}")
+    return float(number[1])
+
+
+def _inter_node(value: str) -> str:
+    if value not in ("gloo", "ucx"):
+        raise ValueError(f" is {_quoted(value)}: it must be gloo or ucx")
+    return value
+
+
+def _isa(value: str) -> str:
+    """The extension also refuses those that this processor does not have."""
+    if value not in ("avx512", "avx2", "neon_bf16", "baseline"):
+        raise ValueError(
+            f" is {_quoted(value)}: it must be avx512, avx2 or baseline; on aarch64 neon_bf16 or baseline"
+        )
+    return value
+
+
+def _node(value: str) -> str:
+    if not re.fullmatch(r"[!-~](?:[ -~]{0,61}[!-~])?", value):
+        raise ValueError(
+            f" is {_quoted(value)}: set it to at most 63 printable ASCII characters without spaces at the "
+            "ends, or unset it"
+        )
+    return value
+
+
+def _topology(value: str) -> str:
+    part = "[0-9]{1,6}(-[0-9]{1,6})?"
+    right, least = bool(re.fullmatch(f"{part}(,{part})*", value)), 0
+    for ends in value.split(",") if right else ():
+        low, _, high = ends.partition("-")
+        right &= least <= int(low) <= int(high or low)
+        least = int(high or low) + 1
+    if not right:
+        raise ValueError(
+            f' is {_quoted(value)}, but must list the ranks of each domain in order, like "0-31,32-63"'
+        )
+    return value
+
+
+TUNINGS = (
+    "one_shot_bytes",
+    "direct_bytes",
+    "two_level_bytes",
+    "slot_bytes",
+    "area_bytes",
+    "streaming_bytes",
+    "ring_bytes",
+    "eager_bytes",
+    "unasked_bytes",
+    "both_ends_bytes",
+    "far_ns",
 )
+"""What ``OCCL_TUNING`` can set (csrc/coll/plan/tuning.cpp)."""
+
+
+def _tuning(value: str) -> dict[str, int]:
+    numbers = {}
+    for item in value.removesuffix(",").split(","):
+        name, _, number = item.partition("=")
+        if not re.fullmatch("0*[0-9]{1,20}", number) or int(number) >= 1 << 64:
+            why = f"{_quoted(item)} is not a name and a number of bytes, as in slot_bytes=262144"
+        elif name not in TUNINGS:
+            why = f"there is no tuning named {_quoted(name)}: use {', '.join(TUNINGS)}"
+        else:
+            numbers[name] = int(number)
+            continue
+        raise ValueError(f"={_quoted(value)}: {why}")
+    return numbers
+
+
+CHECKS: Mapping[str, Check] = {
+    "OCCL_DEVICE": _one_of("0", "1", says="0, 1 or empty"),
+    "OCCL_IN_PLACE_OF": _one_of("gloo", says="gloo, the only backend that occl replaces, or empty"),
+    "OCCL_QUIET": _one_of("0", "1", says="0, 1 or empty"),
+    "OCCL_SHARE_CPU": _share_cpu,
+    "OCCL_STUCK_AFTER": _stuck_after,
+    "OCCL_DEVICE_COUNT": _device_count,
+    "OCCL_MEMORY_FRACTION": _memory_fraction,
+    "OCCL_INTER_NODE": _inter_node,
+    "OCCL_ISA": _isa,
+    "OCCL_NODE": _node,
+    "OCCL_TOPOLOGY": _topology,
+    "OCCL_TRACE": str,  # a directory, which each process makes where it can
+    "OCCL_TUNING": _tuning,
+}
+NAMES = tuple(CHECKS)
 """Every variable that the package reads (docs/environment.md)."""
 OF_TESTS = "OCCL_TEST_"
 """Variables of the project's own tests begin like this."""
@@ -29,42 +152,23 @@ _warned = False
 
 
 def device() -> str:
-    """``OCCL_DEVICE``: "0", "1", or "" if it is not set.
-
-    Raises:
-        ValueError: it is something else.
-    """
-    return _one_of("OCCL_DEVICE", ("", "0", "1"), "0, 1 or empty")
+    """``OCCL_DEVICE``: "0", "1", or "" if it is not set or wrong."""
+    return str(_value("OCCL_DEVICE", ""))
 
 
 def in_place_of() -> str:
-    """``OCCL_IN_PLACE_OF``: "gloo", or "" if it is not set.
-
-    Raises:
-        ValueError: it is something else.
-    """
-    return _one_of("OCCL_IN_PLACE_OF", ("", "gloo"), "gloo, the only backend that occl replaces, or empty")
+    """``OCCL_IN_PLACE_OF``: "gloo", or "" if it is not set or wrong."""
+    return str(_value("OCCL_IN_PLACE_OF", ""))
 
 
 def quiet() -> bool:
-    """``OCCL_QUIET``: whether nothing is said about Gloo's place.
-
-    Raises:
-        ValueError: it is neither 0, 1 nor empty.
-    """
-    return _one_of("OCCL_QUIET", ("", "0", "1"), "0, 1 or empty") == "1"
+    """``OCCL_QUIET``: whether nothing is said about Gloo's place. A wrong value says no."""
+    return bool(_value("OCCL_QUIET", "0") == "1")
 
 
 def least_shared() -> int:
-    """``OCCL_SHARE_CPU``: 0, 1, or the size in bytes from which CPU tensors are shared.
-
-    Raises:
-        ValueError: it is no number.
-    """
-    value = os.environ.get("OCCL_SHARE_CPU") or "0"
-    if not value.isdecimal():
-        raise _wrong("OCCL_SHARE_CPU", value, "0, 1, or the least number of bytes to share")
-    return int(value)
+    """``OCCL_SHARE_CPU``: 0, 1, or the size in bytes from which CPU tensors are shared; 0 if it is wrong."""
+    return int(_value("OCCL_SHARE_CPU", 0))
 
 
 def stuck_after() -> float:
@@ -73,14 +177,30 @@ def stuck_after() -> float:
     Raises:
         ValueError: it is not such a number.
     """
-    value = os.environ.get("OCCL_STUCK_AFTER") or "30"
-    try:
-        seconds = float(value)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds <= 1e6:
-        raise _wrong("OCCL_STUCK_AFTER", value, "a number of seconds, or 0 for no notice")
-    return seconds
+    if text := wrong(os.environ).get("OCCL_STUCK_AFTER"):
+        raise ValueError(text)
+    return float(_value("OCCL_STUCK_AFTER", 30.0))
+
+
+def wrong(environment: Mapping[str, str]) -> dict[str, str]:
+    """Our variables that have wrong values, each with a text that names it, its value and the legal ones.
+
+    What depends on the processor or on the group, only the extension knows.
+    """
+    found = {}
+    for name, check in CHECKS.items():
+        if value := environment.get(name):
+            try:
+                check(value)
+            except ValueError as error:
+                found[name] = f"{name}{error}"
+    return found
+
+
+def check() -> None:
+    """Raises ValueError, which has the text of each, if variables have wrong values."""
+    if texts := wrong(os.environ).values():
+        raise ValueError("; ".join(texts))
 
 
 def unknown(environment: Mapping[str, str]) -> dict[str, str]:
@@ -95,23 +215,29 @@ def unknown(environment: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def warn_of_unknown() -> None:
-    """Warns once in a job of variables that nothing reads: rank 0 does, or torchrun, whose ranks have its
-    environment."""
+def warn() -> None:
+    """Warns once in a job of wrong values, and of variables that nothing reads: rank 0 does, or torchrun,
+    whose ranks have its environment."""
     global _warned
     if _warned or os.environ.get("RANK", "0") != "0" or "TORCHELASTIC_RUN_ID" in os.environ:
         return
     _warned = True
+    for text in wrong(os.environ).values():
+        warnings.warn(f"import torch_occl will fail: {text}", RuntimeWarning, stacklevel=3)
     for name, meant in unknown(os.environ).items():
         warnings.warn(f"torch_occl does not know the variable {name}, and ignores it: {meant}", stacklevel=3)
 
 
-def _one_of(name: str, legal: tuple[str, ...], says: str) -> str:
-    value = os.environ.get(name, "")
-    if value.lower() not in legal:
-        raise _wrong(name, value, says)
-    return value.lower()
+def _value(name: str, otherwise: Any) -> Any:
+    """What a variable means, or this if it is not set or wrong."""
+    value = os.environ.get(name)
+    return CHECKS[name](value) if value and name not in wrong(os.environ) else otherwise
 
 
-def _wrong(name: str, value: str, says: str) -> ValueError:
-    return ValueError(f"{name}={value!r}: it must be {says}")
+def _wrong(value: str, says: str) -> ValueError:
+    return ValueError(f"={value!r}: it must be {says}")
+
+
+def _quoted(value: str) -> str:
+    """As it is, but for characters that no text can have."""
+    return '"' + re.sub(r"[^\n -~\x80-\ud7ff\ue000-\U0010ffff]", "?", value) + '"'

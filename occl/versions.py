@@ -51,6 +51,12 @@ def commit_of(version: str) -> str:
         return ""
 
 
+def commits() -> str:
+    """The commits that the extensions of this installation were built from, of which a wheel has one."""
+    found = {commit_of("{}.{}".format(*each)) for each in built()} - {""}
+    return f"commit {' and '.join(sorted(found))}" if found else "an unknown commit"
+
+
 def name_of_build(version: str) -> str:
     """This package and its commit, which all ranks of a group must agree in."""
     commit = commit_of(version)

@@ -64,6 +64,26 @@ def test_every_supported_pytorch_is_run_and_compiled():
         assert minors == {(first[0], minor) for minor in range(first[1], end[1])}
 
 
+def test_the_kits_are_tried_with_what_they_support_beyond_the_package():
+    least = re.search(r'"torch>=([\d.]+)"', (ROOT / "kits/pyproject.toml").read_text())
+    named = {versions.minor(version) for version in JOBS["tests: kits"]["strategy"]["matrix"]["torch"]}
+    first = versions.SUPPORTED[0]
+    assert named == {(first[0], each) for each in range(versions.minor(least[1])[1], first[1])}
+
+
+def test_what_a_page_says_ci_leaves_out_is_left_out():
+    run = {line.split()[1] for line in commands() if line.startswith("make ")}
+    pages = "".join(path.read_text() for path in (ROOT / "docs").rglob("*.md"))
+    assert run.isdisjoint(re.findall(r"`make ([\w-]+)` is not a part of\sCI", pages))
+
+
+def test_the_placeholder_of_the_address_is_replaced_before_the_first_release():
+    pages = [ROOT / "README.md", ROOT / "kits/README.md", *(ROOT / "docs").rglob("*.md")]
+    if any(re.search(r"\bADDRESS\b", page.read_text()) for page in pages):
+        once = (ROOT / "RELEASING.md").read_text().split("For each version")[0]
+        assert "`git grep -lw ADDRESS README.md docs kits`" in once
+
+
 def test_shards_have_every_file_once_and_are_about_equal():
     cases = Counter({f"test_{number}.py": number % 17 + 1 for number in range(100)})
     parts = shards.parts(cases, 3)

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from occl import versions
 from occl.cli import COMMANDS, main
 from tests.support.thinning import first
 
@@ -36,6 +37,23 @@ def test_its_help_names_every_command_and_imports_no_pytorch(arguments):
     shown = printed("-c", code)
     assert "usage: occl" in shown
     assert re.findall(r"^    (\w+)", shown, re.M) == [*COMMANDS]
+
+
+def test_its_version_has_the_commits_that_it_was_built_from(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(versions, "EXTENSIONS", tmp_path)
+
+    def said() -> str:
+        with pytest.raises(SystemExit) as ended:
+            main(["--version"])
+        assert ended.value.code == 0
+        return capsys.readouterr().out
+
+    assert said() == f"torch_occl {versions.VERSION}, built from an unknown commit\n"
+    for folder, commit in (("torch_2_13", "1234+"), ("torch_2_14", "1234+"), ("torch_2_15", "abcd")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "_C.so").touch()
+        (tmp_path / folder / "commit").write_text(f"{commit}\n")
+    assert said() == f"torch_occl {versions.VERSION}, built from commit 1234+ and abcd\n"
 
 
 @pytest.mark.parametrize("name", first(SPELLINGS))

@@ -60,6 +60,15 @@ def test_every_environment_variable_that_is_read_is_in_the_table():
     assert table == read
 
 
+def test_no_text_tells_pip_to_look_for_the_package_on_an_index():
+    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
+    texts = [*pages, *(ROOT / "csrc").rglob("*.[ch]*"), *python_files()]
+    wish = re.compile(
+        r"torch_occl\[\w+\]|pip install '?torch_occl(?!-)"
+    )  # a wheel's name goes on with a dash
+    assert [path for path in texts if wish.search(path.read_text())] == []
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_every_folder_of_a_package_is_in_the_table_of_layers(package):
     (row,) = re.findall(rf"^\| `{package}` \| (.*) \|$", (ROOT / "docs/architecture.md").read_text(), re.M)

@@ -12,7 +12,7 @@ make the device is in the package ``occl``.
 
 import sys
 
-from occl import versions
+from occl import variables, versions
 
 try:
     import torch.distributed
@@ -26,6 +26,8 @@ try:
     versions.check_running()
 except ImportError as error:
     raise ImportError(f"{error} Run occl doctor, which works without it.") from None
+
+variables.check()
 
 try:
     from occl import _C

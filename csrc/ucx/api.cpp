@@ -41,9 +41,8 @@ void* open_library(const Settings& settings) {
     if (void* library = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL)) return library;
     why = dlerror();
   }
-  fail(Errc::system, "UCX cannot be opened (", why,
-       "): install libucx0 (Debian) or torch_occl[ucx], version ", abi::kLeastMajor, ".", abi::kLeastMinor,
-       " or later, or use Gloo between nodes");
+  fail(Errc::system, "UCX cannot be opened (", why, "): install version ", abi::kLeastMajor, ".",
+       abi::kLeastMinor, " or later (pip install libucx-cu12; Debian: libucx0), or use Gloo between nodes");
 }
 
 }  // namespace

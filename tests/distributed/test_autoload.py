@@ -46,20 +46,24 @@ def test_a_misspelt_variable_is_a_warning_with_the_right_name(installed):
 
 
 LEGAL = {
-    "OCCL_DEVICE": "0, 1 or empty",
-    "OCCL_SHARE_CPU": "0, 1, or the least number of",
-    "OCCL_STUCK_AFTER": "a number of seconds, or 0 for no notice",
+    "OCCL_DEVICE": "='on': it must be 0, 1 or empty",
+    "OCCL_SHARE_CPU": "='on': it must be 0, 1, or the least number of",
+    "OCCL_STUCK_AFTER": "='on': it must be a number of seconds, or 0 for no notice",
+    "OCCL_DEVICE_COUNT": ' must be a number from 1 to 64, not "on"',
+    "OCCL_MEMORY_FRACTION": ' must be a number above 0 and at most 1, not "on"',
+    "OCCL_INTER_NODE": ' is "on": it must be gloo or ucx',
 }
 
 
-@pytest.mark.full
 def test_wrong_values_are_warnings_with_the_legal_ones(installed):
     lines = python(f"import torch{REPORT}", installed, **dict.fromkeys(LEGAL, "on"))
     assert lines[-1] == NAME_ONLY
     said = [line for line in lines if "Warning" in line]
     assert len(said) == len(LEGAL), said
     for name, legal in LEGAL.items():
-        assert any(f"{name}='on': it must be {legal}" in line for line in said), said
+        assert any(f"import torch_occl will fail: {name}{legal}" in line for line in said), said
+    lines = python(f"import torch{REPORT}", installed, OCCL_DEVICE="1", OCCL_QUIET="2")
+    assert lines[-1] == NAME_ONLY and sum("Warning" in line for line in lines) == 1, lines
 
 
 ASKED = """

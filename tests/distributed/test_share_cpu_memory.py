@@ -438,8 +438,8 @@ def test_a_variable_that_makes_no_sense_is_named_and_stops_nothing_else(tmp_path
     path = install(tmp_path / "site")
     script = "import torch.distributed as dist; print(sorted(dist.Backend._plugins))"
     said = run_python("-c", script, path=path, OCCL_SHARE_CPU="yes", OCCL_IN_PLACE_OF="nccl")
-    assert "torch_occl does not share CPU tensors: OCCL_SHARE_CPU='yes': it must be 0, 1" in said
-    assert "torch_occl does not take the place of Gloo: OCCL_IN_PLACE_OF='nccl': it must be gloo" in said
+    assert "import torch_occl will fail: OCCL_SHARE_CPU='yes': it must be 0, 1" in said
+    assert "import torch_occl will fail: OCCL_IN_PLACE_OF='nccl': it must be gloo" in said
     assert "'OCCL'" in said.splitlines()[-1]
 
 

@@ -476,6 +476,17 @@ def test_without_rich_the_screen_says_what_to_install_and_json_works(monkeypatch
 # ---- terminals
 
 
+@pytest.mark.parametrize(
+    ("said", "width"), [("", 80), ("0", 80), ("39", 80), ("x", 80), ("40", 40), ("200", 200)]
+)
+def test_without_a_terminal_the_picture_is_as_wide_as_columns_says(said, width, monkeypatch, capsys):
+    screen = pytest.importorskip("occl.tools.top.screen")
+    monkeypatch.setenv("COLUMNS", said)
+    assert screen.console().width == width
+    screen.show(view.View("a host", 1.0, [], []))
+    assert "a host" in capsys.readouterr().out
+
+
 @pytest.mark.full
 def test_64_ranks_are_shown_on_a_screen_of_80_columns(pool, monkeypatch, capsys):
     pytest.importorskip("rich")

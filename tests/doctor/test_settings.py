@@ -7,7 +7,7 @@ import pytest
 
 from occl import interfaces, variables
 from occl.tools.doctor import settings
-from occl.tools.doctor.report import FINE, HINT, WARNING
+from occl.tools.doctor.report import FINE, HINT, PROBLEM, WARNING
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,6 +28,16 @@ def test_variables_are_listed_and_unknown_ones_are_warnings():
         "OCCL_X": ("1", WARNING),
     }
     assert settings.variable_lines({})[0].text == "none is set"
+
+
+def test_wrong_values_are_problems_with_the_legal_ones():
+    lines = settings.variable_lines({"OCCL_NODE": " a", "OCCL_INTER_NODE": "mpi", "OCCL_QUIET": "1"})
+    assert [(line.name, line.level) for line in lines] == [
+        ("OCCL_INTER_NODE", PROBLEM),
+        ("OCCL_NODE", PROBLEM),
+        ("OCCL_QUIET", FINE),
+    ]
+    assert lines[0].remedy == 'Correct or unset it: OCCL_INTER_NODE is "mpi": it must be gloo or ucx.'
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,8 @@ def register() -> str | None:
     has one PrivateUse1 device: the first package to claim it keeps it.
 
     Raises:
-        ValueError: ``OCCL_DEVICE`` is neither 0 nor 1, ``OCCL_DEVICE_COUNT`` is not a number from 1 to 64, or
-            ``OCCL_MEMORY_FRACTION`` not one above 0 and at most 1.
+        ValueError: ``OCCL_DEVICE_COUNT`` is not a number from 1 to 64, or ``OCCL_MEMORY_FRACTION`` not one
+            above 0 and at most 1.
     """
     global _registered
     if _registered:

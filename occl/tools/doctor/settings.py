@@ -8,15 +8,18 @@ from collections.abc import Mapping, Sequence
 
 from occl import interfaces, variables
 from occl.interfaces import VARIABLE
-from occl.tools.doctor.report import HINT, WARNING, Line, Section
+from occl.tools.doctor.report import HINT, PROBLEM, WARNING, Line, Section
 
 
 def variable_lines(environment: Mapping[str, str]) -> list[Line]:
-    """Those of occl that are set; unknown ones are warnings, because nothing reads them."""
+    """Those of occl that are set; wrong values are problems, and unknown variables, which nothing reads, are
+    warnings."""
     lines = []
-    unknown = variables.unknown(environment)
+    wrong, unknown = variables.wrong(environment), variables.unknown(environment)
     for name, value in sorted(environment.items()):
-        if name == "OCCL_NODE" and value:
+        if name in wrong:
+            lines.append(Line(name, value, value, PROBLEM, f"Correct or unset it: {wrong[name]}."))
+        elif name == "OCCL_NODE" and value:
             lines.append(node_line(value))
         elif name in variables.NAMES:
             lines.append(Line(name, value or "empty, as if not set", value))

@@ -25,19 +25,21 @@ STYLES = {
     "moving": "green",
 }
 KEYS = "arrows, PgUp, PgDn, Home and End scroll, q ends"
+LEAST_WIDTH = 40
+"""Columns. In fewer no row of a table can be understood."""
 FAR = 1 << 30
 """More lines than there are."""
 NOTHING = "No process of this user has a group of torch_occl."
 
 
 def console() -> Console:
-    """As large as the terminal, whatever COLUMNS says. Without one as wide as COLUMNS says, or 80."""
-    terminal = sys.stdout.isatty()
-    sizes = () if not terminal else ("COLUMNS", "LINES")
-    environment = {name: value for name, value in os.environ.items() if name not in sizes}
+    """As large as the terminal, whatever COLUMNS says. Without one as wide as COLUMNS says, or 80 if it says
+    nothing or less than `LEAST_WIDTH`."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
     made = Console(highlight=False, markup=False, emoji=False, _environ=environment)
-    if not terminal and "COLUMNS" not in environment:
-        made.width = 80
+    if not sys.stdout.isatty():
+        columns = os.environ.get("COLUMNS", "")
+        made.width = int(columns) if columns.isdecimal() and int(columns) >= LEAST_WIDTH else 80
     return made
 
 

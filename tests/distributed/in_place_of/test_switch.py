@@ -124,6 +124,8 @@ def python(code: str, path: Path, **env: str) -> list[str]:
 def test_the_environment_switches_it_on_for_a_program_that_imports_torch_only(installed):
     assert python(ASK, installed, OCCL_IN_PLACE_OF="gloo") == [SAID, OCCL, "privateuseone False"]
     assert python(ASK, installed, **QUIET) == [OCCL, "privateuseone False"]
+    warned, _, *rest = python(ASK, installed, **QUIET | {"OCCL_QUIET": "2"})
+    assert "OCCL_QUIET='2'" in warned and rest == [SAID, OCCL, "privateuseone False"]
     assert python(ASK, installed) == [REAL, "privateuseone False"]
 
 
@@ -152,6 +154,12 @@ print([name for name in sys.modules if name.startswith("torch_occl")])
     assert python(code, installed) == ["True True", "[]"]
     registered = "True False" if PYTORCH >= (2, 14) else "False False"
     assert python(code, installed, OCCL_IN_PLACE_OF="gloo")[0] == registered
+
+
+@pytest.mark.full
+def test_a_program_that_switches_it_on_may_have_a_wrong_value(installed):
+    code = ASK.replace("dist.init", "import occl\noccl.replace_gloo()\ndist.init")
+    assert OCCL in python(code, installed, OCCL_IN_PLACE_OF="nccl")
 
 
 @pytest.mark.full
@@ -191,9 +199,11 @@ def test_torchrun_starts_a_program_that_knows_nothing_of_it(installed, tmp_path)
         OCCL_DEVICE="",
         OMP_NUM_THREADS="1",
         OCCL_ISSA="avx2",
+        OCCL_QUIET="2",
         SAID=str(tmp_path),
     )
     assert said.count(f"torch_occl: group 0 (2 ranks) {TAKES}") == said.count("uses occl") == 1, said
+    assert said.count("import torch_occl will fail: OCCL_QUIET='2': it must be 0, 1 or empty") == 1, said
     assert said.count("does not know the variable OCCL_ISSA, and ignores it: did you mean OCCL_ISA?") == 1, (
         said
     )
