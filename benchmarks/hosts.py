@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.peers import programs
+from occl import compat
 from occl.bench import machine
 from occl.bench.command import parse_size
 from occl.bench.contenders import EVERY, check_available, make_groups
@@ -67,7 +68,7 @@ def bytes_sent(
         mine = torch.tensor([(host.bytes_sent() - before) / calls])
         everyone = torch.empty(ranks)
         gate.wait(asleep=True)  # all have looked
-        dist.all_gather_single(everyone, mine)
+        compat.all_gather_single()(everyone, mine)
         sent[name] = everyone.tolist()
     return sent
 

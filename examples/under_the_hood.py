@@ -281,11 +281,12 @@ def nodes(options: argparse.Namespace) -> None:
 
     def mean_between_nodes(flat: torch.Tensor) -> None:
         half = flat.new_empty(len(flat) // PER_NODE)
-        dist.reduce_scatter_single(half, flat, dist.ReduceOp.AVG, group=node)
+        halves = list(flat.chunk(PER_NODE))
+        dist.reduce_scatter(half, halves, dist.ReduceOp.AVG, group=node)
         on_host = torch.dev.as_cpu(half)  # the same memory
         dist.all_reduce(on_host, group=between)
         on_host.div_(RANKS // PER_NODE)
-        dist.all_gather_single(flat, half, group=node)
+        dist.all_gather(halves, half, group=node)
 
     def mean_over_all(flat: torch.Tensor) -> None:
         dist.all_reduce(flat, dist.ReduceOp.AVG, group=spanning)

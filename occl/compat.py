@@ -15,6 +15,18 @@ from torch.distributed import distributed_c10d
 _c10d: Any = distributed_c10d
 
 
+def all_gather_single() -> Callable[..., Any]:
+    """The function of this name. There is none up to 2.12; later its old name warns at every call."""
+    found: Callable[..., Any] = getattr(_c10d, "all_gather_single", None) or _c10d.all_gather_into_tensor
+    return found
+
+
+def reduce_scatter_single() -> Callable[..., Any]:
+    """The function of this name. There is none up to 2.12; later its old name warns at every call."""
+    found: Callable[..., Any] = getattr(_c10d, "reduce_scatter_single", None) or _c10d.reduce_scatter_tensor
+    return found
+
+
 def name_by_default_backend(name: str) -> None:
     """A group such as "cpu:gloo,dev:occl" gets a default backend. Not needed from 2.14 on.
 

@@ -41,7 +41,8 @@ std::size_t partial_size(DType dtype, ReduceOp op);
 /// - AVG divides the sum by srcs.size(); integers give the mean truncated toward zero (uint64 and int64 sums
 ///   wrap first, all narrower ones do not).
 /// - MIN and MAX keep NaN; of equal values (-0 and +0) the lower rank's stays. Every NaN in a result is the
-///   one canonical NaN of its dtype. Values too large for fp8 become what PyTorch's conversion gives.
+///   one canonical NaN of its dtype. Values too large for fp8 become what PyTorch's conversion gives
+///   from 2.13 on.
 /// - PREMUL_SUM multiplies the k-th input by factors[k] first; `factors` is empty for every other op.
 /// - Requires supported(dtype, op), and 1 <= srcs.size(), 1 <= dsts.size().
 /// - The floating-point environment of the calling thread (rounding mode, flush-to-zero) does not matter:

@@ -19,7 +19,7 @@ enum class Specials : unsigned char {
 };
 
 /// A float narrower than 32 bits, as it lies in memory, with its layout. `kNan` is the one NaN that
-/// reductions produce. Too large a value becomes what PyTorch's own conversion makes of it.
+/// reductions produce. Too large a value becomes what PyTorch's own conversion makes of it from 2.13 on.
 template <class Bits, int kExponentBits, int kBias, Specials kSpecials, unsigned kNan>
 struct SmallFloat {
   Bits bits;

@@ -2,7 +2,7 @@
 
 Sizes are those of the largest tensor of a call: what all_gather puts out, what reduce_scatter takes in.
 all_gather_single and reduce_scatter_single were called all_gather_into_tensor and reduce_scatter_tensor
-before PyTorch 2.13; the old names work, but spend microseconds on a warning.
+before PyTorch 2.13; later the old names work, but spend microseconds on a warning.
 """
 
 import functools
@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from occl import compat
 from occl.distributed.windows import new_window
 
 STALE = -1.0
@@ -159,13 +160,13 @@ OPERATIONS = [
     ),
     Operation(
         "all_gather_single",
-        lambda x, y, group: functools.partial(dist.all_gather_single, y, x, group=group),
+        lambda x, y, group: functools.partial(compat.all_gather_single(), y, x, group=group),
         lambda inputs, _, ranks: joined(inputs, ranks),
         input_is_part=True,
     ),
     Operation(
         "reduce_scatter_single",
-        lambda x, y, group: functools.partial(dist.reduce_scatter_single, y, x, group=group),
+        lambda x, y, group: functools.partial(compat.reduce_scatter_single(), y, x, group=group),
         lambda inputs, rank, ranks: part(total(inputs, ranks), rank, ranks),
         output_is_part=True,
     ),

@@ -22,6 +22,8 @@ from torch.testing._internal.common_device_type import (
 from torch.testing._internal.common_utils import TestCase
 from torch.utils import backend_registration
 
+from tests.support.running import PYTORCH
+
 # ---- autocast ------------------------------------------------------------------------------------------
 
 
@@ -158,6 +160,7 @@ def test_what_is_registered_is_registered_once():
     assert backend_registration._get_custom_mod_func("device_count")() == torch.dev.device_count()
 
 
+@pytest.mark.skipif(PYTORCH < (2, 13), reason="PyTorch 2.13 has it first")
 def test_pytorchs_enumerations_know_the_name():
     from torch._C._autograd import DeviceType
     from torch._C._profiler import ProfilerActivity

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from tests.support.checks import assert_works, backend
 from tests.support.devices import DEVICES
+from tests.support.running import PYTORCH
 
 
 def handles(rank, n, device):
@@ -20,7 +21,8 @@ def handles(rank, n, device):
     assert work.wait()
     assert work.is_completed()
     assert work.wait(timedelta(seconds=1))  # again
-    assert work.exception() is None
+    if PYTORCH >= (2, 13):  # before, it cannot give its result to Python
+        assert work.exception() is None
     assert torch.equal(work.result()[0].cpu(), t.cpu())
     assert (t == n).all()
     assert dist.all_reduce(t) is None

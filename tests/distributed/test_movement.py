@@ -13,6 +13,7 @@ from tests.support import matrix
 from tests.support.checks import backend
 from tests.support.devices import DEVICES
 from tests.support.references import assert_guards, assert_same_bits, contribution, place, room
+from tests.support.running import PYTORCH
 
 KINDS = [
     "broadcast",
@@ -295,12 +296,18 @@ def bytes_of(t):
     return torch.empty(0, dtype=torch.uint8, device=t.device).set_(t.untyped_storage())
 
 
-def first_half(dtype, elements, device, value):
-    """The first half of a tensor of any type, all of whose bytes are alike."""
+PARTS = 2 if PYTORCH >= (2, 13) else 4
+"""Before, PyTorch wants a byte for each element of a slice, also of types with four elements in a byte."""
+
+
+def first_part(dtype, elements, device, value):
+    """The first of PARTS parts of a tensor of any type, all of whose bytes are alike."""
     if str(dtype).startswith(("torch.qint", "torch.quint")):
-        t = torch._empty_affine_quantized([2 * elements], scale=1.0, zero_point=0, dtype=dtype, device=device)
+        t = torch._empty_affine_quantized(
+            [PARTS * elements], scale=1.0, zero_point=0, dtype=dtype, device=device
+        )
     else:
-        t = torch.empty(2 * elements, dtype=dtype, device=device)
+        t = torch.empty(PARTS * elements, dtype=dtype, device=device)
     bytes_of(t).fill_(value)
     return t[:elements]
 
@@ -321,17 +328,17 @@ def every_dtype(rank, n, device):
     for dtype in sorted({d for d in vars(torch).values() if isinstance(d, torch.dtype)}, key=str):
         for elements in (40, 100_000):
             for name, call in calls.items():
-                own, out, other = (first_half(dtype, elements, device, v) for v in (rank + 1, 0, 0))
-                whole, zeros = (first_half(dtype, elements * n, device, 0) for _ in range(2))
+                own, out, other = (first_part(dtype, elements, device, v) for v in (rank + 1, 0, 0))
+                whole, zeros = (first_part(dtype, elements * n, device, 0) for _ in range(2))
                 call()
                 case = name, dtype, elements
-                half = bytes_of(out).numel() // 2
-                assert bytes_of(out)[half:].eq(0).all() and bytes_of(whole)[half * n :].eq(0).all(), case
+                part = bytes_of(out).numel() // PARTS
+                assert bytes_of(out)[part:].eq(0).all() and bytes_of(whole)[part * n :].eq(0).all(), case
                 if name == "all_gather_into_tensor":
                     for r in range(n):
-                        assert bytes_of(whole)[half * r : half * (r + 1)].eq(r + 1).all(), case
+                        assert bytes_of(whole)[part * r : part * (r + 1)].eq(r + 1).all(), case
                 elif name != "all_to_all_single" and rank in receives.get(name, range(n)):
-                    assert bytes_of(out)[:half].eq(2).all(), case
+                    assert bytes_of(out)[:part].eq(2).all(), case
 
 
 def barriers(rank, n, device, *, times):

@@ -37,8 +37,8 @@ def gathering(rank: int, n: int, device: str) -> None:
     given = [contribution("float32", r, COUNT // n) for r in range(n)]
     mine = given[rank].to(device)
     out = torch.empty(n * mine.numel(), device=device)
-    dist.all_gather_single(out, mine)
-    assert_same_bits(out.cpu(), torch.cat(given), "all_gather_single")
+    dist.all_gather_into_tensor(out, mine)
+    assert_same_bits(out.cpu(), torch.cat(given), "all_gather_into_tensor")
     rows = [torch.empty_like(mine) for _ in range(n)]
     future = dist.all_gather(rows, mine, async_op=True).get_future()
     assert_same_bits(future.wait()[0].cpu(), torch.stack(given), "the future of all_gather")

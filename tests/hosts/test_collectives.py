@@ -65,7 +65,7 @@ def reduce_scatter(rank, n, device, dtype, count, op):
     inputs = [values(dtype, r, part * n, op) for r in range(n)]
     expected = reduced([x[rank * part : (rank + 1) * part] for x in inputs], op)
     out = room(dtype, part, device)
-    dist.reduce_scatter_single(out, place(inputs[rank], device), getattr(dist.ReduceOp, op))
+    dist.reduce_scatter_tensor(out, place(inputs[rank], device), getattr(dist.ReduceOp, op))
     check(out, expected, "single")
     out = room(dtype, part, device)
     pieces = [place(x, device) for x in inputs[rank].chunk(n)]
@@ -93,7 +93,7 @@ def all_gather(rank, n, device, dtype, count):
     part = max(count // n, 1)
     mine = place(values(dtype, rank, part), device)
     out = room(dtype, part * n, device)
-    dist.all_gather_single(out, mine)
+    dist.all_gather_into_tensor(out, mine)
     check(out, torch.cat([values(dtype, r, part) for r in range(n)]), "single")
     outs = [room(dtype, part, device) for _ in range(n)]
     dist.all_gather(outs, mine)
@@ -148,7 +148,7 @@ def in_flight_together(rank, n, device, dtype, count):
     tensors = [place(values(dtype, rank, count, salt=i), device) for i in range(4)]
     gathered = room(dtype, n, device)
     work = [dist.all_reduce(t, async_op=True) for t in tensors]
-    work.append(dist.all_gather_single(gathered, place(values(dtype, rank, 1), device), async_op=True))
+    work.append(dist.all_gather_into_tensor(gathered, place(values(dtype, rank, 1), device), async_op=True))
     for pending in reversed(work):
         pending.wait()
     for i, t in enumerate(tensors):

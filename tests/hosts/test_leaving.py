@@ -84,7 +84,7 @@ def collective(name: str, rank: int, n: int, count: int) -> None:
         assert (t == n).all()
     elif name == "all_gather":
         out = torch.zeros(n, count)
-        dist.all_gather_single(out, t)
+        dist.all_gather_into_tensor(out, t)
         assert (out == torch.arange(1, n + 1).view(n, 1)).all()
     else:
         dist.barrier()

@@ -28,6 +28,8 @@ from torch.testing._internal import common_fsdp
 from torch.testing._internal.common_fsdp import DEVICEInitMode, FSDPInitMode
 from torch.testing._internal.common_utils import TestCase
 
+from occl import compat
+
 
 class Parity(common_fsdp.FSDPTestMixin, TestCase):
     """PyTorch's check, without its processes."""
@@ -145,7 +147,7 @@ def computes_in_bfloat16(rank, world_size, device):
     watched = functools.partial(
         common_fsdp.reduce_scatter_with_assert,
         None,
-        dist.reduce_scatter_single,
+        compat.reduce_scatter_single(),
         lambda t: dtypes.append(t.dtype),
     )
     with common_fsdp.patch_reduce_scatter(watched):
@@ -171,8 +173,8 @@ def communicates_as_often_as_it_must(rank, world_size, device):
     x = torch.ones(8, 24, device=device)
     mesh = init_device_mesh(device, (world_size,))
     with (
-        common_fsdp.patch_all_gather(counted(dist.all_gather_single, "gather")),
-        common_fsdp.patch_reduce_scatter(counted(dist.reduce_scatter_single, "reduce")),
+        common_fsdp.patch_all_gather(counted(compat.all_gather_single(), "gather")),
+        common_fsdp.patch_reduce_scatter(counted(compat.reduce_scatter_single(), "reduce")),
     ):
         for again in (True, False):
             model = sharded_layers(layers(device), mesh=mesh, reshard_after_forward=again)

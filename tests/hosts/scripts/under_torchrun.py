@@ -16,7 +16,7 @@ backend, folder = sys.argv[1:]
 dist.init_process_group(backend)
 assert_works()
 ranks = torch.empty(dist.get_world_size(), dtype=torch.int64)
-dist.all_gather_single(ranks, torch.tensor([dist.get_rank()]))
+dist.all_gather_into_tensor(ranks, torch.tensor([dist.get_rank()]))
 found = {"host": socket.gethostname(), "ranks": ranks.tolist(), "local": int(os.environ["LOCAL_RANK"])}
 Path(folder, f"{dist.get_rank()}.json").write_text(json.dumps(found))
 dist.destroy_process_group()
