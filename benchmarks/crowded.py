@@ -34,9 +34,9 @@ from occl.tools import text
 
 CALLS = {4: 100, 64 << 10: 60, 48 << 20: 3}
 """By the bytes of the tensor: the calls of a round."""
-TURNS = 3
+TURNS = 2
 CONTENDERS = ["occl-cpu", sweep.GLOO]
-BESIDE = ["nothing", "loops:1", "loops:2", "loops:4", "compilers:4"]
+BESIDE = ["nothing", "loops:2", "compilers:4"]
 SOURCE = "#include <algorithm>\n#include <iostream>\n#include <map>\n#include <regex>\nstd::regex r;\n"
 PROGRAMS = {
     "loops": [sys.executable, "-c", "while True: pass"],
@@ -124,7 +124,7 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--ranks", nargs="+", type=int, default=[2, 4, 8], metavar="N")
+    parser.add_argument("--ranks", nargs="+", type=int, default=[2, 8], metavar="N")
     parser.add_argument("--beside", nargs="+", default=BESIDE, metavar="PROGRAMS:N")
     parser.add_argument(
         "--update", type=Path, metavar="PAGE", help="measure nothing: write the newest table into a page"

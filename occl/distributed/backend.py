@@ -115,7 +115,9 @@ def create(opts: Any, options: ProcessGroupOCCL.Options | None = None) -> Proces
         return made
     members = opts.global_ranks_in_group
     parent = _made_for(dist.group.WORLD) if members else None  # in whose ranks the members are counted
-    return _made(ProcessGroupOCCL(opts.store, opts.group_rank, opts.group_size, options, parent, members))
+    with long_waits.joining(opts.group_rank, opts.group_size, opts.group_id, opts.timeout.total_seconds()):
+        backend = ProcessGroupOCCL(opts.store, opts.group_rank, opts.group_size, options, parent, members)
+    return _made(backend)
 
 
 def create_experimental(

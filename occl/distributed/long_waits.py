@@ -17,7 +17,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from occl import stacks, variables
@@ -43,6 +44,7 @@ IDLE = 0.05
 """The share of a core up to which the main thread counts as computing nothing."""
 
 _notices: Notices | None = None
+_joins: list[Join] = []  # groups that this process is making
 
 
 def watch(after: float, write: Callable[[str], object] | None = None) -> None:
@@ -69,6 +71,39 @@ def show_stack() -> None:
         stacks.answer(_task)
 
 
+class Join:
+    """The wait of a rank for the others that make a group with it."""
+
+    def __init__(self, rank: int, size: int, group: str, timeout: float) -> None:
+        self.rank, self.size, self.group, self.timeout = rank, size, group, timeout
+        self.begin = time.monotonic()
+        self.told = False
+
+    def text(self, now: float) -> str:
+        waited = now - self.begin
+        return (
+            f"Rank {self.rank} has waited {waited:.1f} s for the other ranks of group {self.group}, which has"
+            f" {self.size}, to make it; that times out in {max(0.0, self.timeout - waited):.1f} s, with an "
+            "error that names those that have not come. See whether all have started and make this group."
+        )
+
+
+@contextmanager
+def joining(rank: int, size: int, group: str, timeout: float) -> Iterator[None]:
+    """While a rank makes a group with others: that wait is watched, too.
+
+    Args:
+        timeout: seconds.
+    """
+    show_stack()
+    join = Join(rank, size, group, timeout)
+    _joins.append(join)
+    try:
+        yield
+    finally:
+        _joins.remove(join)
+
+
 def _task() -> float:
     return _notices.task() if _notices else LONGEST_PAUSE
 
@@ -91,6 +126,8 @@ class Notices:
         """Looks at the waits of this process; returns the seconds until the next look."""
         longest, left = _waiting()
         now = time.monotonic()
+        for join in list(_joins):
+            self.tell_of(join, now)
         self.used.append((now, _seconds_of_main_thread()))
         while len(self.used) > 1 and now - self.used[1][0] >= self.after:
             self.used.popleft()
@@ -107,6 +144,14 @@ class Notices:
         (then, before), (now, by_now) = self.used[0], self.used[-1]
         return now - then >= self.after / 2 and by_now - before <= IDLE * (now - then)
 
+    def tell_of(self, join: Join, now: float) -> None:
+        """Writes a notice of a group that is not made for long, once on a host."""
+        if join.told or now - join.begin < self.after:
+            return
+        join.told = True
+        if _claim(f"group {join.group} of the processes that {os.getppid()} has started"):
+            self.write(f"torch_occl: no progress for {self.after:g} s (OCCL_STUCK_AFTER). {join.text(now)}")
+
     def look(self) -> None:
         """Writes a notice if this process has waited for long, and there is something new to say."""
         ranks, waits = _own_waits(self.after)
@@ -115,7 +160,7 @@ class Notices:
         picture = re.sub(r"[0-9.]+ s\b", "", "\n".join(wait.who for wait in waits[:MOST]))
         if not lines or picture == self.seen:
             return
-        claimed = _claim(min(rank.process.pid for rank in ranks))
+        claimed = _claim(f"process {min(rank.process.pid for rank in ranks)} and its peers")
         if claimed is None:  # this process has spoken not long ago: later
             return
         self.seen = picture
@@ -170,23 +215,23 @@ def _with_stack(wait: Wait) -> str:
     return f"{wait.text}{stack} {wait.advice}"
 
 
-_claims: set[int] = set()
+_claims: set[str] = set()
 
 
-def _claim(job: int) -> bool | None:
-    """Whether this process may speak about a job. No other one of this host may for a while then, and None
-    says that this one has not long ago.
+def _claim(job: str) -> bool | None:
+    """Whether this process may speak about a job. No other one of this host may for a while then. None: this
+    process has spoken about it a moment ago.
 
     The claim is a name of a socket, which one process can have, and which its end frees.
 
     Args:
-        job: the least pid of the ranks that this process has groups with.
+        job: what its processes call it.
     """
     if job in _claims:
         return None
     claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
-        claim.bind(f"\0torch_occl notice about process {job} and its peers")
+        claim.bind(f"\0torch_occl notice about {job}")
     except OSError:
         claim.close()
         return False

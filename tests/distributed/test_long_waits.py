@@ -463,12 +463,12 @@ def test_a_picture_is_described_once_and_a_new_one_as_soon_as_this_process_may(m
 def test_one_process_of_a_host_speaks_about_a_job(monkeypatch):
     monkeypatch.setattr(long_waits, "_claims", set())
     monkeypatch.setattr(long_waits, "BETWEEN", 0.2)
-    job = os.getpid()
-    asks = "from occl.distributed import long_waits; print(long_waits._claim(int(__import__('sys').argv[1])))"
+    job = f"a test of process {os.getpid()}"
+    asks = "from occl.distributed import long_waits; print(long_waits._claim(__import__('sys').argv[1]))"
 
     def of_another_process() -> str:
         done = subprocess.run(
-            [sys.executable, "-c", asks, str(job)], cwd=ROOT, capture_output=True, text=True, check=True
+            [sys.executable, "-c", asks, job], cwd=ROOT, capture_output=True, text=True, check=True
         )
         return done.stdout.strip()
 
@@ -505,6 +505,9 @@ def test_progress_is_never_called_a_hang(fresh):
 OF_THE_ENVIRONMENT = """
 import sys, torch, torch.distributed as dist
 rank = int(sys.argv[1])
+if rank == 1 and sys.argv[4] == "joins":
+    while "no progress" not in open(sys.argv[3]).read():
+        pass
 dist.init_process_group("occl", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
 if rank == 1:
     while "no progress" not in open(sys.argv[3]).read():
@@ -514,9 +517,19 @@ dist.destroy_process_group()
 """
 
 
-def test_the_notice_comes_unasked_on_standard_error(tmp_path):
+@pytest.mark.parametrize(
+    ("late", "says"),
+    [
+        ("calls", "Rank 0 of group 0 has waited "),
+        (
+            "joins",
+            "Rank 0 has waited [0-9.]+ s for the other ranks of group 0, which has 2, to make it; that ",
+        ),
+    ],
+)
+def test_the_notice_comes_unasked_on_standard_error(tmp_path, late, says):
     command = [sys.executable, "-c", OF_THE_ENVIRONMENT]
-    arguments = [str(tmp_path / "store"), str(tmp_path / "errors")]
+    arguments = [str(tmp_path / "store"), str(tmp_path / "errors"), late]
     environment = os.environ | {"OCCL_STUCK_AFTER": "1", "OMP_NUM_THREADS": "1"}
     with open(tmp_path / "errors", "w") as errors:
         started = [
@@ -524,4 +537,5 @@ def test_the_notice_comes_unasked_on_standard_error(tmp_path):
             for rank in range(2)
         ]
     assert [process.wait(timeout=120) for process in started] == [0, 0]
-    assert (tmp_path / "errors").read_text().count("no progress for 1 s (OCCL_STUCK_AFTER). Rank 0 of ") == 1
+    said = (tmp_path / "errors").read_text()
+    assert len(re.findall(r"no progress for 1 s \(OCCL_STUCK_AFTER\)\. " + says, said)) == 1, said
