@@ -155,7 +155,7 @@ def main() -> None:
         rows = content["results"][str(ranks)] = {}
         for beside in options.beside:
             rows[beside] = measure(ranks, beside, CONTENDERS)
-            print(page({"results": {ranks: {beside: rows[beside]}}}), flush=True)
+            print(page({"results": {str(ranks): {beside: rows[beside]}}}), flush=True)
             content["stolen_share"] = watch.shares()[1]
     if options.write:
         stem = sweep.RESULTS / f"{about['date'][:10]}-crowded"

@@ -46,9 +46,11 @@ def test_other_programs_run_as_long_as_the_ranks_do(beside):
 def test_a_program_that_has_ended_ends_the_run(monkeypatch):
     monkeypatch.setitem(crowded.PROGRAMS, "loops", ["true"])
 
+    before = children()
+
     def until_it_has_ended() -> None:
         with crowded.programs("loops:1"):
-            (child,) = children()
+            (child,) = children() - before
             while Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
                 time.sleep(0.01)
 
