@@ -79,8 +79,9 @@ def programs(beside: str) -> Iterator[None]:
             raise RuntimeError(f"one of the {kind} has ended")
     finally:
         for program in running:
-            os.killpg(program.pid, signal.SIGKILL)
-            program.wait()
+            if program.poll() is None:
+                os.killpg(program.pid, signal.SIGKILL)
+                program.wait()
 
 
 def measure(ranks: int, beside: str, contenders: list[str]) -> dict[str, Rounds]:
