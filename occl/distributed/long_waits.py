@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from occl import stacks, variables
-from occl._C import _add_to_timeouts, _waiting
+from occl._C import _add_to_timeouts, _make_room_for_descriptors, _waiting
 
 if TYPE_CHECKING:
     from occl.tools.top.groups import Rank
@@ -67,7 +67,8 @@ def watch_as_environment_says() -> None:
 def show_stack() -> None:
     """From now on this process watches itself, and notices of other ranks can say what it does, unless
     ``OCCL_STUCK_AFTER`` is 0."""
-    if variables.stuck_after():
+    if variables.stuck_after() and not stacks.answers():
+        _make_room_for_descriptors()  # before there is one thread more
         stacks.answer(_task)
 
 
