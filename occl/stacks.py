@@ -73,11 +73,6 @@ def answer(task: Callable[[], float]) -> None:
         unless_it_answers.pop_all()
 
 
-def answers() -> bool:
-    """Whether this process shows its stack."""
-    return _listener is not None
-
-
 def hurry() -> None:
     """Has the thread do its task now."""
     if _listener is None:
