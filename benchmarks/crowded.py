@@ -84,11 +84,11 @@ def programs(beside: str) -> Iterator[None]:
                 program.wait()
 
 
-def measure(ranks: int, beside: str, contenders: list[str]) -> dict[str, Rounds]:
-    found: dict[str, Rounds] = {name: {} for name in contenders}
+def measure(ranks: int, beside: str) -> dict[str, Rounds]:
+    found: dict[str, Rounds] = {name: {} for name in CONTENDERS}
     with programs(beside):
         for turn in range(TURNS):
-            for name in contenders[:: -1 if turn % 2 else 1]:
+            for name in CONTENDERS[:: -1 if turn % 2 else 1]:
                 for size, seconds in sweep.measure(str(ranks), name, "benchmarks.crowded").items():
                     found[name].setdefault(size, []).extend(seconds)
     return found
@@ -155,9 +155,9 @@ def main() -> None:
     for ranks in options.ranks:
         rows = content["results"][str(ranks)] = {}
         for beside in options.beside:
-            rows[beside] = measure(ranks, beside, CONTENDERS)
+            rows[beside] = measure(ranks, beside)
             print(page({"results": {str(ranks): {beside: rows[beside]}}}), flush=True)
-            content["stolen_share"] = watch.shares()[1]
+    content["stolen_share"] = watch.shares()[1]
     if options.write:
         stem = sweep.RESULTS / f"{about['date'][:10]}-crowded"
         stem.with_suffix(".txt").write_text("\n".join([*machine.lines(about), "", page(content)]))

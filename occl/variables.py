@@ -177,7 +177,7 @@ def stuck_after() -> float:
     Raises:
         ValueError: it is not such a number.
     """
-    if text := wrong(os.environ).get("OCCL_STUCK_AFTER"):
+    if text := _why_wrong("OCCL_STUCK_AFTER", os.environ):
         raise ValueError(text)
     return float(_value("OCCL_STUCK_AFTER", 30.0))
 
@@ -187,14 +187,17 @@ def wrong(environment: Mapping[str, str]) -> dict[str, str]:
 
     What depends on the processor or on the group, only the extension knows.
     """
-    found = {}
-    for name, check in CHECKS.items():
-        if value := environment.get(name):
-            try:
-                check(value)
-            except ValueError as error:
-                found[name] = f"{name}{error}"
-    return found
+    return {name: text for name in CHECKS if (text := _why_wrong(name, environment))}
+
+
+def _why_wrong(name: str, environment: Mapping[str, str]) -> str:
+    """That text for one variable; empty if its value is right or it is not set."""
+    if value := environment.get(name):
+        try:
+            CHECKS[name](value)
+        except ValueError as error:
+            return f"{name}{error}"
+    return ""
 
 
 def check() -> None:
@@ -231,7 +234,7 @@ def warn() -> None:
 def _value(name: str, otherwise: Any) -> Any:
     """What a variable means, or this if it is not set or wrong."""
     value = os.environ.get(name)
-    return CHECKS[name](value) if value and name not in wrong(os.environ) else otherwise
+    return CHECKS[name](value) if value and not _why_wrong(name, os.environ) else otherwise
 
 
 def _wrong(value: str, says: str) -> ValueError:

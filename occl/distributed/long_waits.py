@@ -134,8 +134,8 @@ class Notices:
         while len(self.used) > 1 and now - self.used[1][0] >= self.after:
             self.used.popleft()
         if longest >= WORTH_A_WORD and left <= JUST_BEFORE:
-            # Without the time until the timeout.
-            _add_to_timeouts(re.sub(r", which times out in [0-9.]+ s", "", " ".join(sentences())))
+            if said := " ".join(sentences()):  # without the time until the timeout
+                _add_to_timeouts(re.sub(r", which times out in [0-9.]+ s", "", said))
             return LONGEST_PAUSE
         if longest >= self.after and self.idle():
             self.look()
@@ -152,7 +152,7 @@ class Notices:
             return
         join.told = True
         if _claim(f"group {join.group} of the processes that {os.getppid()} has started"):
-            self.write(f"torch_occl: no progress for {self.after:g} s (OCCL_STUCK_AFTER). {join.text(now)}")
+            self.say(join.text(now))
 
     def look(self) -> None:
         """Writes a notice if this process has waited for long, and there is something new to say."""
@@ -167,7 +167,10 @@ class Notices:
             return
         self.seen = picture
         if claimed:
-            self.write(f"torch_occl: no progress for {self.after:g} s (OCCL_STUCK_AFTER). {' '.join(lines)}")
+            self.say(" ".join(lines))
+
+    def say(self, what: str) -> None:
+        self.write(f"torch_occl: no progress for {self.after:g} s (OCCL_STUCK_AFTER). {what}")
 
 
 def sentences() -> list[str]:

@@ -202,6 +202,30 @@ def test_a_late_rank_shows_what_it_does(fresh, tmp_path, how, does, stack):
     ), text
 
 
+def written_until_told(device, group, call) -> list[str]:
+    """What this rank writes in a call that waits in vain, until the test ends that by aborting the group."""
+
+    def end() -> None:
+        listen()
+        backend(device, group).abort()
+
+    threading.Thread(target=end).start()
+    written = notices()
+    with pytest.raises(dist.DistBackendError, match="abort"):
+        call()
+    return written
+
+
+def said_once(team) -> str:
+    """What one rank of those has written when all have looked. The others have written nothing."""
+    for rank in range(len(team.members)):
+        team.hear(rank)
+    for rank in range(len(team.members)):
+        team.say(rank, "all have looked")
+    ((text,),) = [written for written in results(team) if written]
+    return str(text)
+
+
 def wait_for_each_other(rank, n, device, *, how):
     """What each rank waits for, the other one does not do; until both have looked."""
     t = torch.ones(1_000_000 if how == "different tags" else 3, device=device)
@@ -212,15 +236,7 @@ def wait_for_each_other(rank, n, device, *, how):
         "different tags": lambda: dist.recv(t, 1, tag=1) if rank == 0 else dist.send(t, 0, tag=2),
     }
 
-    def end() -> None:
-        listen()
-        backend(device, group).abort()
-
-    threading.Thread(target=end).start()
-    written = notices()
-    with pytest.raises(dist.DistBackendError, match="abort"):
-        calls[how]()
-    return written
+    return written_until_told(device, group, calls[how])
 
 
 ALL_REDUCE = r"all_reduce\(float32\[3\], SUM\) #1"
@@ -240,12 +256,7 @@ EITHER = r"(recv\(.*, tag=1|send\(.*, tag=2)\) #1"
 def test_ranks_that_wait_for_each_other_are_a_circle(fresh, how, mine, theirs):
     with fresh(2) as team:
         team.join().start(wait_for_each_other, how=how)
-        for rank in range(2):
-            team.hear(rank)
-        for rank in range(2):
-            team.say(rank, "both have looked")
-        told = results(team)
-    ((text,),) = [written for written in told if written]
+        text = said_once(team)
     assert re.search(
         rf"Rank (\d) of group (\w+) has waited [0-9.]+ s for rank (\d) .* in {mine}, .* "
         rf"Rank \3 waits for rank \1 in {theirs}\.",
@@ -354,28 +365,14 @@ def wait_in_a_circle(rank, n, device):
     pairs = [(0, 1), (1, 2), (0, 2)]
     groups = [dist.new_group(pair) for pair in pairs]
     mine = groups[rank]
-
-    def end() -> None:
-        listen()
-        backend(device, mine).abort()
-
-    threading.Thread(target=end).start()
-    written = notices()
-    with pytest.raises(dist.DistBackendError, match="abort"):
-        dist.all_reduce(torch.ones(3), group=mine)
-    return written
+    return written_until_told(device, mine, lambda: dist.all_reduce(torch.ones(3), group=mine))
 
 
 @pytest.mark.full
 def test_a_circle_is_told_to_its_end(fresh):
     with fresh(3) as team:
         team.join().start(wait_in_a_circle)
-        for rank in range(3):
-            team.hear(rank)
-        for rank in range(3):
-            team.say(rank, "all have looked")
-        told = results(team)
-    ((text,),) = [written for written in told if written]
+        text = said_once(team)
     assert len(re.findall(r"\. Rank \d( of group \w+)? waits for rank ", text)) == 2, text
     assert "They wait for each other: make these calls in one order on all ranks. `occl top` shows" in text
 

@@ -109,8 +109,9 @@ def _wait(
     if left is not None and left < 24 * 3600:
         text += f", which times out in {max(0.0, left):.1f} s"
     text += "."
-    story = Story(text, "", SEEN if rank is None and missing is None else UNSEEN)
-    if rank is not None:
+    if rank is None:
+        story = Story(text, "", SEEN if missing is None else UNSEEN)
+    else:
         story = _story(snapshot, group, waiting, rank, silent)
         story.who = text + story.who
     return Wait(
