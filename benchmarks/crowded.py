@@ -27,7 +27,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks import sweep
+from benchmarks import pages, sweep
 from occl.bench import machine
 from occl.bench.noise import Watch
 from occl.tools import text
@@ -47,7 +47,7 @@ PROGRAMS = {
     ],
 }
 NAMES = {"loops": "busy loop", "compilers": "compiler"}
-BEGIN, END = "<!-- table: benchmarks/crowded.py writes it -->\n", "<!-- end of the table of shared cores -->"
+BEGIN, END = "<!-- table: benchmarks/crowded.py writes it -->", "<!-- end of the table of shared cores -->"
 
 Rounds = dict[str, list[float]]
 """Seconds of a call, by the tensor's size."""
@@ -146,7 +146,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     options = parse_arguments()
     if options.update:
-        sweep.write_between(options.update, BEGIN, END, page(sweep.newest("crowded")))
+        pages.write_between(options.update, BEGIN, END, page(sweep.newest("crowded")))
         return
     about = machine.describe()
     print(*machine.lines(about), sep="\n", flush=True)

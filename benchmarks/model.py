@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.pages import replaced_between
 from benchmarks.peers import programs as peers
 from occl.tools import text
 
@@ -262,15 +263,6 @@ def time_text(us: float) -> str:
     return f"{text.three_digits(us / 1000)} ms" if us >= 1000 else f"{text.three_digits(us)} us"
 
 
-def replace_between_marks(text: str, name: str, content: str, mark: str = MARK) -> str:
-    begin, end = mark.format(f"{name} begins"), mark.format(f"{name} ends")
-    before, found, rest = text.partition(begin)
-    _, found_end, after = rest.partition(end)
-    if not (found and found_end):
-        raise RuntimeError(f"the marks '{begin}' and '{end}' are missing")
-    return f"{before}{begin}\n{content}\n{end}{after}"
-
-
 def draw(stem: Path, model: Model, points: list[Point], ranks: int, on: Machine) -> None:
     """STEM-fit.png: measured and modelled at few ranks. STEM-prediction.png: the larger machine."""
     import matplotlib
@@ -355,7 +347,7 @@ def main() -> None:
     if options.update:
         text = options.update.read_text()
         for name, table in tables.items():
-            text = replace_between_marks(text, name, table)
+            text = replaced_between(text, MARK.format(f"{name} begins"), MARK.format(f"{name} ends"), table)
         draw(options.update.with_suffix(""), model, points, ranks, on)
         options.update.write_text(text)
 

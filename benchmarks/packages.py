@@ -1,12 +1,13 @@
 """Times other projects' packages with Gloo and with occl in its place, in turns.
 
-    .venv-ecosystem/bin/python benchmarks/packages.py                     # all, about ten minutes
-    .venv-ecosystem/bin/python benchmarks/packages.py ray_collective --rounds 5
-    .venv-ecosystem/bin/python benchmarks/packages.py --quick --json packages.json
-    .venv-ecosystem/bin/python benchmarks/packages.py trl --json RESULTS.json --update docs/integrations.md
+    .venv-ecosystem/bin/python -m benchmarks.packages                     # all, about twenty minutes
+    .venv-ecosystem/bin/python -m benchmarks.packages ray_collective --rounds 5
+    .venv-ecosystem/bin/python -m benchmarks.packages --quick --json packages.json
+    .venv-ecosystem/bin/python -m benchmarks.packages trl --json RESULTS.json --update docs/integrations.md
 
 The programs are those of examples/integrations, with two ranks and one thread each. A program prints its own
-speed. Both contenders run the same command, one of them with OCCL_IN_PLACE_OF=gloo. The table has medians.
+speed. All contenders run the same command; variables choose occl, and shared CPU tensors. The table
+has medians.
 A file that --json names keeps its other programs, and --update writes the table of them all into a page,
 between marks. With --rounds 0, programs have a row without speeds.
 """
@@ -24,14 +25,19 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.pages import write_between
 from occl.bench import machine
 from occl.bench.noise import Watch
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "integrations"
-GLOO, OCCL = "Gloo", "`OCCL_IN_PLACE_OF=gloo`"
-VARIABLES = {GLOO: {}, OCCL: {"OCCL_IN_PLACE_OF": "gloo"}}
+GLOO, OCCL, SHARED = "Gloo", "`OCCL_IN_PLACE_OF=gloo`", "and `OCCL_SHARE_CPU=1`"
+VARIABLES = {
+    GLOO: {},
+    OCCL: {"OCCL_IN_PLACE_OF": "gloo"},
+    SHARED: {"OCCL_IN_PLACE_OF": "gloo", "OCCL_SHARE_CPU": "1"},
+}
 SPEED = re.compile(r", (\d+) (samples/s|tokens/s|us)$", re.MULTILINE)
-BEGIN, END = "<!-- table: benchmarks/packages.py writes it -->\n", "<!-- end of the table of packages -->"
+BEGIN, END = "<!-- table: benchmarks/packages.py writes it -->", "<!-- end of the table of packages -->"
 REFUSED = re.compile(r"RuntimeError: (Invalid scalar type)")
 """What Gloo says of a tensor's type that it does not know."""
 
@@ -47,6 +53,24 @@ class Program(NamedTuple):
 
 TORCHRUN = "torchrun --nproc-per-node 2 "
 PROGRAMS = {
+    "trainer": Program(
+        "Trainer of transformers", TORCHRUN + "trainer_gpt2.py", "--steps 60 --width 256", "transformers"
+    ),
+    "accelerate": Program("Accelerate", TORCHRUN + "accelerate_digits.py", "--epochs 20"),
+    "lightning": Program("Lightning", "python lightning_digits.py --backend gloo", "--epochs 20"),
+    "fabric": Program(
+        "Fabric, of Lightning",
+        "python lightning_digits.py --fabric --backend gloo",
+        "--epochs 20",
+        "lightning",
+    ),
+    "deepspeed": Program(
+        "DeepSpeed, ZeRO stage 2",
+        "env DS_ACCELERATOR=cpu " + TORCHRUN + "deepspeed_digits.py --stage 2",
+        "--steps 100 --width 512",
+        "deepspeed",
+    ),
+    "ray": Program("Ray Train", "python ray_digits.py --backend gloo", "--epochs 20", "ray"),
     "tensor_parallel": Program(
         "tensor parallelism of transformers",
         TORCHRUN + "tensor_parallel_llama.py",
@@ -140,7 +164,7 @@ def table(content: dict[str, Any]) -> str:
     noise = f"Other programs took at most {max(foreign):.0%} of the cores" if foreign else "Not yet measured"
     cores = about["cores"].split()[0]
     lines = [f"{about['date'][:10]}, {about['cpu']}, {cores} cores, PyTorch {about['torch']}. {noise}.", ""]
-    lines += [f"| package | version | command | {GLOO} | {OCCL} |", "|---|---|---|---|---|"]
+    lines += [f"| package | version | command | {' | '.join(VARIABLES)} |", "|---|---|---|---|---|---|"]
     for row in (results[name] for name in PROGRAMS if name in results):
         figures = " | ".join(text_of(row["speeds"][contender], row["unit"]) for contender in VARIABLES)
         lines.append(f"| {row['package']} | {row['version']} | `{row['command']}` | {figures} |")
@@ -165,11 +189,7 @@ def main() -> None:
             given.json.write_text(json.dumps(content, indent=1) + "\n")
     print(table(content))
     if given.update:
-        marks = re.compile(f"(?s)(?<={re.escape(BEGIN)}).*?(?={re.escape(END)})")
-        text = given.update.read_text()
-        if not marks.search(text):
-            parser.error(f"{given.update} has no marks {BEGIN.strip()} and {END}")
-        given.update.write_text(marks.sub(lambda _: table(content) + "\n", text))
+        write_between(given.update, BEGIN, END, table(content))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ import functools
 import json
 import math
 import os
-import re
 import statistics
 import subprocess
 import sys
@@ -34,6 +33,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.pages import write_between
 from occl.bench import machine
 from occl.bench.contenders import EVERY
 from occl.bench.noise import Watch, judge, verdict
@@ -65,7 +65,7 @@ KINDS = {
     "occl-gloo": "CPU, over Gloo",
 }
 """The contenders beside Gloo, of occl.bench.contenders, and what the page calls them."""
-BEGIN, END = "<!-- table: benchmarks/sweep.py writes it -->\n", "<!-- end of the table of all operations -->"
+BEGIN, END = "<!-- table: benchmarks/sweep.py writes it -->", "<!-- end of the table of all operations -->"
 
 Call = Callable[[], object]
 Cells = dict[str, dict[str, float]]
@@ -321,12 +321,6 @@ def newest(kind: str) -> dict[str, Any]:
     """The results of the last day on which some were written."""
     content: dict[str, Any] = json.loads(max(RESULTS.glob(f"*-{kind}.json")).read_text())
     return content
-
-
-def write_between(page: Path, begin: str, end: str, table: str) -> None:
-    """Replaces what a page has between two marks."""
-    marks = re.compile(f"(?s)(?<={re.escape(begin)}).*?(?={re.escape(end)})")
-    page.write_text(marks.sub(lambda _: table, page.read_text()))
 
 
 def write(content: dict[str, Any]) -> None:

@@ -40,6 +40,12 @@ def wished(environment: Mapping[str, str]) -> list[str]:
     return [name for name in environment.get(VARIABLE, "").split(",") if name]
 
 
+def adapters() -> list[str]:
+    """The RDMA devices of this machine: "mlx5_0"."""
+    folder = Path("/sys/class/infiniband")
+    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+
 def address_of_host() -> str:
     """The address at which Gloo listens without GLOO_SOCKET_IFNAME: the first of the host's name that this
     machine has, or else loopback."""

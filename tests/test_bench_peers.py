@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import pages
 from benchmarks.peers import programs as peers
 from occl.bench import command, report
 from occl.bench.contenders import CONTENDERS
@@ -276,11 +277,14 @@ def test_plans_move_what_they_must(model):
     assert (far.read_near, far.read_far, far.write_near, far.write_far) == (size // 4, size // 4, size, 0)
 
 
-def test_tables_go_between_their_marks_only(model):
-    text = f"a\n{model.MARK.format('fit begins')}\nold\n{model.MARK.format('fit ends')}\nb"
-    assert model.replace_between_marks(text, "fit", "new") == text.replace("old", "new")
-    with pytest.raises(RuntimeError, match="marks"):
-        model.replace_between_marks(text, "bytes", "new")
+def test_tables_go_between_their_marks_only(tmp_path):
+    (page := tmp_path / "page.md").write_text("a\n<begin>\nold\n<end>\nb\n")
+    pages.write_between(page, "<begin>", "<end>", "new\n")
+    assert page.read_text() == "a\n<begin>\nnew\n<end>\nb\n"
+    for marks in ("<other>", "<end>"), ("<begin>", "<other>"), ("<end>", "<begin>"):
+        with pytest.raises(RuntimeError, match="are missing"):
+            pages.write_between(page, *marks, "newer")
+    assert "newer" not in page.read_text()
 
 
 def written(script: str, file: Path, *options: str) -> dict:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.model import not_negative, replace_between_marks
+from benchmarks.model import not_negative
 from benchmarks.nodes.sent import (
     AT_A_TIME,
     IN_A_ROW,
@@ -38,6 +38,7 @@ from benchmarks.nodes.times import (
     ring_time,
     time_of,
 )
+from benchmarks.pages import replaced_between
 from occl.tools import text
 
 MARK = "<!-- {}: written by benchmarks/nodes -->"
@@ -239,7 +240,7 @@ def main() -> None:
     if options.update:
         page = options.update.read_text()
         for name, shown in tables.items():
-            page = replace_between_marks(page, name, shown, MARK)
+            page = replaced_between(page, MARK.format(f"{name} begins"), MARK.format(f"{name} ends"), shown)
         options.update.write_text(page)
 
 

@@ -5,7 +5,11 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <filesystem>
 #include <mutex>
+#include <set>
+#include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -44,6 +48,19 @@ abi::RequestParams params_for(void* user_data) {
   return params;
 }
 
+/// Network interfaces and RDMA devices: "lo, eth0, mlx5_0".
+std::string devices_of_host() {
+  std::set<std::string> names;
+  for (const char* folder : {"/sys/class/net", "/sys/class/infiniband"}) {
+    std::error_code absent;
+    for (const auto& entry : std::filesystem::directory_iterator(folder, absent))
+      names.insert(entry.path().filename());
+  }
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
+  return text.empty() ? "no device" : text;
+}
+
 }  // namespace
 
 // ---- its life
@@ -70,7 +87,7 @@ Worker::Worker(const Settings& settings, int rank, int size, std::function<void(
   context.tag_sender_mask = std::uint64_t{0xffffffff} << kRankShift;
   context.estimated_num_eps = size;
   check(api_.init(abi::kLeastMajor, abi::kLeastMinor, &context, config, &context_),
-        "be used with these settings (UCX_TLS, UCX_NET_DEVICES)");
+        "be used with these settings (UCX_TLS, UCX_NET_DEVICES; this host has ", devices_of_host(), ")");
   abi::WorkerParams worker;
   worker.field_mask = abi::kWorkerThreadMode;
   worker.thread_mode = abi::kSerialized;

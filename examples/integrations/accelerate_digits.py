@@ -8,6 +8,7 @@ Accelerate knows only Gloo for processes without a GPU, so occl takes Gloo's pla
 On `dev`, with OCCL_DEVICE=1 ACCELERATE_TORCH_DEVICE=dev:0 before that line too.
 """
 
+import argparse
 import tempfile
 import time
 
@@ -60,4 +61,6 @@ def main(epochs: int = 2) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description="Train on digits with Accelerate.")
+    parser.add_argument("--epochs", type=int, default=2)
+    main(parser.parse_args().epochs)

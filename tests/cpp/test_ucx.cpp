@@ -8,6 +8,7 @@
 #include <cstring>
 #include <numeric>
 #include <optional>
+#include <regex>
 #include <thread>
 
 #include "base/deadline.h"
@@ -298,5 +299,6 @@ TEST("a library that is not there, or a device, is an error that says what to do
     CHECK(false);
   } catch (const Error& error) {
     CHECK(error.code() == Errc::system && std::strstr(error.what(), "UCX_NET_DEVICES"), error.what());
+    CHECK(std::regex_search(error.what(), std::regex("this host has [^)]*\\blo\\b")), error.what());
   }
 }

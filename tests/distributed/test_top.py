@@ -23,7 +23,9 @@ import torch.distributed as dist
 import torch_occl
 from occl.cli import main
 from occl.tools.top import groups, layout, records, stuck, view
-from occl.tools.top.processes import NotShown, Processes, attach, named
+from occl.tools.top.processes import NO_PROC, NotShown, Processes, attach, named
+from tests.hosts.separations import why_not
+from tests.support.interpreter import run_python
 from tests.support.processes import in_forked_child
 from tests.support.worker import join, listen, tell
 
@@ -285,6 +287,17 @@ def refused(capsys, *arguments: object) -> str:
     printed = capsys.readouterr()
     assert printed.out == ""
     return printed.err
+
+
+@pytest.mark.parametrize("pid", [(), ("1",)], ids=["all", "one"])
+def test_without_proc_it_says_that_it_finds_no_processes(pid):
+    if reason := why_not("without_proc"):
+        pytest.skip(reason)
+    program = (
+        "from occl.cli import main; from tests.faults import limits; limits.without_proc(); sys.exit(main())"
+    )
+    said = run_python("-c", f"import sys; {program}", "top", "--once", "--json", *pid, status=2)
+    assert said == f"{NO_PROC}\n"
 
 
 def test_pids_that_are_none_and_processes_without_groups_are_refused(capsys):

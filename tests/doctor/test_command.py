@@ -10,6 +10,7 @@ import torch
 
 from occl.tools.doctor.report import FINE
 from tests.doctor.running import doctor, document
+from tests.hosts.separations import why_not
 from tests.support.devices import DEVICES
 from tests.support.interpreter import PACKAGE
 
@@ -101,6 +102,22 @@ def test_a_sandbox_that_refuses_a_call_is_a_problem(call, name):
     line = found["sections"]["system"][name]
     assert "refused: Operation not permitted" in line["text"] and "seccomp profile" in line["remedy"]
     assert found["sections"]["system"]["seccomp"]["value"] == "filter"
+
+
+def test_without_proc_the_report_says_what_is_unknown():
+    if reason := why_not("without_proc"):
+        pytest.skip(reason)
+    found = document("--no-test", lower="limits.without_proc()")["sections"]
+    assert found["machine"]["memory"]["text"] == "unknown"
+    assert found["nodes"]["identity"]["remedy"].startswith("Mount /proc")
+
+
+@pytest.mark.full
+def test_a_container_that_runs_read_only_works():
+    if reason := why_not("read_only_files"):
+        pytest.skip(reason)
+    found = document(lower="limits.read_only_files(); limits.own_temporary_folder()")
+    assert found["works"] is True and found["problems"] == []
 
 
 @pytest.mark.full

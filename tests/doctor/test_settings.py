@@ -47,6 +47,26 @@ def test_every_interface_that_gloo_is_to_use_must_exist(wish, level):
     assert settings.gloo_line(wish, ["lo", "eth0"]).level == level
 
 
+@pytest.mark.parametrize(
+    ("wish", "level"),
+    [
+        ("eth0", FINE),
+        ("mlx5_0:1", FINE),
+        ("eth9,mlx5_0:1", FINE),
+        ("eth9", WARNING),
+        ("mlx5_1:1,et", WARNING),
+    ],
+)
+def test_a_device_that_ucx_is_to_use_must_exist(wish, level):
+    line = settings.ucx_line(wish, ["lo", "eth0", "mlx5_0"])
+    assert line.level == level and ("one or more of lo, eth0, mlx5_0" in line.remedy) == (level == WARNING)
+
+
+@pytest.mark.parametrize("wish", ["all", "^eth9", "mlx5_[0-3]:1", ""])
+def test_patterns_of_devices_are_left_to_ucx(wish):
+    assert settings.ucx_line(wish, ["lo"]) is None
+
+
 def test_loopback_has_its_address():
     assert "127.0.0.1" in interfaces.interfaces()["lo"]
 

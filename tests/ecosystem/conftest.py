@@ -9,13 +9,14 @@ from __future__ import annotations
 import datetime
 import importlib.metadata
 import importlib.util
-import re
 from pathlib import Path
 
 import pytest
 
+from benchmarks.pages import write_between
+
 PAGE = Path(__file__).parents[2] / "docs" / "integrations.md"
-BEGIN, END = "<!-- table: make test-ecosystem writes it -->\n", "<!-- end of the table -->"
+BEGIN, END = "<!-- table: make test-ecosystem writes it -->", "<!-- end of the table -->"
 SETTINGS = ("Gloo", "occl on CPU tensors", "occl on dev")
 DISTRIBUTIONS = {"Fabric": "lightning", "Trainer": "transformers", "torchft": "torchft-nightly"}
 """The distribution of a package in the table, where its name is another one."""
@@ -61,5 +62,4 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     terminalreporter.section("packages")
     terminalreporter.write_line(table)
     if config.getoption("--write-table"):
-        page = PAGE.read_text()
-        PAGE.write_text(re.sub(f"(?s)(?<={re.escape(BEGIN)}).*?(?={re.escape(END)})", lambda _: table, page))
+        write_between(PAGE, BEGIN, END, table)

@@ -18,6 +18,7 @@ CALLS = {
 }[platform.machine()]
 MFD_NOEXEC_SEAL, F_ADD_SEALS, F_SEAL_FUTURE_WRITE = 0x8, 1033, 0x10
 CLONE_NEWNS, CLONE_THREAD, MS_PRIVATE, MS_REC, MNT_DETACH = 0x20000, 0x10000, 1 << 18, 1 << 14, 2
+MS_RDONLY, MS_REMOUNT, MS_BIND = 1, 0x20, 0x1000
 
 LOAD, JUMP_EQUAL, JUMP_BITS, RETURN = 0x20, 0x15, 0x45, 0x06  # of the classic BPF machine
 ALLOW, ERRNO = 0x7FFF0000, 0x00050000
@@ -77,6 +78,28 @@ def no_locked_memory() -> None:
 def own_mounts() -> None:
     _check(_libc.unshare(CLONE_NEWNS), "unshare")
     _check(_libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None), "private mounts")
+
+
+def read_only_files() -> None:
+    """All mounts as a container has them that runs read-only, without a /tmp that can be written."""
+    points = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    own_mounts()
+    for point in points:
+        _libc.mount(None, point.encode(), None, MS_REMOUNT | MS_BIND | MS_RDONLY, None)
+    for folder in ("/", "/tmp", "/dev/shm"):
+        assert os.statvfs(folder).f_flag & os.ST_RDONLY, f"{folder} can still be written"
+
+
+def own_temporary_folder() -> None:
+    own_mounts()
+    _check(_libc.mount(b"tmpfs", b"/tmp", b"tmpfs", 0, None), "tmpfs")
+
+
+def without_proc() -> None:
+    """Mounts of its own, without /proc, as in a bare chroot."""
+    own_mounts()
+    while _libc.umount2(b"/proc", MNT_DETACH) == 0:
+        pass
 
 
 def small_shared_folder(size: str) -> None:

@@ -19,7 +19,7 @@ from tests.faults import limits
 CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = (
     0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000,
 )  # fmt: skip
-MS_REMOUNT, PR_SET_DUMPABLE = 0x20, 4
+PR_SET_DUMPABLE = 4
 OTHER_USER = 12345
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -55,13 +55,6 @@ def uts(name: str = "elsewhere") -> None:
 def without_shm() -> None:
     """Mounts of its own, without /dev/shm."""
     limits.small_shared_folder("absent")
-
-
-def without_proc() -> None:
-    """Mounts of its own, without /proc, as in a bare chroot."""
-    limits.own_mounts()
-    while _libc.umount2(b"/proc", limits.MNT_DETACH) == 0:
-        pass
 
 
 def hidden_proc() -> None:
@@ -114,8 +107,8 @@ def container() -> None:
 SEPARATIONS: dict[str, Callable[[], None]] = {
     each.__name__: each
     for each in (
-        nothing, pid, ipc, uts, without_shm, without_proc, hidden_proc, users, users_of_another, user,
-        undumpable, network, container,
+        nothing, pid, ipc, uts, without_shm, limits.without_proc, limits.read_only_files, hidden_proc, users,
+        users_of_another, user, undumpable, network, container,
     )
 }  # fmt: skip
 

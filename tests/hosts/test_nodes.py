@@ -21,10 +21,11 @@ from tests.support.devices import DEVICES
 
 TOGETHER = {
     name: ["nothing", "nothing", name, name]
-    for name in ("pid", "ipc", "uts", "without_shm", "without_proc", "hidden_proc", "users", "undumpable",
-                 "container")
+    for name in ("pid", "ipc", "uts", "without_shm", "without_proc", "read_only_files", "hidden_proc",
+                 "users", "undumpable", "container")
 } | {
     "everything without /proc": ["without_proc"] * 4,
+    "everything read-only": ["read_only_files"] * 4,
     "a mixture": ["pid", "container", "users", "undumpable"],
     "a user inside and outside of a namespace": ["user", "users_of_another", "user", "users_of_another"],
 }  # fmt: skip

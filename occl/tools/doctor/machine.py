@@ -162,7 +162,9 @@ def section() -> Section:
             kernel_line(platform.release()),
             cores_line(cores, os.cpu_count() or len(cores)),
             *topology_lines(cores),
-            Line("memory", f"{size(total)}, of which {size(free)} are available", total),
+            Line(
+                "memory", f"{size(total)}, of which {size(free)} are available" if total else "unknown", total
+            ),
             Line("control groups", " and ".join(groups.versions) or "none", list(groups.versions)),
             quota_line(groups, len(cores)),
             memory_limit_line(groups.memory, total or 1 << 62),

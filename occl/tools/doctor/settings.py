@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 from collections.abc import Mapping, Sequence
 
 from occl import interfaces, variables
 from occl.interfaces import VARIABLE
 from occl.tools.doctor.report import HINT, PROBLEM, WARNING, Line, Section
+
+UCX_VARIABLE = "UCX_NET_DEVICES"
 
 
 def variable_lines(environment: Mapping[str, str]) -> list[Line]:
@@ -70,6 +73,17 @@ def gloo_line(wish: str, names: Sequence[str]) -> Line:
     return Line(VARIABLE, f"{wish} (there is no {', '.join(missing)})", wish, WARNING, remedy)
 
 
+def ucx_line(wish: str, names: Sequence[str]) -> Line | None:
+    """Whether a device exists that UCX_NET_DEVICES names, as a list without patterns; else None."""
+    chosen = wish.split(",")
+    if not all(re.fullmatch(r"[\w.-]+(:\d+)?", each) for each in chosen) or "all" in chosen:
+        return None
+    if any(each.partition(":")[0] in names for each in chosen):
+        return Line(UCX_VARIABLE, wish)
+    remedy = f"Set {UCX_VARIABLE} to one or more of {', '.join(names)}, or unset it: UCX has no device."
+    return Line(UCX_VARIABLE, f"{wish} (does not exist)", wish, WARNING, remedy)
+
+
 def network_lines(environment: Mapping[str, str]) -> list[Line]:
     try:
         found = interfaces.interfaces()
@@ -82,6 +96,8 @@ def network_lines(environment: Mapping[str, str]) -> list[Line]:
     lines = [Line("interfaces", "; ".join(shown) or "none", found)]
     if wish := environment.get(VARIABLE):
         lines.append(gloo_line(wish, list(found)))
+    if (wish := environment.get(UCX_VARIABLE)) and (line := ucx_line(wish, [*found, *interfaces.adapters()])):
+        lines.append(line)
     names = [name for name in interfaces.wished(environment) if name in found]
     lines.append(choice_line(names, interfaces.address_of_host(), found, socket.gethostname()))
     return lines

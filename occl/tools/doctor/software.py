@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import os
 import platform
 import re
@@ -23,6 +24,7 @@ SECONDS = 120.0
 """How long importing PyTorch may take: a minute from a cold network disk."""
 
 BUILD = "pip install --no-build-isolation . (make setup in a checkout)"
+KITS = "torch_occl_kits"
 MOST_RANKS = 256
 COMPILER = re.compile(rb"(?:GCC: \([^)\0]*\) |clang version )[\d.]+")
 
@@ -129,11 +131,23 @@ def package_lines(said: dict[str, Any]) -> list[Line]:
     built = compiler(library)
     facts = {"library": str(library), "compiler": built, "commit": said["commit"]}
     of = f"commit {said['commit']}" if said["commit"] else "an unknown commit"
-    return [
+    lines = [
         Line("torch_occl", f"{said['package']} ({Path(said['package_file']).parent})", said["package"]),
         Line("torch_occl build", f"{library.name}, {built}, from {of}", facts),
         owner_line(said, os.environ.get("OCCL_DEVICE") == "0"),
     ]
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        lines.append(kits_line(importlib.metadata.version(KITS)))
+    return lines
+
+
+def kits_line(version: str) -> Line:
+    """The distribution of the kits, where torch_occl has the same files."""
+    remedy = (
+        f"Each overwrites files of the other: pip uninstall {KITS} torch_occl, and install torch_occl alone, "
+        "which has the kits too."
+    )
+    return Line(KITS, version, version, WARNING, remedy)
 
 
 def owner_line(said: dict[str, Any], unwanted: bool) -> Line:

@@ -31,6 +31,13 @@ STATES = {
 }
 
 
+NO_PROC = "Without /proc, top finds no processes: mount it (mount -t proc proc /proc)."
+
+
+def is_mounted() -> bool:
+    return (PROC / "self").exists()
+
+
 class NotShown(Exception):
     """A sentence: why a process that the user named cannot be shown."""
 
@@ -126,6 +133,8 @@ def attach(pid: int) -> Process | None:
 
 def named(pid: int) -> Process:
     """The process that the user asked for. Raises `NotShown`."""
+    if not is_mounted():
+        raise NotShown(NO_PROC)
     try:
         owner = (PROC / str(pid)).stat().st_uid
     except (OSError, OverflowError):
@@ -171,6 +180,9 @@ class Processes:
 
     def _find(self) -> None:
         self.problems = {}
+        if not is_mounted():
+            self.problems[0] = NO_PROC
+            return
         for name in os.listdir(PROC):
             if not name.isdecimal() or (pid := int(name)) in self.without:
                 continue

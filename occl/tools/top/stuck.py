@@ -18,7 +18,7 @@ DEBUGGERS = ("(pdb.py:", "(bdb.py:")
 DEBUGGED, IN_A_CALL = "is in Python's debugger", "in a call outside Python that keeps the interpreter's lock"
 MOST_NAMES, MOST_ELSEWHERE = 8, 3
 SEEN = "`occl top` shows all ranks."
-UNSEEN = "`occl top` on the host of that rank shows what it does."
+UNSEEN = "`occl top` without a pid, on the host of that rank, shows what it does."
 CIRCLE = f"They wait for each other: make these calls in one order on all ranks. {SEEN}"
 
 
