@@ -17,7 +17,7 @@ from tests.support.devices import DEVICES
 from tests.support.gates import gate
 from tests.support.processes import in_forked_child
 from tests.support.running import PYTORCH
-from tests.support.worker import listen, tell
+from tests.support.worker import join, listen, tell
 
 on_devices = pytest.mark.parametrize("device", DEVICES)
 CHANNELS = 64
@@ -278,7 +278,8 @@ def test_freed_memory_is_not_used_again_while_a_peer_has_it(pool, device):
     pool.run(peers_keep_memory, 2, device)
 
 
-def workspaces(rank, n, device):
+def workspaces(rank, n, device, *, store):
+    join(rank, n, device, store=store, timeout=300.0)  # after the import of PyTorch's module
     group = dist.group.WORLD.group_name
     first = symm_mem.get_symm_mem_workspace(group, 1000)
     assert first.buffer_size == 1000 and first.device.type == DEVICES[-1]
@@ -293,7 +294,7 @@ def workspaces(rank, n, device):
 
 def test_a_group_has_one_workspace_that_grows(fresh):
     with fresh(2) as team:
-        team.join().run(workspaces, "any")
+        team.run(workspaces, "any", store=team.source.new_file())
 
 
 # ---- errors

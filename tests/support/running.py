@@ -14,6 +14,12 @@ with_dist2 = pytest.mark.skipif(
     PYTORCH >= (2, 14), reason="PyTorch 2.14 has removed torch.distributed._dist2"
 )
 
+WITH_CUDA = "cpu:occl,cuda:occl,dev:occl"
+"""The backends of a group that every PyTorch splits: 2.11 splits those that serve "cuda"."""
+splits_without_cuda = pytest.mark.skipif(
+    PYTORCH < (2, 12), reason="PyTorch 2.11 splits groups that serve cuda, and no others"
+)
+
 
 def is_group(made) -> bool:
     """Whether `split_group` made a group for this rank. Others get None, or from 2.15 on what says so."""

@@ -1,5 +1,7 @@
 #include "pg/observe/call_names.h"
 
+#include "pg/compat/recorded_names.h"
+
 namespace occl::pg {
 namespace {
 
@@ -42,7 +44,7 @@ CallNames of_one(const Request& request) {
     case OpType::RECVANYSOURCE:
       return {"recv", "recv"};
     default:
-      return {"barrier", "barrier"};
+      return {"barrier", kRecordedBarrier};
   }
 }
 

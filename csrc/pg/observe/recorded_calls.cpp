@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "pg/compat/recorded_names.h"
+
 namespace occl::pg {
 namespace {
 
@@ -53,10 +55,10 @@ RecordedSizes recorded_sizes(const Request& request) {
   const FewTensors &in = request.inputs, &out = request.outputs;
   switch (request.type) {
     case OpType::ALLGATHER:
-      if (!alike(out)) return {each(out), each(out), "all_gather_v"};  // all ranks have these sizes
+      if (!alike(out)) return {each(out), each(out), kRecordedUnevenAllGather};  // all ranks have these sizes
       return {stacked(in), stacked(out)};
     case OpType::REDUCE_SCATTER:
-      if (!alike(in)) return {each(in), each(in), "reduce_scatter_v"};
+      if (!alike(in)) return {each(in), each(in), kRecordedUnevenReduceScatter};
       return {stacked(in), stacked(out)};
     case OpType::ALLTOALL:
       return {joined(in), joined(out)};
