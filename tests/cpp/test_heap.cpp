@@ -1,5 +1,6 @@
 // The heap of a device against a list of the blocks that it has handed out: random operations, and after each
 // of them the heap's own statistics and snapshot.
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -7,6 +8,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -67,6 +69,14 @@ struct AddressSpace {
     CHECK(setrlimit(RLIMIT_AS, &now) == 0);
   }
   ~AddressSpace() { setrlimit(RLIMIT_AS, &before); }
+  /// Whether the limit holds: qemu's emulation of a process does not pass it on.
+  bool holds(std::size_t more) const {
+    void* memory = mmap(nullptr, more, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) return true;
+    munmap(memory, more);
+    std::printf("left out: the limit of the address space does not hold here\n");
+    return false;
+  }
   rlimit before{};
 };
 
@@ -301,6 +311,7 @@ TEST("running out leaves every block and every count as it was, and the heap usa
 
 TEST("a heap gives its cache back before it says that no memory is left, also where it needs a new region") {
   const AddressSpace space(std::size_t{2500} << 20);
+  if (!space.holds(std::size_t{2600} << 20)) return;
   Heap &other = new_heap(), &heap = new_heap();
   other.free(other.allocate(8 << 20));
   heap.free(heap.allocate(50 << 20));
@@ -315,6 +326,7 @@ TEST("a heap gives its cache back before it says that no memory is left, also wh
 
 TEST("a heap gives its cache back before it says that there is no address space for a new region") {
   const AddressSpace space(std::size_t{100} << 20);
+  if (!space.holds(std::size_t{120} << 20)) return;
   Heap& heap = new_heap();
   void* blocks[4];
   for (void*& p : blocks) p = heap.allocate(15 << 20);

@@ -7,6 +7,7 @@
 //
 // The moment only bounds how long a case takes where the others cannot end before the slow rank.
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -17,6 +18,7 @@
 #include "base/fault_point.h"
 #include "collective_cases.h"
 #include "end_with.h"
+#include "shm/process_status.h"
 
 using namespace occl;
 using namespace occl::test;
@@ -140,6 +142,16 @@ class Process {
   _exit(0);
 }
 
+/// Whether the kernel says how a process ended after its parent has waited for it: Linux does from 6.15 on.
+/// Otherwise ranks learn that from a process that its parent has not waited for.
+bool tells_of_reaped() {
+  const pid_t pid = fork();
+  if (pid == 0) _exit(0);
+  const shm::UniqueFd pidfd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
+  waitpid(pid, nullptr, 0);
+  return shm::exit_status(pidfd.get()).has_value();
+}
+
 void play(const Scene& played) {
   scene = &played;
   void* memory = mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -151,14 +163,19 @@ void play(const Scene& played) {
     pids.push_back(fork());
     if (pids.back() == 0) live(rank, parent);
   }
+  static const int keep = tells_of_reaped() ? 0 : WNOWAIT;
   std::string bad;
-  for (int left = played.size; left > 0; --left) {
-    int status = 0;
-    const pid_t ended = waitpid(-1, &status, 0);
-    const auto rank = std::find(pids.begin(), pids.end(), ended) - pids.begin();
-    board->done[static_cast<std::size_t>(rank)] = true;
-    if (status != 0) bad += concat(" rank ", rank, " ended with status ", status, ";");
-  }
+  for (int left = played.size; left > 0; std::this_thread::sleep_for(kPause))
+    for (int rank = 0; rank < played.size; ++rank) {
+      siginfo_t info{};
+      if (board->done[rank] || waitid(P_PID, pids[rank], &info, WEXITED | WNOHANG | keep) != 0) continue;
+      if (info.si_pid == 0) continue;
+      board->done[rank] = true;
+      --left;
+      if (info.si_status != 0) bad += concat(" rank ", rank, " ended with status ", info.si_status, ";");
+    }
+  if (keep)
+    for (const pid_t pid : pids) waitpid(pid, nullptr, 0);
   const int steps = board->slow_steps;
   munmap(memory, sizeof(Board));
   CHECK(bad.empty(), played.describe(), ":", bad);
