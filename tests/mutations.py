@@ -132,6 +132,8 @@ MUTATIONS = [
     Mutation("the reader looks for an exchanged contribution where it lay before", "coll/execution/addresses.cpp", "block = static_cast<std::uint32_t>(std::exchange(rank, reader));", "rank = reader;", ("plain/test_group:exchange places",)),
     Mutation("all_gather delivers no own block", "coll/plan/plan.cpp", "    if (keeps_own_block(s, rank)) m.also = Where::output;\n", "", PLANS),
     Mutation("the root of a gather leaves out its own block", "coll/plan/plan.cpp", "? keeps_own_block(s, rank) : ranged", "? 0 : ranged", PLANS),
+    Mutation("the root of a scatter delivers before the others have shown their slots", "coll/plan/plan.cpp", "  if (plan.delivers && step-- == 0) return false;\n", "", PLANS),
+    Mutation("the root of a scatter counts on the slots of all ranks, and uses its own", "coll/plan/plan.cpp", "{Where::inbox, window, static_cast<int>(m.src.block)}", "{Where::inbox, window, rank}", PLANS),
     Mutation("an interruption makes a rank far", "coll/mesh/line_latency.h", "std::min(took, 2 * limit_)", "took", LINE_LATENCY),
     Mutation("a look that found something counts as one in vain", "coll/mesh/line_latency.h", "missed_ = found ? -1 : rank;", "missed_ = rank;", LINE_LATENCY),
     Mutation("a look long after one in vain is measured", "coll/mesh/line_latency.h", "before - at_ < kJustBefore * latency.limit_", "true", LINE_LATENCY),

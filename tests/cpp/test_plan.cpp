@@ -93,6 +93,8 @@ struct Simulation {
     CHECK(
         !plan.two_level || (position + 1) * (partial ? shape.partial_size : shape.element_size) <= slot_bytes,
         "behind the end of a slot");
+    if (side.where == Where::inbox)
+      CHECK(plan.delivers && rank != shape.root && executor == (is_dst ? shape.root : rank));
     const int turn = static_cast<int>(side.window & 1);  // the least that a staging area holds: two windows
     const int where = partial ? 4 : side.where == Where::result ? 3 : 2;
     auto& slot = b.slots[{where, turn}];
@@ -208,7 +210,7 @@ TEST("plans of thousands of random collectives produce what the rule says, witho
   std::mt19937_64 random(20260401);
   std::map<std::pair<Path, Split>, int> seen;
   const std::size_t sizes[] = {1, 2, 4, 8, 16};
-  int tried = 0;
+  int tried = 0, delivered = 0;
   for (int trial = 0; trial < 2500; ++trial) {
     if (check::thinned(trial, 3)) continue;
     ++tried;
@@ -230,8 +232,10 @@ TEST("plans of thousands of random collectives produce what the rule says, witho
     Shape shape{kind, size, 0, element, counts.front()};
     const Plan plan = make_plan(shape, tuning, mapped);
     ++seen[{plan.path, plan.split}];
+    delivered += plan.delivers;
     simulate(kind, size, static_cast<int>(random() % size), element, counts, tuning, mapped);
   }
+  CHECK(delivered > tried / 125, "scatter hardly delivered");
   for (const auto path : {Path::one_shot, Path::staged, Path::direct})
     CHECK(seen[std::make_pair(path, Split::pull)] > tried / 25, "path ", static_cast<int>(path),
           " was hardly tried");
@@ -295,8 +299,8 @@ TEST("plans in two levels produce what the rule says, in rank order and without 
 
 TEST("the first step of a plan can be made during the last step of the plan before it") {
   std::mt19937_64 random(3);
-  const Kind kinds[] = {Kind::broadcast, Kind::all_reduce, Kind::reduce, Kind::all_gather,
-                        Kind::reduce_scatter};
+  const Kind kinds[] = {Kind::broadcast,  Kind::all_reduce,     Kind::reduce,
+                        Kind::all_gather, Kind::reduce_scatter, Kind::scatter};
   for (int trial = 0; trial < 400; ++trial) {
     const std::vector<int> sizes(2 + random() % 2, 1 + static_cast<int>(random() % 3));
     Tuning tuning;
@@ -305,7 +309,7 @@ TEST("the first step of a plan can be made during the last step of the plan befo
     const int size = sizes[0] * static_cast<int>(sizes.size());
     const auto shape = [&] {
       return Shape{
-          kinds[random() % 5], size, static_cast<int>(random() % size), 4, 1 + random() % 2000, 4, domains};
+          kinds[random() % 6], size, static_cast<int>(random() % size), 4, 1 + random() % 2000, 4, domains};
     };
     const Shape before = shape(), after = shape();
     const Plan first = make_plan(before, tuning, false), second = make_plan(after, tuning, false);
@@ -315,8 +319,10 @@ TEST("the first step of a plan can be made during the last step of the plan befo
       for (std::uint32_t i = 0; move_at(first, before, rank, first.steps - 1, i, m); ++i)
         if (m.lo < m.hi && m.src.where != Where::tensor)
           for (int r = m.src.first; r < m.src.first + m.src.count; ++r)
-            if (r != rank || m.src.where != Where::slot)
-              read.insert({r, m.src.where, static_cast<int>(m.src.window & 1)});
+            if (r != rank || m.src.where != Where::slot) {
+              const Where where = m.src.where == Where::inbox ? Where::slot : m.src.where;
+              read.insert({r, where, static_cast<int>(m.src.window & 1)});
+            }
     for (int rank = 0; rank < size; ++rank)
       for (std::uint32_t i = 0; move_at(second, after, rank, 0, i, m); ++i) {
         CHECK(m.src.where == Where::tensor && m.src.first == rank && m.src.count == 1);
@@ -351,7 +357,7 @@ TEST("no slot is larger than its place") {
             std::size_t{1} << random() % 5, random() % (1 << 22)};
     const Plan plan = make_plan(s, tuning, false);
     if (plan.path != Path::staged) continue;
-    const std::size_t blocks = traits(s.kind).in_per_rank ? s.size - 1 : 1;
+    const std::size_t blocks = traits(s.kind).in_per_rank && !plan.delivers ? s.size - 1 : 1;
     CHECK(plan.window * blocks * s.element_size <= tuning.slot_bytes, traits(s.kind).name, " ", s.size);
     CHECK(plan.window * (plan.windows - 1) < s.largest && plan.window * plan.windows >= s.largest);
   }

@@ -159,7 +159,7 @@ std::byte* Addresses::staged(const Side& side, int rank, const Move& move, std::
   }
   const Shape& shape = agreed_.shape;
   const std::size_t size = side.where == Where::partial ? shape.partial_size : shape.element_size;
-  const std::size_t blocks_before = area ? 0 : slot_position(t, rank, block);
+  const std::size_t blocks_before = side.where == Where::slot ? slot_position(t, rank, block) : 0;
   const std::size_t at = blocks_before * plan.window + lo - move.window_start + side.offset;
   return (agreed_.in_staging ? areas_[rank] : slots()[rank]) + place + at * size;
 }

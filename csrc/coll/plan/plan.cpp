@@ -114,6 +114,7 @@ void fill(const Plan& plan, const Shape& s, int rank, std::uint32_t index, Move&
   if (shows_in(plan, s, rank)) {
     m.dst.where = Where::slot;
     if (keeps_own_block(s, rank)) m.also = Where::output;
+    if (plan.delivers) m.dst = {Where::inbox, window, static_cast<int>(m.src.block)};
   } else {
     m.dst.block = static_cast<std::uint32_t>(rank);
   }
@@ -134,9 +135,20 @@ std::uint32_t moves_in(const Plan& plan, const Shape& s, int rank, int stage) {
   return ranged ? 1 : outputs(s, rank) - keeps_own_block(s, rank);
 }
 
+/// Whether the root of a scatter uses the slots of all ranks: its own would hold only a part of each block,
+/// and the fewer parts there are, the less often all ranks wait for each other.
+bool delivers(const Shape& s, const Tuning& tuning) {
+  const Traits& t = traits(s.kind);
+  return t.in_root_only && t.in_per_rank && s.size > 2 &&
+         s.largest * s.element_size > tuning.slot_bytes / staged_blocks(s);
+}
+std::uint32_t blocks_in_slot(const Plan& plan, const Shape& s) {
+  return plan.delivers ? 1 : staged_blocks(s);
+}
+
 std::size_t window_bytes(const Plan& plan, const Shape& s, const Tuning& tuning) {
   if (plan.two_level || tuning.area_bytes < 3 * tuning.slot_bytes) return tuning.slot_bytes;
-  return std::max(kLine, whole_lines(plan.window * s.element_size * staged_blocks(s)));
+  return std::max(kLine, whole_lines(plan.window * s.element_size * blocks_in_slot(plan, s)));
 }
 
 /// Whether each contribution is read by one other rank, which stages as much for this one.
@@ -170,14 +182,15 @@ Plan choose(const Shape& s, const Tuning& tuning, bool mapped) {
       (!t.out_root_only || s.size * s.largest * s.element_size >= kDividedSlots * tuning.slot_bytes);
   if (!divided) plan.split = Split::pull;
   const std::size_t unit = std::max<std::size_t>(kLine / s.element_size, 1);
-  const std::size_t room = tuning.slot_bytes / staged_blocks(s);
+  plan.delivers = delivers(s, tuning);
+  const std::size_t room = tuning.slot_bytes / blocks_in_slot(plan, s);
   // Where some ranks only fill and others only read, smaller windows let them overlap.
-  const bool one_way = rooted(s.kind) && plan.split == Split::pull;
+  const bool one_way = rooted(s.kind) && plan.split == Split::pull && !plan.delivers;
   const std::size_t bytes = one_way ? std::max(room / 2, std::min(room, kSmallWindow)) : room;
   plan.window = std::max(bytes / s.element_size / unit * unit, unit);
   plan.window = std::min(plan.window, std::max((s.largest + unit - 1) / unit * unit, unit));
   plan.windows = (s.largest + plan.window - 1) / plan.window;
-  plan.steps = plan.windows + (plan.split == Split::range ? 2 : 1);
+  plan.steps = plan.windows + (plan.split == Split::range || plan.delivers ? 2 : 1);
   return plan;
 }
 
@@ -227,7 +240,8 @@ Plan make_plan(const Shape& s, const Tuning& tuning, bool mapped) {
   Plan plan = choose(s, tuning, mapped);
   plan.window_bytes = window_bytes(plan, s, tuning);
   plan.exchanges = exchanges(plan, s, tuning);
-  plan.only_root_stages = traits(s.kind).in_root_only && plan.path != Path::direct && !plan.two_level;
+  plan.only_root_stages =
+      traits(s.kind).in_root_only && plan.path != Path::direct && !plan.two_level && !plan.delivers;
   // A reduction stores past the caches only where its output is another tensor (Executor::passes_caches).
   const bool apart = direct_split(s.kind) == Split::range && traits(s.kind).reduces;
   plan.streaming = footprint(s) * (apart ? 2 : 1) >= tuning.streaming_bytes;
@@ -249,6 +263,8 @@ bool move_at(const Plan& plan, const Shape& s, int rank, std::uint64_t step, std
       pull(s, rank, Where::tensor, 0, index, m);
     return true;
   }
+  // In the first step the readers of a scatter's blocks tell its root where their slots are.
+  if (plan.delivers && step-- == 0) return false;
   // Stage k of the pipeline handles window `step` - k. The moves of the stages follow each other.
   const int stages = ranged ? 3 : 2;
   for (int stage = 0; stage < stages; ++stage) {
@@ -267,6 +283,7 @@ bool move_at(const Plan& plan, const Shape& s, int rank, std::uint64_t step, std
     } else if (stage == 1) {
       const bool behind_own = keeps_own_block(s, rank) && index >= static_cast<std::uint32_t>(rank);
       pull(s, rank, Where::slot, window, index + behind_own, m);
+      if (plan.delivers && rank != s.root) m.src = {Where::inbox, window, rank};
       if (ranged) narrow_to_part(s, rank, m);
       if (ranged && !has_out(s, rank))
         m.dst.where = Where::result;

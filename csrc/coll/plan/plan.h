@@ -45,9 +45,11 @@
 //
 // A rank reads its own contribution from its tensor, and stages only what the other rank reads. In all_gather
 // it brings its own block into its output in the same step, for both take the same bytes. The root of a
-// gather does so while the others stage. Sums are always in rank order, so all three paths give the same
-// bits. The first two need no tick at the end: slots and results stay unchanged until every rank has posted
-// the next operation. `direct` needs one, because a rank may reuse its tensor as soon as the call returns.
+// gather does so while the others stage. The root of a scatter puts large blocks into the slots of the ranks
+// that read them, because its own slot would hold little of each. Sums are always in rank order, so all three
+// paths give the same bits. The first two need no tick at the end: slots and results stay unchanged until
+// every rank has posted the next operation. `direct` needs one, because a rank may reuse its tensor as soon
+// as the call returns.
 //
 // Sources: staging with alternating slots and range partition follow Rabenseifner's reduce-scatter/all-gather
 // decomposition on shared memory (Li, Hoefler et al., "Improved MPI collectives for MPI processes in shared
@@ -92,6 +94,7 @@ struct Plan {
   std::size_t window_bytes = 0;  // of an area that each takes, on every rank; at most a slot
   bool exchanges = false;        // ranks take turns with the places of their contributions to each other
   bool only_root_stages = false;
+  bool delivers = false;  // the root of a scatter puts each block into the slot of its reader
 };
 
 /// How `direct` divides the work on one level. With `range` and `push`, ranks write outputs of other ranks.
@@ -120,6 +123,7 @@ enum class Where : std::uint8_t {
   slot,    // its staging slot; for the executing rank's own input, its tensor
   result,  // its slot of finished results
   output,  // the rank's own buffer of results, where `tensor` would be another one
+  inbox,   // its slot, into which the root of a scatter has put its block
   // Only in two levels:
   partial,  // its slot of sums over some of the ranks
 };
