@@ -129,6 +129,10 @@ def speed_of(command: str, variables: dict[str, str]) -> tuple[float | None, str
     return float(found[0][0]), found[0][1]
 
 
+def version_of(program: Program) -> str:
+    return importlib.metadata.version(program.distribution or program.package)
+
+
 def measure(program: Program, rounds: int, quick: bool) -> dict[str, Any]:
     unit = ""
     command = program.command if quick else f"{program.command} {program.size}"
@@ -142,7 +146,7 @@ def measure(program: Program, rounds: int, quick: bool) -> dict[str, Any]:
             print(f"{command}, {contender}: {speed} {unit}", file=sys.stderr, flush=True)
     return {
         "package": program.package,
-        "version": importlib.metadata.version(program.distribution or program.package),
+        "version": version_of(program),
         "command": command,
         "unit": unit,
         "speeds": speeds,
@@ -181,6 +185,11 @@ def main() -> None:
     given = parser.parse_args()
     if unknown := set(given.programs) - set(PROGRAMS):
         parser.error(f"there is no program {', '.join(sorted(unknown))}")
+    for name in given.programs or PROGRAMS:
+        try:
+            version_of(PROGRAMS[name])
+        except importlib.metadata.PackageNotFoundError as error:
+            parser.error(f"{name}: {error}")
     old = json.loads(given.json.read_text()) if given.json and given.json.exists() else {"results": {}}
     content = {"machine": machine.describe(), "results": old["results"]}
     for name in given.programs or PROGRAMS:

@@ -1,5 +1,5 @@
-// The environment variables that the C++ side reads. docs/environment.md explains these, and OCCL_DEVICE,
-// OCCL_IN_PLACE_OF and OCCL_SHARE_CPU, which only Python reads.
+// The environment variables that the C++ side reads. docs/environment.md explains these, and those that only
+// Python reads.
 #pragma once
 
 #include <cstdlib>

@@ -15,8 +15,8 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import torch_occl
-from tests.distributed.test_share_cpu_memory import in_a_group, in_one_process, lies_shared, shared_bytes
 from tests.support.processes import in_forked_child
+from tests.support.shared_memory import in_a_group, in_one_process, lies_shared, shared_bytes
 
 WIDTH = 64
 

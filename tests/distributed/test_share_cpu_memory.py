@@ -18,29 +18,11 @@ import torch_occl
 from occl import _C
 from tests.support.checks import assert_works, backend
 from tests.support.interpreter import install, run_python
-from tests.support.maps import Maps
 from tests.support.processes import in_forked_child
+from tests.support.shared_memory import in_a_group, in_one_process, lies_shared, shared_bytes
 from tests.support.thinning import first
 
 MIB = 1 << 20
-
-
-def shared_bytes() -> int:
-    return torch_occl.shared_cpu_memory_stats()["allocated_bytes.all.current"]
-
-
-def lies_shared(t: torch.Tensor) -> bool:
-    return Maps().lies_shared(t.data_ptr())
-
-
-def in_one_process(fresh, body, **params):
-    with fresh(1) as team:
-        team.run(body, **params)
-
-
-def in_a_group(fresh, body, world_size=2, **params):
-    with fresh(world_size) as team:
-        team.join().run(body, **params)
 
 
 # ---- on and off ----------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Do the programs of the table of speeds (docs/integrations.md) give over occl what Gloo gives?
+"""Do the programs of the table of speeds (docs/integrations.md) give over occl what Gloo gives?"""
 
 from __future__ import annotations
 
