@@ -34,7 +34,6 @@ from occl.tools import text
 
 CALLS = {4: 100, 64 << 10: 60, 48 << 20: 3}
 """By the bytes of the tensor: the calls of a round."""
-TURNS = 2
 CONTENDERS = ["occl-cpu", sweep.GLOO]
 BESIDE = ["nothing", "loops:2", "compilers:4"]
 SOURCE = "#include <algorithm>\n#include <iostream>\n#include <map>\n#include <regex>\nstd::regex r;\n"
@@ -49,14 +48,11 @@ PROGRAMS = {
 NAMES = {"loops": "busy loop", "compilers": "compiler"}
 BEGIN, END = "<!-- table: benchmarks/crowded.py writes it -->", "<!-- end of the table of shared cores -->"
 
-Rounds = dict[str, list[float]]
-"""Seconds of a call, by the tensor's size."""
-
 
 def work(contender: str, folder: str, rank: str, ranks: str) -> None:
     """What a rank does."""
     finish = sweep.join(contender, folder, rank, ranks)
-    found: Rounds = {}
+    found: sweep.Rounds = {}
     for size, calls in CALLS.items():
         tensor = torch.ones(size // 4, device=sweep.EVERY[contender].device_type)
         found[text.size(size)] = sweep.seconds_of(
@@ -84,14 +80,9 @@ def programs(beside: str) -> Iterator[None]:
                 program.wait()
 
 
-def measure(ranks: int, beside: str) -> dict[str, Rounds]:
-    found: dict[str, Rounds] = {name: {} for name in CONTENDERS}
+def measure(ranks: int, beside: str) -> dict[str, sweep.Rounds]:
     with programs(beside):
-        for turn in range(TURNS):
-            for name in CONTENDERS[:: -1 if turn % 2 else 1]:
-                for size, seconds in sweep.measure(str(ranks), name, "benchmarks.crowded").items():
-                    found[name].setdefault(size, []).extend(seconds)
-    return found
+        return sweep.in_turns(str(ranks), CONTENDERS, sweep.TURNS, "benchmarks.crowded")
 
 
 def in_words(beside: str) -> str:

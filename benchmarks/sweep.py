@@ -1,14 +1,14 @@
 """Times every operation in ordinary programs: each backend alone in its processes, calls in a row.
 
-    python -m benchmarks.sweep                                     2, 3, 4 and 8 ranks, about five minutes
+    python -m benchmarks.sweep                                     2, 3, 4 and 8 ranks, about eight minutes
     python -m benchmarks.sweep --shapes 1+1 2+2 --contenders occl-ucx gloo     network namespaces; needs root
     python -m benchmarks.sweep --shapes 2 3 4 8 1+1 2+2 4+4 --write
     python -m benchmarks.sweep --update docs/performance.md
 
 A shape is a number of ranks of this host, or the ranks of each of several hosts. A cell is one operation on
 float32 tensors (or of another type, or on objects), of SIZES bytes for each rank. Its time is the mean of the
-ranks over some calls, of which the table has the median and the quartiles of ROUNDS. The last lines compare
-with Gloo.
+ranks over some calls. The table has the median and the quartiles of ROUNDS in each of TURNS, in which the
+backends follow each other. The last lines compare with Gloo.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from torch_occl import ProcessGroupOCCL
 
 RESULTS = Path(__file__).parent / "results"
 ROUNDS = 7
+TURNS = 2
 SIZES = {4: 40, 4 << 10: 40, 64 << 10: 20, 4 << 20: 2}
 """Bytes of a rank's block, and the calls of a round."""
 BREAK = 0.02
@@ -68,6 +69,8 @@ KINDS = {
 BEGIN, END = "<!-- table: benchmarks/sweep.py writes it -->", "<!-- end of the table of all operations -->"
 
 Call = Callable[[], object]
+Rounds = dict[str, list[float]]
+"""Seconds of a call, by the name of the cell."""
 Cells = dict[str, dict[str, float]]
 
 
@@ -193,19 +196,19 @@ def work(contender: str, folder: str, rank: str, ranks: str) -> None:
     """What a rank does."""
     finish = join(contender, folder, rank, ranks)
     device = EVERY[contender].device_type
-    cells: Cells = {}
+    cells: Rounds = {}
     for size, calls in SIZES.items():
         for name, call in calls_of(size, device):
-            cells[f"{name}, {text.size(size)}"] = quartiles(seconds_of(call, calls, finish))
+            cells[f"{name}, {text.size(size)}"] = seconds_of(call, calls, finish)
     for size in (4, 1 << 20):
         block = torch.ones(size // 4, device=device)
-        cells[f"all_reduce, {text.size(size)}, after a break"] = quartiles(
-            seconds_after_a_break(functools.partial(dist.all_reduce, block), finish)
+        cells[f"all_reduce, {text.size(size)}, after a break"] = seconds_after_a_break(
+            functools.partial(dist.all_reduce, block), finish
         )
     for widths in MODELS:
         step = step_of_training(*widths, device)
         weights = 4 * (2 * math.prod(widths) + sum(widths))
-        cells[f"{STEP}, {text.size(weights)}"] = quartiles(seconds_of(step, 10, finish))
+        cells[f"{STEP}, {text.size(weights)}"] = seconds_of(step, 10, finish)
     leave(folder, cells)
 
 
@@ -235,6 +238,18 @@ def measure(shape: str, contender: str, program: str = "benchmarks.sweep") -> An
             if process.returncode:
                 raise RuntimeError(f"{contender}, {shape}: rank {rank} failed:\n{said[rank]}")
         return json.loads(Path(folder, "found").read_text())
+
+
+def in_turns(
+    shape: str, contenders: list[str], turns: int, program: str = "benchmarks.sweep"
+) -> dict[str, Rounds]:
+    """What `measure` finds of each contender, of all turns together."""
+    found: dict[str, Rounds] = {name: {} for name in contenders}
+    for turn in range(turns):
+        for name in contenders[:: -1 if turn % 2 else 1]:
+            for cell, seconds in measure(shape, name, program).items():
+                found[name].setdefault(cell, []).extend(seconds)
+    return found
 
 
 def speeds(measured: dict[str, Cells], contender: str) -> dict[str, float]:
@@ -355,6 +370,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--update", type=Path, metavar="PAGE", help="measure nothing: write the newest results into a page"
     )
+    parser.add_argument("--turns", type=int, default=TURNS, help=f"of all contenders ({TURNS})")
     parser.add_argument("--write", action="store_true", help=f"into {RESULTS.name}/DATE-sweep.txt and .json")
     return parser.parse_args()
 
@@ -374,7 +390,11 @@ def main() -> None:
             ["occl-ucx", "occl-gloo", GLOO] if "+" in shape else ["occl-cpu", "occl-dev", GLOO]
         )
         watch = Watch()
-        measured = {name: measure(shape, name) for name in names}
+        rounds = in_turns(shape, names, options.turns)
+        measured = {
+            name: {cell: quartiles(seconds) for cell, seconds in found.items()}
+            for name, found in rounds.items()
+        }
         noise = judge([], *watch.shares())
         content["results"][shape], content["noise"][shape] = measured, noise
         print("", f"{shape} ranks", "", *table(measured), "", verdict(noise), sep="\n", flush=True)
