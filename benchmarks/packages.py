@@ -165,7 +165,11 @@ def table(content: dict[str, Any]) -> str:
     """The table of a file of results, and what it was measured on."""
     about, results = content["machine"], content["results"]
     foreign = [row["foreign_share"] for row in results.values() if any(row["speeds"].values())]
-    noise = f"Other programs took at most {max(foreign):.0%} of the cores" if foreign else "Not yet measured"
+    noise = "Not yet measured"
+    if foreign:
+        noise = (
+            f"Other programs, among them those that Ray starts, took at most {max(foreign):.0%} of the cores"
+        )
     cores = about["cores"].split()[0]
     lines = [f"{about['date'][:10]}, {about['cpu']}, {cores} cores, PyTorch {about['torch']}. {noise}.", ""]
     lines += [f"| package | version | command | {' | '.join(VARIABLES)} |", "|---|---|---|---|---|---|"]
