@@ -3,9 +3,9 @@
     python -m benchmarks.first_call --write
     python -m benchmarks.first_call --update docs/performance.md
 
-After BREAK the code of a call has left the core's caches. So the table has, beside an all_reduce of 4 B over
-occl and over Gloo, calls that reach no other rank, and two processes that meet in shared memory. Each program
-is alone in its processes; a time is the median of TIMES calls, the mean of the ranks.
+After a break the code of a call has left the core's caches. So the table has, beside an all_reduce of 4 B
+over occl and over Gloo, calls that reach no other rank, and two processes that meet in shared memory. Each
+program is alone in its processes; a time is the median of TIMES calls, the mean of the ranks.
 """
 
 from __future__ import annotations
@@ -30,19 +30,15 @@ from occl.tools import text
 TIMES = 60
 RANKS = 2
 CONTENDERS = ["occl-cpu", sweep.GLOO]
-ALONE = "all_reduce of 4 B in a group of one rank"
 NAMES = {
     "operator": "`tensor.add_(1)`, an operator of PyTorch, on one number",
     "rank": "`dist.get_rank(group)`",
-    "alone": ALONE,
+    "alone": "all_reduce of 4 B in a group of one rank",
     "exchange": "two processes that meet in shared memory (numpy)",
     "together": "all_reduce of 4 B of two ranks",
 }
 """The calls, and what the page calls them."""
 BEGIN, END = "<!-- table: benchmarks/first_call.py writes it -->", "<!-- end of the table of first calls -->"
-
-Times = dict[str, list[float]]
-"""Microseconds of the first and the second call, by name."""
 
 
 def meeting(folder: str, rank: int) -> sweep.Call:
@@ -65,24 +61,15 @@ def meeting(folder: str, rank: int) -> sweep.Call:
 
 
 def times_of(call: sweep.Call) -> list[float]:
-    """Of the first and of the second call after a break, which begins and ends on all ranks at once."""
-    matrix, begin = torch.rand(300, 300), torch.zeros(1, dtype=torch.float64)
+    """Microseconds of the first and of the second call after a break."""
     found = []
-    for _ in range(TIMES):
-        begin[0] = time.perf_counter() + sweep.BREAK
-        dist.broadcast(begin, 0)
-        while time.perf_counter() < begin - sweep.BREAK / 20:
-            matrix @ matrix
-        while time.perf_counter() < begin:
-            pass
+    for _ in sweep.breaks(TIMES):
         begun = time.perf_counter()
         call()
         between = time.perf_counter()
         call()
         found.append([between - begun, time.perf_counter() - between])
-    mine = torch.tensor([statistics.median(times) * 1e6 for times in zip(*found, strict=True)])
-    dist.all_reduce(mine)
-    return [us / dist.get_world_size() for us in mine.tolist()]
+    return sweep.mean_of_ranks([statistics.median(times) * 1e6 for times in zip(*found, strict=True)])
 
 
 def work(contender: str, folder: str, rank: str, ranks: str) -> None:

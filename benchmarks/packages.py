@@ -6,10 +6,9 @@
     .venv-ecosystem/bin/python -m benchmarks.packages trl --json RESULTS.json --update docs/integrations.md
 
 The programs are those of examples/integrations, with two ranks and one thread each. A program prints its own
-speed. All contenders run the same command; variables choose occl, and shared CPU tensors. The table
-has medians.
-A file that --json names keeps its other programs, and --update writes the table of them all into a page,
-between marks. With --rounds 0, programs have a row without speeds.
+speed. All contenders run the same command; variables choose occl, and shared CPU tensors. The table has
+medians. A file that --json names keeps its other programs, and --update writes the table of them all into a
+page, between marks. With --rounds 0, programs have a row without speeds.
 """
 
 from __future__ import annotations

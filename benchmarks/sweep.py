@@ -139,27 +139,37 @@ def seconds_of(call: Call, calls: int, finish: Call) -> list[float]:
         for _ in range(calls):
             call()
         finish()
-        mine = torch.tensor([time.perf_counter() - begin])
-        dist.all_reduce(mine)
-        rounds.append(mine.item() / calls / dist.get_world_size())
+        (seconds,) = mean_of_ranks([time.perf_counter() - begin])
+        rounds.append(seconds / calls)
     return rounds
 
 
-def seconds_after_a_break(call: Call, finish: Call) -> list[float]:
-    """Of single calls, each after BREAK in which the ranks compute: the mean of the ranks."""
-    matrix, begin, rounds = torch.rand(300, 300), torch.zeros(1, dtype=torch.float64), []
-    for _ in range(4 * ROUNDS):
-        begin[0] = time.perf_counter() + BREAK
-        dist.broadcast(begin, 0)
-        while time.perf_counter() < begin - BREAK / 20:
+def mean_of_ranks(mine: list[float]) -> list[float]:
+    values = torch.tensor(mine)
+    dist.all_reduce(values)
+    return [value / dist.get_world_size() for value in values.tolist()]
+
+
+def breaks(times: int) -> Iterator[torch.Tensor]:
+    """Breaks of BREAK in which the ranks compute, and the moment at which all ranks go on: float64[1]."""
+    matrix, end = torch.rand(300, 300), torch.zeros(1, dtype=torch.float64)
+    for _ in range(times):
+        end[0] = time.perf_counter() + BREAK
+        dist.broadcast(end, 0)
+        while time.perf_counter() < end - BREAK / 20:
             matrix @ matrix
-        while time.perf_counter() < begin:
+        while time.perf_counter() < end:
             pass
+        yield end
+
+
+def seconds_after_a_break(call: Call, finish: Call) -> list[float]:
+    """Of single calls, each after a break: the mean of the ranks."""
+    rounds = []
+    for begin in breaks(4 * ROUNDS):
         call()
         finish()
-        mine = torch.tensor([time.perf_counter() - begin.item()])
-        dist.all_reduce(mine)
-        rounds.append(mine.item() / dist.get_world_size())
+        rounds += mean_of_ranks([time.perf_counter() - begin.item()])
     return rounds
 
 

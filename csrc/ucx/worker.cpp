@@ -57,7 +57,7 @@ std::string devices_of_host() {
       names.insert(entry.path().filename());
   }
   std::string text;
-  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
+  for (const std::string& name : names) enlist(text, name);
   return text.empty() ? "no device" : text;
 }
 
@@ -86,8 +86,10 @@ Worker::Worker(const Settings& settings, int rank, int size, std::function<void(
   context.features = abi::kFeatureTag | abi::kFeatureWakeup;
   context.tag_sender_mask = std::uint64_t{0xffffffff} << kRankShift;
   context.estimated_num_eps = size;
-  check(api_.init(abi::kLeastMajor, abi::kLeastMinor, &context, config, &context_),
-        "be used with these settings (UCX_TLS, UCX_NET_DEVICES; this host has ", devices_of_host(), ")");
+  const abi::Status opened = api_.init(abi::kLeastMajor, abi::kLeastMinor, &context, config, &context_);
+  if (opened != abi::kOk)
+    check(opened, "be used with these settings (UCX_TLS, UCX_NET_DEVICES; this host has ", devices_of_host(),
+          ")");
   abi::WorkerParams worker;
   worker.field_mask = abi::kWorkerThreadMode;
   worker.thread_mode = abi::kSerialized;

@@ -24,7 +24,7 @@ import torch_occl
 from occl.cli import main
 from occl.tools.top import groups, layout, records, stuck, view
 from occl.tools.top.processes import NO_PROC, NotShown, Processes, attach, named
-from tests.hosts.separations import why_not
+from tests.hosts.separations import need
 from tests.support.interpreter import run_python
 from tests.support.processes import in_forked_child
 from tests.support.worker import join, listen, tell
@@ -291,8 +291,7 @@ def refused(capsys, *arguments: object) -> str:
 
 @pytest.mark.parametrize("pid", [(), ("1",)], ids=["all", "one"])
 def test_without_proc_it_says_that_it_finds_no_processes(pid):
-    if reason := why_not("without_proc"):
-        pytest.skip(reason)
+    need("without_proc")
     program = (
         "from occl.cli import main; from tests.faults import limits; limits.without_proc(); sys.exit(main())"
     )

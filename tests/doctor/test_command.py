@@ -10,7 +10,7 @@ import torch
 
 from occl.tools.doctor.report import FINE
 from tests.doctor.running import doctor, document
-from tests.hosts.separations import why_not
+from tests.hosts.separations import need
 from tests.support.devices import DEVICES
 from tests.support.interpreter import PACKAGE
 
@@ -105,8 +105,7 @@ def test_a_sandbox_that_refuses_a_call_is_a_problem(call, name):
 
 
 def test_without_proc_the_report_says_what_is_unknown():
-    if reason := why_not("without_proc"):
-        pytest.skip(reason)
+    need("without_proc")
     found = document("--no-test", lower="limits.without_proc()")["sections"]
     assert found["machine"]["memory"]["text"] == "unknown"
     assert found["nodes"]["identity"]["remedy"].startswith("Mount /proc")
@@ -114,8 +113,7 @@ def test_without_proc_the_report_says_what_is_unknown():
 
 @pytest.mark.full
 def test_a_container_that_runs_read_only_works():
-    if reason := why_not("read_only_files"):
-        pytest.skip(reason)
+    need("read_only_files")
     found = document(lower="limits.read_only_files(); limits.own_temporary_folder()")
     assert found["works"] is True and found["problems"] == []
 

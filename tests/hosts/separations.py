@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from tests.faults import limits
 
 CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = (
@@ -127,6 +129,12 @@ def in_child() -> Iterator[bool]:
         yield True
         os._exit(0)
     os._exit(1)
+
+
+def need(name: str) -> None:
+    """Skips the test where this machine does not allow a separation."""
+    if reason := why_not(name):
+        pytest.skip(reason)
 
 
 def why_not(name: str) -> str:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from tests.faults import limits
 from tests.hosts.launch import CARRIER, Hosts
 from tests.hosts.namespaces import INTERFACE
-from tests.hosts.separations import SEPARATIONS, call, in_child, user, uts, why_not
+from tests.hosts.separations import SEPARATIONS, call, in_child, need, user, uts
 from tests.support.checks import assert_works
 from tests.support.devices import DEVICES
 
@@ -86,8 +86,7 @@ def nodes_in(text: str) -> list[str]:
 def run(pool: Hosts, names: list[str]) -> str:
     """What rank 0 has printed."""
     for name in dict.fromkeys(names):
-        if reason := why_not(name):
-            pytest.skip(reason)
+        need(name)
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with pool.fresh(len(names)) as team:
         team.run(separated, names=names, port=server.port)
