@@ -63,6 +63,7 @@ KINDS = {
     "occl-cpu": "CPU",
     "occl-dev": "`dev`",
     "occl-ucx": "CPU, over UCX",
+    "occl-tcp": "CPU, over TCP",
     "occl-gloo": "CPU, over Gloo",
 }
 """The contenders beside Gloo, of occl.bench.contenders, and what the page calls them."""

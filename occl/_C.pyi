@@ -231,9 +231,13 @@ def _set_prepare_inter_node(
 ) -> None:
     """Says what prepares the backend between nodes (`occl.distributed.inter_node.prepare`)."""
 
+def _set_prepare_tcp(prepare: Callable[[bool, bool], tuple[str, str]]) -> None:
+    """Says where this process listens for other nodes (`occl.distributed.tcp.prepare`)."""
+
 def _set_prepare_ucx(
     prepare: Callable[
-        [bool], tuple[str, list[str], list[tuple[str, str]], list[tuple[str, str]], list[tuple[str, str]]]
+        [bool, bool],
+        tuple[str, list[str], list[tuple[str, str]], list[tuple[str, str]], list[tuple[str, str]]],
     ],
 ) -> None:
     """Says what finds UCX and its settings (`occl.distributed.ucx.prepare`)."""

@@ -6,7 +6,7 @@ import fcntl
 import ipaddress
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 VARIABLE = "GLOO_SOCKET_IFNAME"
@@ -61,6 +61,15 @@ def address_of_host() -> str:
             continue
         return str(address[0])
     return "127.0.0.1"
+
+
+def reachable(addresses: Sequence[str]) -> str:
+    """The first of an interface's addresses that other hosts can use as it is; else the first; "" for none.
+
+    An address of a link (fe80::...) means something only together with an interface of the host that uses it.
+    """
+    by_itself = [one for one in addresses if not ipaddress.ip_address(one).is_link_local]
+    return next(iter([*by_itself, *addresses]), "")
 
 
 def is_loopback(address: str) -> bool:

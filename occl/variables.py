@@ -60,8 +60,8 @@ def _memory_fraction(value: str) -> float:
 
 
 def _inter_node(value: str) -> str:
-    if value not in ("gloo", "ucx"):
-        raise ValueError(f" is {_quoted(value)}: it must be gloo or ucx")
+    if value not in ("ucx", "tcp", "gloo"):
+        raise ValueError(f" is {_quoted(value)}: it must be ucx, tcp or gloo")
     return value
 
 

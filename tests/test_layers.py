@@ -15,10 +15,11 @@ MAY_INCLUDE = {
     "coll": {"coll", "base", "kernels", "shm"},
     "hosts": {"hosts", "base", "kernels", "shm", "coll"},
     "ucx": {"ucx", "base", "shm", "coll", "hosts"},
+    "tcp": {"tcp", "base", "shm", "ucx"},
     "device": {"device", "base", "shm", "memory", "torch"},
-    "pg": {"pg", "base", "kernels", "shm", "memory", "coll", "hosts", "ucx", "device", "torch"},
-    "bind": {"bind", "base", "kernels", "shm", "memory", "coll", "hosts", "ucx", "device", "pg", "torch"},
+    "pg": {"pg", "base", "kernels", "shm", "memory", "coll", "hosts", "ucx", "tcp", "device", "torch"},
 }
+MAY_INCLUDE["bind"] = {"bind"} | MAY_INCLUDE["pg"]
 """For each layer the layers whose headers it may include; "torch" stands for PyTorch and all it brings."""
 
 TORCH = {"torch", "ATen", "c10", "c10d", "caffe2", "pybind11", "Python.h", "gloo", "fmt"}

@@ -36,7 +36,8 @@ LATE = {
     "occl.distributed.gloo -> occl.distributed.backend": "the first group is made",
     "occl.distributed.gloo -> occl._C": "the first group is made",
     "occl.distributed.place_agreement -> occl.distributed.backend": "as above",
-    "occl.distributed.place_agreement -> occl.distributed.ucx": "a group over several nodes is made",
+    "occl.distributed.place_agreement -> occl.distributed.tcp": "a group over several nodes is made",
+    "occl.distributed.place_agreement -> occl.distributed.ucx": "as above",
     "occl.distributed.alone -> occl.distributed.stats": "a group has been made",
     # What needs another package, or takes long.
     "occl.distributed.long_waits -> occl.tools.top.groups": "a program has waited for long",

@@ -139,5 +139,5 @@ def test_importing_the_package_refuses_all_wrong_values_at_once(scripts):
     assert said == (
         "OCCL_QUIET='2': it must be 0, 1 or empty; "
         'OCCL_DEVICE_COUNT must be a number from 1 to 64, not "0"; '
-        'OCCL_INTER_NODE is "mpi": it must be gloo or ucx\n'
+        'OCCL_INTER_NODE is "mpi": it must be ucx, tcp or gloo\n'
     )

@@ -169,7 +169,7 @@ class StoreCalls:
 
 
 def store_calls(nodes: int, size: int, rank: int = 0) -> StoreCalls:
-    """For a rank of a group of ``size`` ranks: csrc/pg/rendezvous, and over nodes Gloo's own keys. Rank 0
+    """For a rank of a group of ``size`` ranks: csrc/pg/rendezvous, and over nodes the addresses. Rank 0
     calls most. The ranks of different nodes are under different kernels, and no group was made before."""
     # The round: rank 0 reads what each rank has announced, and stores it in two keys that the others read.
     round_ = StoreCalls(3, size, 1, 0) if rank == 0 else StoreCalls(1, 2, 1, 0)
@@ -183,5 +183,5 @@ def store_calls(nodes: int, size: int, rank: int = 0) -> StoreCalls:
             checks += 1
             width *= SPREAD
     return StoreCalls(
-        round_.sets + 2 * sets + 1, round_.gets + 2 * gets + size, round_.checks + 2 * checks, size
+        round_.sets + 2 * sets + 1, round_.gets + 2 * gets + size, round_.checks + 2 * checks, 1
     )

@@ -10,7 +10,7 @@ namespace occl::environment {
 inline constexpr const char* kDeviceCount = "OCCL_DEVICE_COUNT";  // how many devices there are (default 8)
 inline constexpr const char* kMemoryFraction = "OCCL_MEMORY_FRACTION";  // of physical memory, for one process
 inline constexpr const char* kIsa = "OCCL_ISA";               // avx512, avx2 or baseline: at most this
-inline constexpr const char* kInterNode = "OCCL_INTER_NODE";  // gloo or ucx: what carries messages
+inline constexpr const char* kInterNode = "OCCL_INTER_NODE";  // ucx, tcp or gloo: what carries messages
 inline constexpr const char* kNode = "OCCL_NODE";             // ranks that differ in it share no memory
 inline constexpr const char* kTopology =
     "OCCL_TOPOLOGY";                                   // "0-31,32-63": ranks that count as near each other

@@ -21,6 +21,17 @@
 namespace occl::bind {
 namespace {
 
+/// What a function of Python returns. A RuntimeError that it raises is an error with the same text.
+template <class... Arguments>
+py::object answer(py::handle function, Arguments... arguments) {
+  try {
+    return function(arguments...);
+  } catch (const py::error_already_set& error) {
+    if (!error.matches(PyExc_RuntimeError)) throw;
+    fail(Errc::system, py::str(error.value()).cast<std::string>());
+  }
+}
+
 /// A function of Python that any thread may call, and drop the last copy of.
 template <class... Arguments>
 auto for_any_thread(py::object function) {
@@ -219,14 +230,24 @@ void bind_group(py::module_& module) {
       "_set_prepare_ucx",
       [](py::function prepare) {
         using Values = ucx::Settings::Values;
-        pg::set_prepare_ucx([prepare = prepare.release()](bool one_network) {
+        pg::set_prepare_ucx([prepare = prepare.release()](bool one_network, bool asked) {
           const py::gil_scoped_acquire gil;
           auto [name, libraries, context, wishes, process] =
-              prepare(one_network)
+              answer(prepare, one_network, asked)
                   .cast<std::tuple<std::string, std::vector<std::string>, Values, Values, Values>>();
           return pg::PreparedUcx{
               std::move(name),
               {std::move(libraries), std::move(context), std::move(wishes), std::move(process)}};
+        });
+      },
+      py::arg("prepare"));
+  module.def(
+      "_set_prepare_tcp",
+      [](py::function prepare) {
+        pg::set_prepare_tcp([prepare = prepare.release()](bool one_network, bool asked) {
+          const py::gil_scoped_acquire gil;
+          auto [name, address] = answer(prepare, one_network, asked).cast<std::pair<std::string, std::string>>();
+          return pg::PreparedTcp{std::move(name), std::move(address)};
         });
       },
       py::arg("prepare"));
@@ -241,7 +262,7 @@ void bind_group(py::module_& module) {
       [](py::function prepare) {
         pg::set_prepare_inter_node([prepare = prepare.release()](bool one_network) {
           const py::gil_scoped_acquire gil;
-          auto [name, connect] = prepare(one_network).cast<std::pair<std::string, py::function>>();
+          auto [name, connect] = answer(prepare, one_network).cast<std::pair<std::string, py::function>>();
           return pg::PreparedInterNode{std::move(name), callable_late(std::move(connect))};
         });
       },

@@ -19,8 +19,8 @@ void bind_options(GroupClass& group) {
       "group.\n"
       "``staging_bytes``: shared memory through which a rank stages tensors that peers cannot map; 0: the "
       "default.\n"
-      "``inter_node``: what carries messages between nodes: \"gloo\", \"ucx\", or a backend of the same "
-      "ranks; None: as OCCL_INTER_NODE says, or UCX where all ranks can use it, else Gloo.\n"
+      "``inter_node``: what carries messages between nodes: \"ucx\", \"tcp\", \"gloo\", or a backend of the "
+      "same ranks; None: as OCCL_INTER_NODE says, or UCX where all ranks have RDMA devices, else TCP.\n"
       "``_timeout``: for operations without a timeout of their own; PyTorch's own functions replace it by "
       "their ``timeout=``.")
       .def(py::init([](std::chrono::milliseconds timeout, NamedNumbers tuning, std::uint64_t staging_bytes,

@@ -42,7 +42,7 @@ void* open_library(const Settings& settings) {
     why = dlerror();
   }
   fail(Errc::system, "UCX cannot be opened (", why, "): install version ", abi::kLeastMajor, ".",
-       abi::kLeastMinor, " or later (pip install libucx-cu12; Debian: libucx0), or use Gloo between nodes");
+       abi::kLeastMinor, " or later (pip install libucx-cu12; Debian: libucx0), or use TCP between nodes (OCCL_INTER_NODE=tcp)");
 }
 
 }  // namespace
@@ -59,6 +59,7 @@ const Api& api(const Settings& settings) {
   unsigned major = 0, minor = 0, release = 0;
   made->get_version(&major, &minor, &release);
   made->version = concat(major, ".", minor, ".", release);
+  made->name = "UCX " + made->version;
   if (major != abi::kLeastMajor || minor < abi::kLeastMinor)
     fail(Errc::system, "UCX ", made->version, " cannot be used: install version ", abi::kLeastMajor, ".",
          abi::kLeastMinor, " or later, below ", abi::kLeastMajor + 1, ".0");

@@ -20,6 +20,7 @@ struct Settings {
 };
 
 struct Api : abi::Functions {
+  std::string name;     // for texts: "UCX 1.22.0"
   std::string version;  // "1.22.0"
 };
 

@@ -21,8 +21,9 @@ namespace occl::ucx {
 class Carrier final : public coll::Network {
  public:
   /// `name` is for texts: "ucx over eth0 (10.0.0.1)". The rest: see Worker.
-  Carrier(std::string name, const Settings& settings, int rank, int size, std::function<void()> ring)
-      : name_(std::move(name)), worker_(settings, rank, size, std::move(ring)), numbers_(rank, size) {}
+  Carrier(std::string name, const Api& api, const Settings& settings, int rank, int size,
+          std::function<void()> ring)
+      : name_(std::move(name)), worker_(api, settings, rank, size, std::move(ring)), numbers_(rank, size) {}
 
   const std::string& name() const { return name_; }
   Worker& worker() { return worker_; }

@@ -65,14 +65,14 @@ std::string devices_of_host() {
 
 // ---- its life
 
-Worker::Worker(const Settings& settings, int rank, int size, std::function<void()> ring)
-    : api_(api(settings)), rank_(rank), ring_(std::move(ring)), peers_(size), caretaker_(*this) {
+Worker::Worker(const Api& api, const Settings& settings, int rank, int size, std::function<void()> ring)
+    : api_(api), rank_(rank), ring_(std::move(ring)), peers_(size), caretaker_(*this) {
   const auto check = [this](abi::Status status, const auto&... what) {
     if (status == abi::kOk) return;
     const std::string why = text(status);
     if (worker_) api_.worker_destroy(worker_);
     if (context_) api_.cleanup(context_);
-    fail(Errc::system, "UCX ", api_.version, " cannot ", concat(what...), ": ", why);
+    fail(Errc::system, api_.name, " cannot ", concat(what...), ": ", why);
   };
   abi::Config* config = nullptr;
   check(api_.config_read(nullptr, nullptr, &config), "read its settings (UCX_*)");
@@ -123,7 +123,7 @@ std::string Worker::address() {
   std::size_t bytes = 0;
   std::lock_guard lock(mutex_);
   if (const auto status = api_.worker_address(worker_, &address, &bytes); status != abi::kOk)
-    fail(Errc::system, "UCX ", api_.version, " has no address: ", text(status));
+    fail(Errc::system, api_.name, " has no address: ", text(status));
   std::string copy(reinterpret_cast<const char*>(address), bytes);
   api_.release_address(worker_, address);
   return copy;
@@ -297,7 +297,7 @@ bool Worker::give_up(const std::shared_ptr<Message>& message, const std::string&
   }
   if (ends_within(stuck_ ? kPatience : kStubborn)) return true;
   std::lock_guard lock(mutex_);
-  if (!std::exchange(stuck_, true)) hosts::tell_stuck("UCX", message->rank, kStubborn, group);
+  if (!std::exchange(stuck_, true)) hosts::tell_stuck(api_.name, message->rank, kStubborn, group);
   return false;
 }
 

@@ -29,9 +29,9 @@ namespace occl::ucx {
 
 class Worker {
  public:
-  /// For a rank of `size`; `ring` wakes the threads of the engine. Throws Error(system) if UCX cannot be used
-  /// as the settings say.
-  Worker(const Settings& settings, int rank, int size, std::function<void()> ring);
+  /// For a rank of `size`; `ring` wakes the threads of the engine. Throws Error(system) if `api` cannot be
+  /// used as the settings say.
+  Worker(const Api& api, const Settings& settings, int rank, int size, std::function<void()> ring);
   /// Waits a moment until what was sent has left this process, and closes all connections.
   ~Worker();
   Worker(const Worker&) = delete;
@@ -39,7 +39,6 @@ class Worker {
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(peers_.size()); }
-  const std::string& version() const { return api_.version; }
   /// What other ranks need to reach this one.
   std::string address();
   /// By rank; before the first message.

@@ -56,7 +56,7 @@ CONTENDERS = {
 BETWEEN_HOSTS = {
     contender.name: contender
     for contender in [
-        Contender(f"occl-{carrier}", "occl", "cpu", carrier=carrier) for carrier in ("ucx", "gloo")
+        Contender(f"occl-{carrier}", "occl", "cpu", carrier=carrier) for carrier in ("ucx", "tcp", "gloo")
     ]
 }
 """Those that differ from another one only where the ranks are on several hosts."""

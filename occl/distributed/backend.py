@@ -13,7 +13,14 @@ from torch.distributed import distributed_c10d
 
 import occl.distributed.exit  # noqa: F401  (the extension calls it)
 from occl import compat, registration, versions
-from occl._C import ProcessGroupOCCL, _records, _set_build, _set_prepare_inter_node, _set_prepare_ucx
+from occl._C import (
+    ProcessGroupOCCL,
+    _records,
+    _set_build,
+    _set_prepare_inter_node,
+    _set_prepare_tcp,
+    _set_prepare_ucx,
+)
 from occl.distributed import (
     alone,
     flight_recorder,
@@ -22,6 +29,7 @@ from occl.distributed import (
     long_waits,
     program,
     symmetric_memory,
+    tcp,
     threads,
     ucx,
 )
@@ -35,6 +43,7 @@ _set_build(
 )
 _set_prepare_inter_node(inter_node.prepare)
 _set_prepare_ucx(ucx.prepare)
+_set_prepare_tcp(tcp.prepare)
 long_waits.watch_as_environment_says()
 alone.watch()
 

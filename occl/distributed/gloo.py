@@ -46,9 +46,9 @@ class replace_gloo:
     that exist do not change. `uses_occl` says which backend a group got.
 
     A group is Gloo's, with a warning of one rank that says why, if a rank has not called this or cannot use
-    occl, or if the group spans several nodes and a rank cannot use UCX. All ranks of a group come to the same
-    choice. Code that makes Gloo itself (``torch.distributed.rpc``, ``TORCH_DISTRIBUTED_DEBUG=DETAIL``,
-    ``ProcessGroupGloo(...)``) gets Gloo.
+    occl, or if the group spans several nodes and a rank cannot listen for the others. All ranks of a group
+    come to the same choice. Code that makes Gloo itself (``torch.distributed.rpc``,
+    ``TORCH_DISTRIBUTED_DEBUG=DETAIL``, ``ProcessGroupGloo(...)``) gets Gloo.
 
     In a ``with`` statement, the previous setting holds again at the end; such statements can be nested.
     ``replace_gloo(False)`` switches it off. The environment variable ``OCCL_IN_PLACE_OF=gloo`` switches it on
@@ -312,10 +312,10 @@ def _choose(
     else:
         choice = agreement.agree(store, gloo, vote, rank, size, name, timeout)
     if choice["occl"] and choice["places"]:
-        # On one host UCX would be opened in vain, so it is a question of its own.
-        between, of_ucx = dist.PrefixStore("between nodes/", store), agreement.ucx_vote(choice["places"])
+        # On one host nothing asks for the address of its name, so it is a question of its own.
+        between, vote = dist.PrefixStore("between nodes/", store), agreement.vote_between(choice["places"])
         choice |= agreement.agree(
-            between, gloo, of_ucx, rank, size, name, timeout, follows=agreement.outcome_between
+            between, gloo, vote, rank, size, name, timeout, follows=agreement.outcome_between
         )
     place_notices.tell(name, rank, size, choice)
     return choice

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch.distributed as dist
 
@@ -36,7 +36,8 @@ def prepare(one_network: bool) -> tuple[str, Connect]:
             "the ranks of this group do not all share memory, and this PyTorch was built without Gloo: pass "
             "ProcessGroupOCCL.Options(inter_node=...) with a backend that sends and receives CPU tensors"
         )
-    names, places = places_of(one_network, "Gloo")
+    places = places_of(one_network, "Gloo")
+    names = interfaces.wished(os.environ)
     make = dist.ProcessGroupGloo.create_device
     devices = [make(interface=name) for name in names] or [dist.ProcessGroupGloo.create_default_device()]
 
@@ -47,13 +48,24 @@ def prepare(one_network: bool) -> tuple[str, Connect]:
         options._threads = 1
         return dist.ProcessGroupGloo(store, rank, size, options)
 
-    return f"gloo over {' and '.join(places)}", connect
+    return f"gloo over {' and '.join(map(str, places))}", connect
 
 
-def places_of(one_network: bool, listener: str) -> tuple[list[str], list[str]]:
-    """The interfaces that ``GLOO_SOCKET_IFNAME`` names, and where ranks listen: "eth0 (10.0.0.1)".
+class Place(NamedTuple):
+    """Where a rank listens."""
 
-    Without the variable, that is the address of the host's name.
+    name: str
+    """Of the interface."""
+    address: str
+    """"" if it has none."""
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.address or 'no address'})"
+
+
+def places_of(one_network: bool, listener: str) -> list[Place]:
+    """Where ranks listen: at the interfaces that ``GLOO_SOCKET_IFNAME`` names, and without the variable at
+    the address of the host's name.
 
     Args:
         one_network: as in `prepare`.
@@ -71,16 +83,15 @@ def places_of(one_network: bool, listener: str) -> tuple[list[str], list[str]]:
             f"to one of {', '.join(found)}, or unset it"
         )
     if names:
-        places = [f"{name} ({', '.join(found[name][:1]) or 'no address'})" for name in names]
-        local = all(interfaces.is_loopback(address) for name in names for address in found[name][:1])
+        places = [Place(name, interfaces.reachable(found[name])) for name in names]
     else:
         address = interfaces.address_of_host()
-        places = [f"{interfaces.owner_of(address, found)} ({address})"]
-        local = interfaces.is_loopback(address)
+        places = [Place(interfaces.owner_of(address, found), address)]
+    local = all(interfaces.is_loopback(place.address) for place in places if place.address)
     if local and not one_network:
         raise RuntimeError(
             f"{listener} would listen on {places[0]}, which other nodes cannot reach: set "
             f"{interfaces.VARIABLE} to the interface between the hosts, or let the name "
             f"{socket.gethostname()!r} mean its address"
         )
-    return names, places
+    return places

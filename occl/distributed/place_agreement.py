@@ -176,34 +176,35 @@ def outcome(votes: Votes) -> dict[str, Any]:
 
 
 def outcome_between(votes: Votes) -> dict[str, Any]:
-    """What follows for a group over several nodes, in which occl takes Gloo's place over UCX only."""
+    """What follows for a group over several nodes."""
     unable: dict[str, list[int]] = {}
     for rank, vote in enumerate(votes):
         if vote and vote["cannot"]:
             unable.setdefault(vote["cannot"], []).append(rank)
-    reasons = [f"{_named(those)} cannot use UCX: {why}" for why, those in unable.items()]
+    reasons = [f"{_named(those)} cannot connect them: {why}" for why, those in unable.items()]
     if absent := [rank for rank, vote in enumerate(votes) if not vote]:
         reasons.append(f"{_named(absent)} has made Gloo meanwhile")
-    able = {rank: vote["version"] for rank, vote in enumerate(votes) if vote and not vote["cannot"]}
-    first = min(able, default=0)
-    if others := [rank for rank in able if able[rank] != able[first]]:
-        reasons.append(f"{_named(others)} has another version of UCX than rank {first}")
     why = f"the group spans several nodes, and {'; '.join(reasons)}" if reasons else ""
     return {"occl": not reasons, "why": why}
 
 
-def ucx_vote(places: list[dict[str, str]]) -> dict[str, str]:
+def vote_between(places: list[dict[str, str]]) -> dict[str, Any]:
     """The vote of this rank in a group over several nodes."""
-    from occl.distributed import ucx
+    from occl.distributed import tcp, ucx
 
     chosen = os.environ.get("OCCL_INTER_NODE", "")
-    if chosen not in ("", "ucx"):
-        return {"cannot": f"OCCL_INTER_NODE is {chosen}", "version": ""}
+    if chosen == "gloo":
+        return {"cannot": "OCCL_INTER_NODE is gloo"}
+    one_network = len({(place["kernel"], place["net"]) for place in places}) == 1
     try:
-        ucx.prepare(one_network=len({(place["kernel"], place["net"]) for place in places}) == 1)
-        return {"cannot": "", "version": ucx.version()}
+        if chosen == "ucx":
+            ucx.prepare(one_network, asked=True)
+            ucx.version()
+        else:
+            tcp.prepare(one_network, asked=bool(chosen))
     except RuntimeError as error:
-        return {"cannot": str(error).partition("\n")[0], "version": ""}
+        return {"cannot": str(error).partition("\n")[0]}
+    return {"cannot": ""}
 
 
 def _named(numbers: list[int]) -> str:

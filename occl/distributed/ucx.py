@@ -10,8 +10,9 @@ import importlib.util
 import os
 from pathlib import Path
 
-from occl import _C
+from occl import _C, interfaces
 from occl.distributed.inter_node import places_of
+from occl.distributed.tcp import ENCRYPTING, plain_is_wanted
 
 SYSTEM = "libucp.so.0"
 PACKAGE = "libucx"
@@ -87,20 +88,35 @@ def wishes() -> Values:
     return [*unset(WISHES), *tcp, *((name.removeprefix("TCP_"), value) for name, value in tcp)]
 
 
-def prepare(one_network: bool) -> tuple[str, list[str], Values, Values, Values]:
+def why_not() -> str:
+    """Why TCP without UCX is better here: it is as fast as UCX over TCP, or faster. "" if it is not.
+
+    Where variables of UCX choose devices or transports, the user wants UCX.
+    """
+    if not plain_is_wanted():
+        return f"{ENCRYPTING} is {os.environ[ENCRYPTING]}"
+    if any(name in os.environ for name in ("UCX_NET_DEVICES", "UCX_TLS")) or interfaces.adapters():
+        return ""
+    return "this host has no RDMA device"
+
+
+def prepare(one_network: bool, asked: bool) -> tuple[str, list[str], Values, Values, Values]:
     """How UCX is used, in words ("ucx over eth0 (10.0.0.1)"); its libraries; and its settings: those of a
     worker, those that an older library may not know, and those of the process.
 
     Args:
         one_network: whether all ranks can reach each other's loopback interface.
+        asked: whether the program or the environment asks for UCX.
 
     Raises:
-        RuntimeError: there is no interface of the name that ``GLOO_SOCKET_IFNAME`` gives, or UCX would listen
-            where other nodes cannot reach it.
+        RuntimeError: nothing asks for UCX, and something else is better; there is no interface of the name
+            that ``GLOO_SOCKET_IFNAME`` gives; or UCX would listen where other nodes cannot reach it.
     """
+    if not asked and (why := why_not()):
+        raise RuntimeError(why)
     if chosen := os.environ.get("UCX_NET_DEVICES"):
         return f"ucx over {chosen}", libraries(), unset(CONTEXT), wishes(), unset(PROCESS)
-    _, places = places_of(one_network, "UCX")
-    names = [device for place in places for device in devices(place.partition(" ")[0])]
+    places = places_of(one_network, "UCX")
+    names = [device for place in places for device in devices(place.name)]
     context = [*unset(CONTEXT), ("NET_DEVICES", ",".join(names))]
-    return f"ucx over {' and '.join(places)}", libraries(), context, wishes(), unset(PROCESS)
+    return f"ucx over {' and '.join(map(str, places))}", libraries(), context, wishes(), unset(PROCESS)

@@ -51,7 +51,7 @@ LEGAL = {
     "OCCL_STUCK_AFTER": "='on': it must be a number of seconds, or 0 for no notice",
     "OCCL_DEVICE_COUNT": ' must be a number from 1 to 64, not "on"',
     "OCCL_MEMORY_FRACTION": ' must be a number above 0 and at most 1, not "on"',
-    "OCCL_INTER_NODE": ' is "on": it must be gloo or ucx',
+    "OCCL_INTER_NODE": ' is "on": it must be ucx, tcp or gloo',
 }
 
 

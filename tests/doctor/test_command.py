@@ -80,7 +80,10 @@ def test_a_wrong_value_is_a_problem_and_the_remedy_has_the_legal_ones():
     names = ["OCCL_INTER_NODE", "OCCL_QUIET"]
     assert found["problems"] == [*(f"environment: {name}" for name in names), "software: torch_occl"]
     lines = found["sections"]["environment"]
-    assert "must be gloo or ucx" in lines[names[0]]["remedy"] and "0, 1 or empty" in lines[names[1]]["remedy"]
+    assert (
+        "must be ucx, tcp or gloo" in lines[names[0]]["remedy"]
+        and "0, 1 or empty" in lines[names[1]]["remedy"]
+    )
     remedy = found["sections"]["software"]["torch_occl"]["remedy"]
     assert remedy == "Correct or unset the environment variable OCCL_QUIET."
 

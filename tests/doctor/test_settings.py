@@ -37,7 +37,7 @@ def test_wrong_values_are_problems_with_the_legal_ones():
         ("OCCL_NODE", PROBLEM),
         ("OCCL_QUIET", FINE),
     ]
-    assert lines[0].remedy == 'Correct or unset it: OCCL_INTER_NODE is "mpi": it must be gloo or ucx.'
+    assert lines[0].remedy == 'Correct or unset it: OCCL_INTER_NODE is "mpi": it must be ucx, tcp or gloo.'
 
 
 @pytest.mark.parametrize(

@@ -29,24 +29,28 @@ def devices_of(backend: str) -> list[str]:
     return DEVICES if backend == "occl" else ["cpu"]
 
 
+def skip_without_library(backend: str) -> None:
+    if backend == OVER_UCX and NO_UCX:
+        pytest.skip(NO_UCX)
+
+
 def _cases(names: tuple[str, ...]) -> list[object]:
     """Each backend with each type of device that it serves. Those of the first run by default."""
     every = [(name, device) for name in names for device in devices_of(name)]
     return first(every, stay=len(devices_of(names[0])))
 
 
-OVER_UCX = "occl over ucx"
-"""The backend occl with UCX between its nodes; "occl" alone has Gloo there."""
+OVER_UCX, OVER_GLOO = "occl over ucx", "occl over gloo"
+CARRIERS = {"occl": "tcp", OVER_UCX: "ucx", OVER_GLOO: "gloo"}
+"""What these backends have between their nodes."""
 NO_UCX = "" if ucx.found() else "UCX is not installed (Debian: libucx0; PyPI: libucx-cu12)."
-CARRIER = "gloo" if NO_UCX else "ucx"
-"""What groups take between nodes where nothing says which."""
-NAMES = ("occl", OVER_UCX, "gloo")
+NAMES = (*CARRIERS, "gloo")
 """The backends that can connect hosts. Tests of the second and others belong to the long matrices."""
 BACKENDS = first(NAMES)
 CASES = _cases(NAMES)
 """Each with each type of device that it serves."""
-OURS = first(NAMES[:2])
-OUR_CASES = _cases(NAMES[:2])
+OURS = first(tuple(CARRIERS))
+OUR_CASES = _cases(tuple(CARRIERS))
 """The same for what Gloo has not."""
 SHAPES = ("2+2", "2+1", "1+2+1")
 
@@ -69,7 +73,7 @@ def enter(rank: int, world_size: int, device: str, *, hosts: list[Host]) -> None
 
 def options_for(backend: str) -> ProcessGroupOCCL.Options | None:
     """Those that choose the carrier between nodes which such a backend stands for."""
-    carrier = {"occl": "gloo", OVER_UCX: "ucx"}.get(backend)
+    carrier = CARRIERS.get(backend)
     return ProcessGroupOCCL.Options(inter_node=carrier) if carrier else None
 
 
@@ -97,8 +101,7 @@ class HostTeam(Team):
 
     def meet(self, backend: str, *, timeout: float = 60.0) -> HostTeam:
         """Makes the default group, whose store is on host 0, with this timeout in seconds."""
-        if backend == OVER_UCX and NO_UCX:
-            pytest.skip(NO_UCX)
+        skip_without_library(backend)
         address, port = self.network.hosts[0].address, self.network.new_port()
         self.run(meet, backend=backend, address=address, port=port, timeout=timeout)
         return self

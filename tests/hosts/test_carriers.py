@@ -1,4 +1,5 @@
-"""Which carrier the ranks of a group agree on, where nothing says one: UCX if all can use it, else Gloo.
+"""Which carrier the ranks of a group agree on, where nothing says one: UCX if all want it, TCP if all may, or
+Gloo.
 
 All ranks are on this host, and OCCL_NODE makes each a node.
 """
@@ -13,6 +14,7 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
+from occl import interfaces
 from occl._C import _set_prepare_ucx
 from occl.distributed import ucx
 from tests.hosts.launch import NO_UCX, OVER_UCX, options_for
@@ -25,27 +27,32 @@ pytestmark = pytest.mark.skipif(bool(NO_UCX), reason=NO_UCX)
 def use_library(library: str) -> None:
     """Makes this process open another library of UCX."""
 
-    def prepare(one_network: bool):
-        name, _, *rest = ucx.prepare(one_network)
+    def prepare(one_network: bool, asked: bool):
+        name, _, *rest = ucx.prepare(one_network, asked)
         return name, [library], *rest
 
     _set_prepare_ucx(prepare)
 
 
-def meet(rank, n, device, *, file, backend="", libraries=(), variables=None):
+WISH = (-1, "UCX_TLS", "tcp")
+"""A variable that makes UCX the first choice of hosts without RDMA devices."""
+
+
+def meet(rank, n, device, *, file, backend="", libraries=(), variables=(WISH,)):
     """Makes a group of n nodes, and sees that messages pass.
 
     Args:
         libraries: (rank, library) of ranks that open another one.
-        variables: (rank, name, value) of one that has another environment.
+        variables: (rank, name, value) of one that has another environment. Rank -1: of all.
     """
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     os.environ["OCCL_NODE"] = f"node {rank}"
     for other, library in libraries:
         if rank == other:
             use_library(library)
-    if variables and variables[0] == rank:
-        os.environ[variables[1]] = variables[2]
+    for those, name, value in variables:
+        if those in (rank, -1):
+            os.environ[name] = value
     options = options_for(backend)
     store = dist.FileStore(file, n)
     dist.init_process_group(
@@ -93,33 +100,55 @@ def test_a_users_variable_is_obeyed_under_every_name_of_its_setting(monkeypatch)
     assert not names & dict(ucx.wishes()).keys() and "TX_SEG_SIZE" in dict(ucx.wishes())
 
 
-def test_ucx_is_taken_where_all_ranks_have_it(logging):
+@pytest.fixture
+def without_adapters() -> None:
+    if found := interfaces.adapters():
+        pytest.skip(f"this host has RDMA devices: {', '.join(found)}")
+
+
+def test_ucx_is_taken_where_all_ranks_have_it_and_a_variable_asks_for_it(logging):
     assert carrier(logging) == "ucx over lo (127.0.0.1)"
 
 
-def test_gloo_is_taken_where_a_rank_has_no_ucx_and_the_rank_is_named(logging):
-    said = carrier(logging, libraries=[(1, "no_such_library.so")])
+def test_tcp_is_taken_where_there_are_no_rdma_devices(logging, without_adapters):
+    said = carrier(logging, variables=())
     assert re.match(
-        r"gloo over lo \(127.0.0.1\), because rank 1 \(pid \d+, host [^)]+\): UCX cannot", said
+        r"tcp over lo \(127.0.0.1\), because rank 0 \(pid \d+, host [^)]+\): this host has no RDMA device$",
+        said,
     ), said
+
+
+def test_a_wish_for_another_transport_of_gloo_is_not_answered_with_tcp(logging, without_adapters):
+    """As TCP_TLS, which encrypts and which few builds of PyTorch have: its error is Gloo's."""
+    wish = [(2, "GLOO_DEVICE_TRANSPORT", "unknown")]
+    with logging.fresh(3) as team:
+        texts = team.run(refused, file=team.source.new_file(), variables=wish)
+    assert all("unsupported gloo device" in text for text in texts), texts
+
+
+def test_tcp_is_taken_where_a_rank_has_no_ucx_and_the_rank_is_named(logging):
+    said = carrier(logging, libraries=[(1, "no_such_library.so")])
+    assert re.match(r"tcp over lo \(127.0.0.1\), because rank 1 \(pid \d+, host [^)]+\): UCX cannot", said), (
+        said
+    )
     assert "no_such_library.so" in said
 
 
-def test_gloo_is_taken_where_no_rank_has_ucx(logging):
+def test_tcp_is_taken_where_no_rank_has_ucx(logging):
     said = carrier(logging, libraries=[(rank, "no_such_library.so") for rank in range(3)])
-    assert said.startswith("gloo over lo (127.0.0.1), because rank 0 (")
+    assert said.startswith("tcp over lo (127.0.0.1), because rank 0 (")
 
 
-def test_gloo_is_taken_where_ranks_have_different_versions(logging, other_version):
+def test_tcp_is_taken_where_ranks_have_different_versions(logging, other_version):
     said = carrier(logging, libraries=[(2, other_version)])
     assert re.search(r"because rank 0 \([^)]+\) has UCX 1\.\d+, and rank 2 \([^)]+\) has UCX 1\.99$", said), (
         said
     )
 
 
-def test_gloo_is_taken_where_a_rank_can_reach_no_other_over_ucx(logging):
-    said = carrier(logging, variables=(1, "UCX_TLS", "self"))
-    assert said.startswith("gloo over lo (127.0.0.1), because rank "), said
+def test_tcp_is_taken_where_a_rank_can_reach_no_other_over_ucx(logging):
+    said = carrier(logging, variables=[WISH, (1, "UCX_TLS", "self")])
+    assert said.startswith("tcp over lo (127.0.0.1), because rank "), said
     assert "could not connect through ucx over lo" in said, said
 
 

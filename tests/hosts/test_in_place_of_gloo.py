@@ -1,8 +1,9 @@
-"""occl in the place of Gloo in groups over several nodes: over UCX where all ranks have it, or not at all."""
+"""occl in the place of Gloo in groups over several nodes."""
 
 from __future__ import annotations
 
 import os
+import re
 import warnings
 
 import pytest
@@ -10,13 +11,10 @@ import torch
 import torch.distributed as dist
 
 import torch_occl
-from occl.distributed import ucx
+from occl.distributed.place_agreement import place, vote_between
 from tests.distributed.in_place_of.running import assert_gloo, assert_occl
-from tests.hosts.launch import NO_UCX
 from tests.support.checks import backend
 from tests.support.groups import begin
-
-pytestmark = pytest.mark.skipif(bool(NO_UCX), reason=NO_UCX)
 
 
 def asks(rank, n, device):
@@ -26,7 +24,7 @@ def asks(rank, n, device):
 def trains(rank, n, device):
     """What a program does that knows Gloo only."""
     assert_occl()
-    assert "ucx over" in backend("cpu")._describe()
+    assert re.search(r"(tcp|ucx) over", backend("cpu")._describe())
     some = dist.new_group([0, n - 1])
     if rank in (0, n - 1):
         assert_occl(some)
@@ -39,28 +37,19 @@ def trains(rank, n, device):
 
 
 @pytest.mark.parametrize("shape", ["2+1", "1+1"])
-def test_a_program_that_asks_for_gloo_gets_occl_over_ucx(hosts, shape):
+def test_a_program_that_asks_for_gloo_gets_occl(hosts, shape):
     with hosts.fresh_on(shape) as team:
         team.run(asks)
         team.meet("gloo")
         team.run(trains)
 
 
-def lacks(rank, n, device, *, store, what):
-    """Each rank is a node. Rank 1 cannot use what rank 0 uses."""
+def lacks(rank, n, device, *, store):
+    """Each rank is a node. Rank 1 has another environment than rank 0."""
     os.environ |= {"OCCL_NODE": f"node {rank}", "GLOO_SOCKET_IFNAME": "lo"}
-    says = "the group spans several nodes, and rank 1 "
-    if what == "wish":
-        says += "cannot use UCX: OCCL_INTER_NODE is gloo"
-        if rank == 1:
-            os.environ["OCCL_INTER_NODE"] = "gloo"
-    elif what == "library":
-        says += "cannot use UCX: "
-        if rank == 1:
-            ucx.libraries = lambda: ["no such library"]
-    elif what == "version":
-        says += "has another version of UCX than rank 0"
-        ucx.version = lambda: f"1.{rank}"
+    if rank == 1:
+        os.environ["OCCL_INTER_NODE"] = "gloo"
+    says = "the group spans several nodes, and rank 1 cannot connect them: OCCL_INTER_NODE is gloo"
     torch_occl.replace_gloo()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -71,7 +60,26 @@ def lacks(rank, n, device, *, store, what):
     assert_gloo()
 
 
-@pytest.mark.parametrize("what", ["wish", "library", "version"])
-def test_gloo_stays_where_a_rank_cannot_use_ucx_and_the_rank_is_named(ranks, what):
+def test_gloo_stays_where_a_rank_cannot_connect_nodes_and_the_rank_is_named(ranks):
     with ranks.fresh(2) as team:
-        team.run(lacks, store=team.source.new_file(), what=what)
+        team.run(lacks, store=team.source.new_file())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "cannot"),
+    [
+        ("GLOO_DEVICE_TRANSPORT", "TCP_TLS", "GLOO_DEVICE_TRANSPORT is TCP_TLS"),
+        (
+            "GLOO_SOCKET_IFNAME",
+            "none0",
+            "GLOO_SOCKET_IFNAME names the interface 'none0', which does not exist",
+        ),
+        ("OCCL_INTER_NODE", "tcp", ""),
+        ("GLOO_DEVICE_TRANSPORT", "TCP", ""),
+    ],
+)
+def test_a_rank_says_why_it_cannot_connect_nodes(monkeypatch, name, value, cannot):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setenv(name, value)
+    said = vote_between([place(), place()])["cannot"]
+    assert said.startswith(cannot) and bool(said) == bool(cannot)

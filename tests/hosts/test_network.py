@@ -10,13 +10,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.hosts.launch import BACKENDS, NO_UCX, OVER_UCX, SHAPES, meet
+from tests.hosts.launch import BACKENDS, CARRIERS, SHAPES, meet, skip_without_library
 from tests.hosts.namespaces import Network, ipv6_is_on
 from tests.support.checks import assert_works
 from tests.support.thinning import first
 
 MEBIBYTES, CALLS = 16, 4
-MOST_SENT = {"gloo": 1.6, "occl": 1.1, OVER_UCX: 1.1}
+MOST_SENT = dict.fromkeys(CARRIERS, 1.1) | {"gloo": 1.6}
 """Bytes that a host of two ranks sends in an all_reduce with another such host, over the bytes of the tensor.
 Gloo's ring passes 2 * 3/4 of the tensor from each rank to the next one, and one rank of each host has its
 next one on the other host. A host's own sum is as long as the tensor, and need leave the host only once."""
@@ -98,10 +98,9 @@ def finds_the_way(rank, n, device, *, backend, address, port):
     return addresses_in_use()
 
 
-@pytest.mark.parametrize("backend", ["occl", OVER_UCX])
+@pytest.mark.parametrize("backend", CARRIERS)
 def test_an_interface_that_leads_to_no_other_host_is_not_used(hosts, apart, backend):
-    if backend == OVER_UCX and NO_UCX:
-        pytest.skip(NO_UCX)
+    skip_without_library(backend)
     for host in apart.hosts:
         host.add_interfaces_to_nowhere()
     with hosts.fresh_on("2+1", apart) as team:

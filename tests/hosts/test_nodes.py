@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from tests.faults import limits
-from tests.hosts.launch import CARRIER, Hosts
+from tests.hosts.launch import Hosts
 from tests.hosts.namespaces import INTERFACE
 from tests.hosts.separations import SEPARATIONS, call, in_child, need, user, uts
 from tests.support.checks import assert_works
@@ -103,7 +103,7 @@ def test_users_that_do_not_see_each_other_are_on_different_nodes(logging, name):
     names, nodes = APART[name]
     text = run(logging, names)
     assert nodes_in(text) == [nodes]
-    assert f". Between them: {CARRIER} over lo (127.0.0.1)" in text
+    assert ". Between them: tcp over lo (127.0.0.1)" in text
 
 
 def on_hosts_of_one_name(rank, n, device, *, address, port, others):
@@ -129,7 +129,7 @@ def test_hosts_of_the_same_name_are_different_nodes(logging, apart, others, node
         team.run(on_hosts_of_one_name, address=apart.hosts[0].address, port=apart.new_port(), others=others)
         text = team.members[0].output()
     assert nodes_in(text) == [nodes]
-    assert f". Between them: {CARRIER} over {INTERFACE} ({apart.hosts[0].address4})" in text
+    assert f". Between them: tcp over {INTERFACE} ({apart.hosts[0].address4})" in text
 
 
 def machines_of_one_snapshot(rank, n, device, *, address, port):

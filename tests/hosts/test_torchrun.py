@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hosts.launch import NAMES, NO_UCX, OVER_UCX
+from tests.hosts.launch import CARRIERS, NAMES, skip_without_library
 from tests.hosts.namespaces import INTERFACE, Host, Network, ipv6_is_on
 from tests.support.interpreter import PACKAGE
 from tests.support.thinning import first
@@ -40,9 +40,9 @@ def agent(host: Host, log: Path, carrier: str, *arguments: str) -> Iterator[subp
 
 def run_job(network: Network, folder: Path, backend: str) -> dict[int, dict]:
     """What each rank of two hosts found."""
-    if backend == OVER_UCX and NO_UCX:
-        pytest.skip(NO_UCX)
-    name, carrier = ("occl", "ucx") if backend == OVER_UCX else (backend, "")
+    skip_without_library(backend)
+    carrier = CARRIERS.get(backend, "")
+    name = "occl" if carrier else backend
     first = network.hosts[0]
     bracketed = first.address if first.address4 else f"[{first.address}]"
     meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint={bracketed}:{network.new_port()}", "--rdzv-id=job"]
@@ -74,7 +74,7 @@ def test_two_agents_of_torchrun_make_one_group(apart, tmp_path, backend):
 
 
 @pytest.mark.skipif(not ipv6_is_on(), reason="the kernel has IPv6 switched off")
-@pytest.mark.parametrize("backend", first([OVER_UCX, *(name for name in NAMES if name != OVER_UCX)], 0, ci=1))
+@pytest.mark.parametrize("backend", first(NAMES, 0, ci=1))
 def test_two_agents_of_torchrun_make_one_group_over_ipv6(permitted, tmp_path, backend):
     with Network(2, ipv4=False) as network:
         check(network, run_job(network, tmp_path, backend))

@@ -16,7 +16,7 @@ import sysconfig
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-CORE = ("base", "kernels", "shm", "memory", "coll", "hosts", "ucx")
+CORE = ("base", "kernels", "shm", "memory", "coll", "hosts", "ucx", "tcp")
 FLAGS = "-std=c++20 -ffp-contract=off -Wall -Wextra -pthread -fPIC -Icsrc -Itests -Itests/cpp"
 MODES = {
     "plain": "-O2 -DOCCL_FAULT_POINTS",

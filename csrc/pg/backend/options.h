@@ -27,7 +27,7 @@ class Options final : public OptionsBase {
   std::uint64_t staging_bytes() const { return staging_bytes_; }
   void set_staging_bytes(std::uint64_t bytes) { staging_bytes_ = bytes; }
 
-  /// What carries messages between nodes: a backend, "gloo", "ucx", or nothing, which leaves it to
+  /// What carries messages between nodes: a backend, "ucx", "tcp", "gloo", or nothing, which leaves it to
   /// OCCL_INTER_NODE.
   using Carrier = std::variant<std::monostate, std::string, c10::intrusive_ptr<c10d::Backend>>;
   const Carrier& inter_node() const { return inter_node_; }

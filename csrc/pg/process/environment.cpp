@@ -21,9 +21,9 @@ std::string node_from_environment() {
 }
 
 void check_carrier(const std::string& name, const char* where) {
-  if (name != kGloo && name != kUcx)
+  if (name != kGloo && name != kUcx && name != kTcp)
     fail(Errc::invalid_argument, where, " is \"", printable(name.c_str(), kLongestNode),
-         "\": it must be gloo or ucx");
+         "\": it must be ucx, tcp or gloo");
 }
 
 std::string carrier_from_environment() {

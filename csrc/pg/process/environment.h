@@ -15,6 +15,7 @@ std::string node_from_environment();
 
 inline constexpr const char* kGloo = "gloo";
 inline constexpr const char* kUcx = "ucx";
+inline constexpr const char* kTcp = "tcp";
 /// Throws Error(invalid_argument) unless it names what can carry messages between nodes. `where`: who said
 /// so.
 void check_carrier(const std::string& name, const char* where);

@@ -13,6 +13,7 @@ Unwrap the_unwrap;
 
 PrepareInterNode the_prepare_inter_node;
 PrepareUcx the_prepare_ucx;
+PrepareTcp the_prepare_tcp;
 
 }  // namespace
 
@@ -33,7 +34,10 @@ c10::intrusive_ptr<c10d::Backend> unwrapped(const c10::intrusive_ptr<c10d::Backe
 void set_unwrap(Unwrap unwrap) { the_unwrap = std::move(unwrap); }
 
 void set_prepare_ucx(PrepareUcx prepare) { the_prepare_ucx = std::move(prepare); }
-PreparedUcx prepare_ucx(bool one_network) { return the_prepare_ucx(one_network); }
+PreparedUcx prepare_ucx(bool one_network, bool asked) { return the_prepare_ucx(one_network, asked); }
+
+void set_prepare_tcp(PrepareTcp prepare) { the_prepare_tcp = std::move(prepare); }
+PreparedTcp prepare_tcp(bool one_network, bool asked) { return the_prepare_tcp(one_network, asked); }
 
 void set_prepare_inter_node(PrepareInterNode prepare) { the_prepare_inter_node = std::move(prepare); }
 PreparedInterNode prepare_inter_node(bool one_network) { return the_prepare_inter_node(one_network); }

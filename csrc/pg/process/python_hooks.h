@@ -49,9 +49,19 @@ struct PreparedUcx {
   std::string name;  // "ucx over eth0 (10.0.0.1)"
   ucx::Settings settings;
 };
-using PrepareUcx = std::function<PreparedUcx(bool one_network)>;
+/// `asked`: the program or the environment asks for this carrier, which else may say that another is better.
+using PrepareUcx = std::function<PreparedUcx(bool one_network, bool asked)>;
 void set_prepare_ucx(PrepareUcx prepare);
-PreparedUcx prepare_ucx(bool one_network);
+PreparedUcx prepare_ucx(bool one_network, bool asked);
+
+/// Where this process listens for its peers on other nodes.
+struct PreparedTcp {
+  std::string name;     // "tcp over eth0 (10.0.0.1)"
+  std::string address;  // "10.0.0.1"
+};
+using PrepareTcp = std::function<PreparedTcp(bool one_network, bool asked)>;
+void set_prepare_tcp(PrepareTcp prepare);
+PreparedTcp prepare_tcp(bool one_network, bool asked);
 
 void set_prepare_inter_node(PrepareInterNode prepare);
 PreparedInterNode prepare_inter_node(bool one_network);

@@ -14,6 +14,7 @@
 #include "pg/process/environment.h"
 #include "pg/process/python_hooks.h"
 #include "pg/transport/backend_link.h"
+#include "tcp/api.h"
 #include "ucx/link.h"
 
 namespace occl::pg {
@@ -82,11 +83,11 @@ void greet(hosts::Link& link, const hosts::Topology& nodes, int rank, Deadline d
   }
 }
 
-PreparedBetween by_ucx(bool one_network, int rank, int size, const std::string& group) {
-  const PreparedUcx prepared = prepare_ucx(one_network);
-  const auto carrier =
-      std::make_shared<ucx::Carrier>(prepared.name, prepared.settings, rank, size, [] { engine().ring(); });
-  const std::string& version = carrier->worker().version();
+/// Over UCX, or what has its functions.
+PreparedBetween over(const ucx::Api& api, const PreparedUcx& prepared, int rank, int size,
+                     const std::string& group) {
+  const auto carrier = std::make_shared<ucx::Carrier>(prepared.name, api, prepared.settings, rank, size,
+                                                      [] { engine().ring(); });
   const auto connect = [=](const Store& store, const hosts::Topology& nodes,
                            std::chrono::milliseconds timeout) -> std::shared_ptr<hosts::Link> {
     const auto deadline = Deadline::after(timeout);
@@ -97,7 +98,19 @@ PreparedBetween by_ucx(bool one_network, int rank, int size, const std::string& 
     engine().add(carrier);
     return link;
   };
-  return {carrier->name(), "UCX " + version.substr(0, version.rfind('.')), connect};
+  return {carrier->name(), api.name.substr(0, api.name.rfind('.')), connect};
+}
+
+PreparedBetween by_ucx(bool one_network, bool asked, int rank, int size, const std::string& group) {
+  const PreparedUcx prepared = prepare_ucx(one_network, asked);
+  return over(ucx::api(prepared.settings), prepared, rank, size, group);
+}
+
+PreparedBetween by_tcp(bool one_network, bool asked, int rank, int size, const std::string& group) {
+  PreparedTcp prepared = prepare_tcp(one_network, asked);
+  ucx::Settings settings;
+  settings.context = {{"LISTEN", std::move(prepared.address)}, {"RANK", std::to_string(rank)}};
+  return over(tcp::api(), {std::move(prepared.name), std::move(settings)}, rank, size, group);
 }
 
 }  // namespace
@@ -113,13 +126,16 @@ CarrierChoice between_by(const c10::intrusive_ptr<c10d::Backend>& given, int ran
 }
 
 CarrierChoice between_by(const std::string& name, int rank, int size, const std::string& group) {
-  const PrepareBetween ucx = [=](bool one_network) { return by_ucx(one_network, rank, size, group); };
+  const bool asked = !name.empty();
+  const PrepareBetween ucx = [=](bool one_network) { return by_ucx(one_network, asked, rank, size, group); };
+  const PrepareBetween tcp = [=](bool one_network) { return by_tcp(one_network, asked, rank, size, group); };
   const PrepareBetween gloo = [=](bool one_network) {
     return over(prepare_inter_node(one_network), rank, size, group);
   };
   if (name == kUcx) return {"UCX, as Options.inter_node or OCCL_INTER_NODE says", {ucx}};
+  if (name == kTcp) return {"TCP, as Options.inter_node or OCCL_INTER_NODE says", {tcp}};
   if (name == kGloo) return {"Gloo, as Options.inter_node or OCCL_INTER_NODE says", {gloo}};
-  return {"UCX or Gloo, as occl chooses without Options.inter_node", {ucx, gloo}};
+  return {"UCX, TCP or Gloo, as occl chooses without Options.inter_node", {ucx, tcp, gloo}};
 }
 
 }  // namespace occl::pg

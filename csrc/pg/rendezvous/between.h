@@ -1,5 +1,5 @@
-// What carries a group's messages between nodes, and how its ranks are connected: UCX, Gloo, or a backend
-// that the program has made.
+// What carries a group's messages between nodes, and how its ranks are connected: UCX, TCP, Gloo, or a
+// backend that the program has made.
 #pragma once
 
 #include <chrono>
@@ -38,7 +38,7 @@ using ChooseCarriers = std::function<CarrierChoice()>;
 /// rank or size.
 CarrierChoice between_by(const c10::intrusive_ptr<c10d::Backend>& given, int rank, int size,
                          const std::string& group);
-/// `name`: gloo, ucx, or nothing, which is UCX where all ranks can use it, and else Gloo.
+/// `name`: ucx, tcp, gloo, or nothing: then the first of these that all ranks would take.
 CarrierChoice between_by(const std::string& name, int rank, int size, const std::string& group);
 
 }  // namespace occl::pg

@@ -27,12 +27,12 @@ def owner() -> dict[str, Any]:
 
 
 def ucx() -> dict[str, str]:
-    """The version of UCX, or why there is none."""
+    """The version of UCX, or "", and why it is not used."""
     module = importlib.import_module("occl.distributed.ucx")
     try:
-        return {"version": module.version(), "why_not": ""}
+        return {"version": module.version(), "why_not": module.why_not()}
     except RuntimeError as error:
-        return {"version": "", "why_not": str(error).partition("\n")[0]}
+        return {"version": "", "why_not": module.why_not() or str(error).partition("\n")[0]}
 
 
 def main() -> None:

@@ -209,12 +209,12 @@ def between_line(version: str, why_not: str) -> Line:
 
     Args:
         version: of UCX, or "".
-        why_not: why UCX cannot be used, if it cannot.
+        why_not: why UCX is not used, if it is not.
     """
     wish = os.environ.get("OCCL_INTER_NODE")
-    text = f"UCX {version} where all ranks have it, else Gloo" if version else f"Gloo, because {why_not}"
+    text = f"TCP: {why_not}" if why_not else f"UCX {version} where all ranks have it, else TCP"
     if wish:
-        text = f"{wish} (OCCL_INTER_NODE)" + (f"; {why_not}" if wish == "ucx" and why_not else "")
+        text = f"{wish} (OCCL_INTER_NODE)" + (f"; {why_not}" if wish == "ucx" and not version else "")
     return Line("between nodes", text, {"ucx": version})
 
 

@@ -1,0 +1,396 @@
+#include "tcp/connection.h"
+
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <new>
+#include <set>
+#include <utility>
+
+namespace occl::tcp {
+namespace {
+
+/// What a call of `write` or `read` moves, at most, so that the other direction has its turn.
+constexpr std::size_t kTurn = 2 * kMostInFrame;
+
+constexpr Status kMalformed = -EPROTO;
+
+/// Seconds of silence until the kernel asks whether the peer's host is there, and between further questions.
+constexpr int kAsk = 1;
+constexpr int kQuestions = 3;
+
+void set_up(int fd) {
+  const auto set = [fd](int level, int name, int value) {
+    setsockopt(fd, level, name, &value, sizeof(value));
+  };
+  set(IPPROTO_TCP, TCP_NODELAY, 1);
+  set(SOL_SOCKET, SO_KEEPALIVE, 1);
+  set(IPPROTO_TCP, TCP_KEEPIDLE, kAsk);
+  set(IPPROTO_TCP, TCP_KEEPINTVL, kAsk);
+  set(IPPROTO_TCP, TCP_KEEPCNT, kQuestions);
+}
+
+}  // namespace
+
+Connection::Connection(Matching& matching, const shm::Token& own_key, const shm::Token& key)
+    : matching_(matching), own_key_(own_key), key_(key) {}
+
+Connection::~Connection() {
+  for (Request* flush : flushes_) delete flush;
+}
+
+// ---- how it begins
+
+void Connection::connect(const Address& to) {
+  Socket made(::socket(static_cast<int>(to.family), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!made) {
+    close(static_cast<Status>(-errno));
+    return;
+  }
+  set_up(made.get());
+  const int result = ::connect(made.get(), reinterpret_cast<const sockaddr*>(to.socket.data()), to.length);
+  const int error = errno;
+  socket_ = std::move(made);
+  state_ = State::connecting;
+  if (result != 0 && error != EINPROGRESS) lose(static_cast<Status>(-error));
+}
+
+void Connection::connected() {
+  int error = 0;
+  socklen_t length = sizeof(error);
+  getsockopt(fd(), SOL_SOCKET, SO_ERROR, &error, &length);
+  if (error != 0)
+    lose(static_cast<Status>(-error));
+  else if (put(fd(), Greeting{.to = key_, .from = own_key_}))
+    state_ = State::greeting;
+  else
+    lose(-ECONNRESET);
+}
+
+template <class T>
+bool Connection::put(int fd, const T& content) {
+  const auto sent = ::send(fd, &content, sizeof(content), MSG_DONTWAIT | MSG_NOSIGNAL);
+  return sent == static_cast<ssize_t>(sizeof(content));
+}
+
+bool Connection::adopt(Socket socket) {
+  if (state_ == State::open || state_ == State::over) return false;
+  // Both have begun: the connection that the smaller key has begun is the one.
+  if (state_ != State::none && own_key_ < key_) {
+    spare_ = std::move(socket);
+    return true;
+  }
+  accept(std::move(socket));
+  return true;
+}
+
+void Connection::accept(Socket socket) {
+  set_up(socket.get());
+  socket_ = std::move(socket);
+  begin_ = end_ = 0;
+  if (put(fd(), Frame::of(Kind::accepted, 0)))
+    opened();
+  else
+    close(-ECONNRESET);
+}
+
+/// What this side has begun leads nowhere; what the peer has begun may.
+void Connection::lose(Status why) {
+  if (state_ != State::open && spare_)
+    accept(std::move(spare_));
+  else
+    close(why);
+}
+
+void Connection::opened() {
+  state_ = State::open;
+  spare_.reset();
+}
+
+// ---- what leaves
+
+bool Connection::send(Request& request) {
+  starting_ = &request;
+  enqueue(request);
+  write();
+  return !std::exchange(starting_, nullptr);
+}
+
+void Connection::enqueue(Request& request) {
+  if (const auto before = held_.find(request.tag); before != held_.end()) {
+    before->second.push_back(&request);
+  } else if (request.bytes <= kShort) {
+    urgent_.push_back({Frame::of(Kind::message, request.tag, request.bytes), &request});
+  } else {
+    held_[request.tag].push_back(&request);
+    begin_long(request.tag);
+  }
+}
+
+/// Begins the first held message of this tag if its receive is there, unless it has begun already.
+void Connection::begin_long(std::uint64_t tag) {
+  const auto receives = ready_.find(tag);
+  const auto held = held_.find(tag);
+  if (receives == ready_.end() || held == held_.end()) return;
+  Request* first = held->second.front();
+  if (std::find(long_.begin(), long_.end(), first) != long_.end()) return;
+  if (--receives->second == 0) ready_.erase(receives);
+  long_.push_back(first);
+}
+
+void Connection::announce(std::uint64_t tag, std::size_t bytes) {
+  Announced& announced = announced_[tag];
+  ++announced.count;
+  announced.longest = std::max(announced.longest, bytes);
+  urgent_.push_back({Frame::of(Kind::ready, tag), nullptr});
+  write();
+}
+
+bool Connection::next_frame() {
+  frame_sent_ = 0;
+  if (!urgent_.empty()) {
+    out_ = urgent_.front();
+    urgent_.pop_front();
+    frame_end_ = sizeof(Frame) + (out_.request ? out_.request->bytes : 0);
+    return true;
+  }
+  frame_end_ = 0;
+  if (long_.empty()) return false;
+  Request& request = *long_.front();
+  out_ = {Frame::of(request.sent == 0 ? Kind::message : Kind::more, request.tag, request.bytes), &request};
+  frame_end_ = sizeof(Frame) + std::min(kMostInFrame, request.bytes - request.sent);
+  return true;
+}
+
+/// False if the kernel takes no more now, or the connection is over.
+bool Connection::write_frame() {
+  std::array<iovec, 2> parts{};
+  std::size_t count = 0;
+  if (frame_sent_ < sizeof(Frame))
+    parts[count++] = {reinterpret_cast<std::byte*>(&out_.frame) + frame_sent_, sizeof(Frame) - frame_sent_};
+  const std::size_t content_sent = frame_sent_ - std::min(frame_sent_, sizeof(Frame));
+  if (const std::size_t content = frame_end_ - sizeof(Frame); content > content_sent)
+    parts[count++] = {const_cast<std::byte*>(out_.request->from) + out_.request->sent + content_sent,
+                      content - content_sent};
+  msghdr header{};
+  header.msg_iov = parts.data();
+  header.msg_iovlen = count;
+  const auto sent = sendmsg(fd(), &header, MSG_DONTWAIT | MSG_NOSIGNAL);
+  if (sent < 0) {
+    // What the peer has sent before it ended can still be read, and comes first.
+    if (errno != EAGAIN && errno != EINTR && errno != ENOBUFS && errno != ENOMEM)
+      unwritable_ = static_cast<Status>(-errno);
+    return false;
+  }
+  frame_sent_ += static_cast<std::size_t>(sent);
+  if (frame_sent_ < frame_end_) return false;
+  if (Request* request = out_.request) {
+    request->sent += frame_end_ - sizeof(Frame);
+    if (request->sent == request->bytes) this->sent(*request);
+  }
+  return true;
+}
+
+void Connection::write() {
+  if (state_ != State::open || unwritable_ != ucx::abi::kOk) return;
+  for (std::size_t moved = 0; moved < kTurn; moved += frame_end_) {
+    if (frame_sent_ == frame_end_ && !next_frame()) {
+      end_flushes(ucx::abi::kOk);
+      return;
+    }
+    if (!write_frame()) return;
+  }
+}
+
+void Connection::sent(Request& request) {
+  if (!long_.empty() && long_.front() == &request) {
+    long_.pop_front();
+    auto behind = std::move(held_.extract(request.tag).mapped());
+    behind.pop_front();
+    for (Request* next : behind) enqueue(*next);
+  }
+  if (starting_ == &request)
+    starting_ = nullptr;
+  else
+    request.finish(ucx::abi::kOk);
+}
+
+void Connection::flush(Request& request) { flushes_.push_back(&request); }
+
+void Connection::end_flushes(Status status) {
+  for (Request* flush : std::exchange(flushes_, {})) flush->status = status;
+}
+
+// ---- what arrives
+
+void Connection::read() {
+  bool drained = false;
+  for (std::size_t moved = 0; !drained && moved < kTurn && state_ != State::over;) {
+    const std::size_t got = receive_some(drained);
+    moved += got;
+    if (got > 0 && !consume()) close(kMalformed);
+  }
+}
+
+/// The next bytes, which go where they belong or into the buffer. `drained`: there are no more now.
+std::size_t Connection::receive_some(bool& drained) {
+  std::array<iovec, 2> parts{};
+  std::size_t count = 0, direct = 0;
+  if (begin_ == end_) begin_ = end_ = 0;
+  if (std::byte* target = left_ > 0 && end_ == 0 ? current_->target() : nullptr) {
+    direct = left_;
+    parts[count++] = {target, direct};
+  }
+  parts[count++] = {buffer_.get() + end_, kBuffer - end_};
+  msghdr header{};
+  header.msg_iov = parts.data();
+  header.msg_iovlen = count;
+  const auto result = recvmsg(fd(), &header, MSG_DONTWAIT);
+  drained = true;
+  if (result < 0) {
+    if (errno != EAGAIN && errno != EINTR)
+      lose(static_cast<Status>(-errno));
+    else if (unwritable_ != ucx::abi::kOk)
+      lose(unwritable_);
+    return 0;
+  }
+  if (result == 0) {
+    lose(-ESHUTDOWN);
+    return 0;
+  }
+  const auto got = static_cast<std::size_t>(result);
+  drained = got < direct + kBuffer - end_;
+  end_ += got - std::min(got, direct);
+  if (direct > 0) arrived(std::min(got, direct));
+  return got;
+}
+
+/// Takes what is whole from the buffer. False for what no engine sends.
+bool Connection::consume() {
+  while (begin_ < end_ && state_ != State::over) {
+    const std::size_t here = end_ - begin_;
+    if (left_ > 0) {
+      const std::size_t bytes = std::min(here, left_);
+      if (std::byte* target = current_->target()) std::memcpy(target, buffer_.get() + begin_, bytes);
+      begin_ += bytes;
+      arrived(bytes);
+    } else {
+      if (here < sizeof(Frame)) break;
+      Frame frame;
+      std::memcpy(&frame, buffer_.get() + begin_, sizeof(frame));
+      begin_ += sizeof(frame);
+      if (!begin_frame(frame)) return false;
+    }
+  }
+  if (begin_ > 0 && begin_ < end_ && left_ == 0) {  // a part of a frame's head
+    std::memmove(buffer_.get(), buffer_.get() + begin_, end_ - begin_);
+    end_ -= std::exchange(begin_, 0);
+  }
+  return true;
+}
+
+bool Connection::begin_frame(const Frame& frame) {
+  if ((state_ == State::open) == (frame.kind() == Kind::accepted)) return false;
+  switch (frame.kind()) {
+    case Kind::accepted:
+      opened();
+      write();
+      return true;
+    case Kind::message:
+      return begin_message(frame.tag, frame.bytes());
+    case Kind::more: {
+      const auto found = std::find_if(begun_.begin(), begun_.end(),
+                                      [&](const auto& message) { return message->tag == frame.tag; });
+      if (found == begun_.end()) return false;
+      current_ = *found;
+      left_ = std::min(kMostInFrame, current_->bytes - current_->got);
+      return true;
+    }
+    case Kind::ready:
+      ++ready_[frame.tag];
+      begin_long(frame.tag);
+      return true;
+  }
+  return false;
+}
+
+bool Connection::begin_message(std::uint64_t tag, std::size_t bytes) {
+  const auto same = [tag](const auto& message) { return message->tag == tag; };
+  if (bytes == 0 || std::any_of(begun_.begin(), begun_.end(), same)) return false;
+  std::size_t longest = kShort;  // that may come without a receive
+  if (bytes > kShort) {
+    const auto announced = announced_.find(tag);
+    if (announced == announced_.end()) return false;
+    longest = announced->second.longest;
+    if (--announced->second.count == 0) announced_.erase(announced);
+  }
+  Request* receive = matching_.take(tag);
+  if (!receive && bytes > longest) return false;
+  if (receive && receive->bytes == bytes && bytes <= end_ - begin_ && bytes <= kMostInFrame) {
+    std::memcpy(receive->into, buffer_.get() + begin_, bytes);
+    begin_ += bytes;
+    receive->finish(ucx::abi::kOk, bytes);
+    return true;
+  }
+  current_ = std::make_shared<Incoming>(tag, bytes);
+  left_ = std::min(kMostInFrame, bytes);
+  begun_.push_back(current_);
+  if (receive && receive->bytes == bytes) {
+    current_->claim(*receive);
+  } else if (receive) {
+    receive->finish(ucx::abi::kOk, bytes);  // its length is an error, and its bytes are thrown away
+  } else {
+    try {
+      current_->keep();
+    } catch (const std::bad_alloc&) {
+      close(-ENOMEM);
+      return true;
+    }
+    matching_.keep(current_);
+  }
+  return true;
+}
+
+void Connection::arrived(std::size_t bytes) {
+  current_->got += bytes;
+  left_ -= bytes;
+  if (left_ > 0) return;
+  const auto message = std::move(current_);
+  if (!message->whole()) return;
+  std::erase(begun_, message);
+  if (message->receive) message->receive->finish(ucx::abi::kOk, message->bytes);
+}
+
+// ---- how it ends
+
+Socket Connection::close(Status why) {
+  if (state_ == State::over) return {};
+  state_ = State::over;
+  status_ = why;
+  std::set<Request*> sends(long_.begin(), long_.end());
+  for (const Out& out : urgent_) sends.insert(out.request);
+  for (const auto& [tag, requests] : held_) sends.insert(requests.begin(), requests.end());
+  if (frame_sent_ < frame_end_) sends.insert(out_.request);
+  sends.erase(nullptr);
+  urgent_.clear();
+  long_.clear();
+  held_.clear();
+  frame_sent_ = frame_end_ = left_ = 0;
+  current_.reset();
+  for (Request* request : sends) request->finish(why);
+  for (const auto& message : std::exchange(begun_, {}))
+    if (message->receive)
+      message->receive->finish(why);
+    else
+      matching_.forget(*message);
+  end_flushes(why);
+  spare_.reset();
+  if (socket_) shutdown(socket_.get(), SHUT_WR);
+  return std::move(socket_);
+}
+
+}  // namespace occl::tcp

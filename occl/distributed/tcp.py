@@ -1,0 +1,35 @@
+"""TCP between nodes, without any other library: where a rank listens."""
+
+from __future__ import annotations
+
+import os
+
+from occl.distributed.inter_node import places_of
+
+ENCRYPTING = "GLOO_DEVICE_TRANSPORT"
+"""A variable of Gloo: TCP_TLS asks for encrypted connections, which only Gloo offers."""
+
+
+def plain_is_wanted() -> bool:
+    return os.environ.get(ENCRYPTING, "").upper() in ("", "TCP", "UV")
+
+
+def prepare(one_network: bool, asked: bool) -> tuple[str, str]:
+    """Where this rank listens, in words ("tcp over eth0 (10.0.0.1)"), and the address alone.
+
+    Of several interfaces that ``GLOO_SOCKET_IFNAME`` names it is the first.
+
+    Args:
+        one_network: whether all ranks can reach each other's loopback interface.
+        asked: whether the program or the environment asks for TCP.
+
+    Raises:
+        RuntimeError: Gloo is to encrypt, and nothing asks for TCP; there is no interface of the name that
+            ``GLOO_SOCKET_IFNAME`` gives; it has no address; or other nodes cannot reach it.
+    """
+    if not asked and not plain_is_wanted():
+        raise RuntimeError(f"{ENCRYPTING} is {os.environ[ENCRYPTING]}")
+    places = places_of(one_network, "TCP")
+    if not places[0].address:
+        raise RuntimeError(f"the interface {places[0].name} has no address: name another one")
+    return f"tcp over {places[0]}", places[0].address

@@ -1,0 +1,324 @@
+// Messages over TCP between engines of one process, and between an engine and what is none.
+// modes: plain asan
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <numeric>
+#include <optional>
+
+#include "base/deadline.h"
+#include "check.h"
+#include "shm/socket.h"
+#include "tcp/engine.h"
+
+using namespace occl;
+using namespace occl::tcp;
+
+namespace {
+
+constexpr std::uint64_t kSender = std::uint64_t{0xffffffff} << 32;
+constexpr std::uint64_t tag_of(std::uint32_t sender, std::uint32_t channel) {
+  return std::uint64_t{sender} << 32 | channel;
+}
+
+using Bytes = std::vector<std::byte>;
+
+Bytes pattern(std::size_t bytes, int salt) {
+  Bytes data(bytes);
+  for (std::size_t i = 0; i < bytes; ++i) data[i] = static_cast<std::byte>(i * 7 + salt * 13 + 1);
+  return data;
+}
+
+struct Send : Request {
+  Send(const Bytes& data, std::uint64_t of_tag) {
+    kind = Kind::send;
+    bytes = data.size();
+    from = data.data();
+    tag = of_tag;
+  }
+};
+struct Receive : Request {
+  std::size_t arrived = 0;
+  Receive(Bytes& data, std::uint64_t of_tag) {
+    kind = Kind::receive;
+    bytes = data.size();
+    into = data.data();
+    tag = of_tag;
+    user_data = this;
+    callback.receive = [](void*, Status, const ucx::abi::ReceiveInfo* info, void* self) {
+      static_cast<Receive*>(self)->arrived = info->length;
+    };
+  }
+};
+
+std::unique_ptr<Engine> engine(std::uint32_t rank) {
+  return std::make_unique<Engine>("127.0.0.1", rank, kSender);
+}
+
+bool becomes(const std::function<bool()>& done, std::initializer_list<Engine*> engines) {
+  for (const auto until = Deadline::after(std::chrono::seconds(20)); !until.passed();) {
+    if (done()) return true;
+    for (Engine* each : engines) each->progress();
+  }
+  return false;
+}
+
+void exchange(Engine& a, Engine& b, Peer& to_b, Peer& to_a, std::size_t bytes) {
+  const Bytes from_a = pattern(bytes, 1), from_b = pattern(bytes, 2);
+  Bytes at_a(bytes), at_b(bytes);
+  Receive receive_a(at_a, tag_of(1, 0)), receive_b(at_b, tag_of(0, 0));
+  Send send_a(from_a, tag_of(0, 0)), send_b(from_b, tag_of(1, 0));
+  bool sent_a = a.send(to_b, send_a), sent_b = b.send(to_a, send_b);
+  a.receive(receive_a);
+  b.receive(receive_b);
+  CHECK(becomes([&] { return receive_a.status == ucx::abi::kOk && receive_b.status == ucx::abi::kOk; },
+                {&a, &b}));
+  CHECK(becomes(
+      [&] {
+        return (sent_a || send_a.status == ucx::abi::kOk) && (sent_b || send_b.status == ucx::abi::kOk);
+      },
+      {&a, &b}));
+  CHECK(at_a == from_b && at_b == from_a);
+}
+
+/// Something that connects to an engine and is none.
+struct Raw {
+  int fd;
+  explicit Raw(const Address& to) : fd(socket(static_cast<int>(to.family), SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    CHECK(::connect(fd, reinterpret_cast<const sockaddr*>(to.socket.data()), to.length) == 0);
+  }
+  ~Raw() { ::close(fd); }
+  template <class T>
+  void put(const T& value) {
+    CHECK(::send(fd, &value, sizeof(value), MSG_NOSIGNAL) == sizeof(value));
+  }
+  /// Whether the engine closes the connection, or has closed it.
+  bool closed(Engine& engine) {
+    return becomes(
+        [&] {
+          char byte;
+          const auto got = recv(fd, &byte, 1, MSG_DONTWAIT);
+          return got == 0 || (got < 0 && errno != EAGAIN);
+        },
+        {&engine});
+  }
+};
+
+/// The same with a greeting that the engine accepts, as rank 1.
+struct Intruder : Raw {
+  shm::Token key = shm::random_token();
+  explicit Intruder(Engine& engine) : Raw(engine.address()) {
+    put(Greeting{.to = engine.address().key, .from = key});
+    Frame answer;
+    CHECK(becomes([&] { return recv(fd, &answer, sizeof(answer), MSG_DONTWAIT) == sizeof(answer); },
+                  {&engine}));
+    CHECK(answer.kind() == Kind::accepted);
+  }
+  /// As another rank knows it.
+  Address address(const Engine& engine) const {
+    Address address = engine.address();
+    address.key = key;
+    address.rank = 1;
+    return address;
+  }
+};
+
+}  // namespace
+
+TEST("ranks that connect to each other at the same moment agree on one connection") {
+  for (int i = 0; i < 40; ++i) {
+    const auto a = engine(0), b = engine(1);
+    Peer& to_b = a->connect(b->address());
+    for (int turn = 0; turn < i % 8; ++turn) a->progress();
+    Peer& to_a = b->connect(a->address());
+    for (int turn = 0; turn < i / 8; ++turn) b->progress();
+    for (const std::size_t bytes : {4UL, 100'000UL, 3'000'000UL}) exchange(*a, *b, to_b, to_a, bytes);
+    CHECK(to_a.connection.fd() >= 0 && to_b.connection.fd() >= 0);
+  }
+}
+
+TEST("messages of one tag arrive in their order, long and short ones") {
+  const auto a = engine(0), b = engine(1);
+  Peer& to_b = a->connect(b->address());
+  b->connect(a->address());
+  const std::size_t sizes[] = {300'000, 5, 80'000, 65'536, 65'537, 1, 1, 900'000, 7};
+  std::vector<Bytes> sent, arrived;
+  for (const std::size_t bytes : sizes) {
+    sent.push_back(pattern(bytes, static_cast<int>(sent.size())));
+    arrived.emplace_back(bytes);
+  }
+  std::vector<std::unique_ptr<Send>> sends;
+  std::vector<std::unique_ptr<Receive>> receives;
+  for (const Bytes& data : sent) {
+    sends.push_back(std::make_unique<Send>(data, tag_of(0, 3)));
+    if (a->send(to_b, *sends.back())) sends.back()->status = ucx::abi::kOk;
+  }
+  for (int i = 0; i < 1000; ++i) a->progress(), b->progress();
+  for (Bytes& data : arrived) {
+    receives.push_back(std::make_unique<Receive>(data, tag_of(0, 3)));
+    b->receive(*receives.back());
+  }
+  CHECK(becomes([&] { return receives.back()->status == ucx::abi::kOk; }, {a.get(), b.get()}));
+  CHECK(sent == arrived);
+}
+
+TEST("a connection without the key, or that greets in another version, is closed unanswered") {
+  const auto a = engine(0);
+  for (const int wrong : {0, 1, 2}) {
+    Greeting greeting{.to = a->address().key, .from = shm::random_token()};
+    if (wrong == 0) ++greeting.to[15];
+    if (wrong == 1) ++greeting.version;
+    if (wrong == 2) ++greeting.magic;
+    Raw stranger(a->address());
+    stranger.put(greeting);
+    CHECK(stranger.closed(*a), wrong);
+  }
+}
+
+TEST("strangers that say nothing make room for others") {
+  const auto a = engine(0), b = engine(1);
+  std::vector<std::unique_ptr<Raw>> silent;
+  for (int i = 0; i < 200; ++i) {
+    silent.push_back(std::make_unique<Raw>(a->address()));
+    a->progress();
+  }
+  CHECK(silent.front()->closed(*a));
+  Peer& to_b = a->connect(b->address());
+  exchange(*a, *b, to_b, b->connect(a->address()), 4);
+}
+
+TEST("frames that no engine sends end the connection with an error") {
+  const Frame wrong[] = {Frame::of(Kind::accepted, 0), Frame::of(Kind::more, 5),
+                         Frame::of(Kind::message, 5, 0), Frame::of(static_cast<Kind>(77), 5),
+                         Frame::of(Kind::message, 5, std::size_t{1} << 55)};
+  for (const Frame& frame : wrong) {
+    const auto a = engine(0);
+    Intruder intruder(*a);
+    Peer& peer = a->connect(intruder.address(*a));
+    intruder.put(frame);
+    CHECK(intruder.closed(*a), static_cast<int>(frame.kind()));
+    CHECK(peer.connection.state() == Connection::State::over);
+    CHECK(peer.connection.status() == -EPROTO);
+  }
+}
+
+TEST("a peer may send what a withdrawn receive asked for, and not more") {
+  for (const std::size_t bytes : {std::size_t{100'000}, std::size_t{100'001}, std::size_t{1} << 50}) {
+    const auto a = engine(0);
+    Intruder intruder(*a);
+    Peer& peer = a->connect(intruder.address(*a));
+    Bytes into(100'000);
+    Receive receive(into, tag_of(1, 5));
+    a->receive(receive);
+    a->cancel(receive);
+    intruder.put(Frame::of(Kind::message, tag_of(1, 5), bytes));
+    intruder.put(std::array<std::byte, 10>{});
+    for (int i = 0; i < 100; ++i) a->progress();
+    CHECK((peer.connection.state() == Connection::State::open) == (bytes == into.size()), bytes);
+  }
+}
+
+TEST("a message that breaks off ends its receive with an error, and touches nothing afterwards") {
+  const auto a = engine(0);
+  auto intruder = std::make_unique<Intruder>(*a);
+  static Status reported;
+  reported = ucx::abi::kOk;
+  Peer& peer = a->connect(intruder->address(*a));
+  peer.on_error = [](void*, ucx::abi::Endpoint*, Status status) { reported = status; };
+  Bytes into(1000, std::byte{0xee});
+  Receive receive(into, tag_of(1, 5));
+  a->receive(receive);
+  intruder->put(Frame::of(Kind::message, tag_of(1, 5), 1000));
+  intruder->put(std::array<std::byte, 10>{});
+  CHECK(becomes([&] { return into[9] == std::byte{0}; }, {a.get()}));
+  intruder.reset();
+  CHECK(becomes([&] { return receive.status != kInProgress; }, {a.get()}));
+  CHECK(receive.status == -ESHUTDOWN && reported == -ESHUTDOWN);
+  CHECK(into[9] == std::byte{0} && into[10] == std::byte{0xee});
+}
+
+TEST("what waits for a connection that cannot be made ends with its error") {
+  const auto a = engine(0);
+  auto b = engine(1);
+  const Address gone = b->address();
+  b.reset();
+  Peer& to_b = a->connect(gone);
+  const Bytes data = pattern(100, 1);
+  Send send(data, tag_of(0, 1));
+  CHECK(!a->send(to_b, send));
+  CHECK(becomes([&] { return send.status != kInProgress; }, {a.get()}));
+  CHECK(send.status == -ECONNREFUSED, static_cast<int>(send.status));
+}
+
+TEST("a send over a connection that is over ends with its error, and in a later call") {
+  const auto a = engine(0);
+  auto b = engine(1);
+  Peer& to_b = a->connect(b->address());
+  exchange(*a, *b, to_b, b->connect(a->address()), 4);
+  b.reset();
+  CHECK(becomes([&] { return to_b.connection.state() == Connection::State::over; }, {a.get()}));
+  const Bytes data = pattern(100, 1);
+  Send send(data, tag_of(0, 1));
+  CHECK(!a->send(to_b, send) && send.status == kInProgress);
+  a->progress();
+  CHECK(send.status == to_b.connection.status());
+}
+
+TEST("a forked child that lives on does not keep the connection open") {
+  auto a = engine(0);
+  const auto b = engine(1);
+  Peer& to_b = a->connect(b->address());
+  Peer& to_a = b->connect(a->address());
+  exchange(*a, *b, to_b, to_a, 4);
+  int hold[2];
+  CHECK(pipe(hold) == 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    char byte;
+    ::close(hold[1]);
+    _exit(read(hold[0], &byte, 1) == 0 ? 0 : 1);
+  }
+  a.reset();
+  CHECK(becomes([&] { return to_a.connection.state() == Connection::State::over; }, {b.get()}));
+  ::close(hold[1]);
+  int status = 0;
+  CHECK(waitpid(child, &status, 0) == child && status == 0);
+  ::close(hold[0]);
+}
+
+TEST("what was sent arrives whole though the sender ends with something unread") {
+  for (int i = 0; i < 20; ++i) {
+    std::vector<std::unique_ptr<Send>> more;
+    auto a = engine(0);
+    const auto b = engine(1);
+    Peer& to_b = a->connect(b->address());
+    Peer& to_a = b->connect(a->address());
+    exchange(*a, *b, to_b, to_a, 4);
+    const Bytes data = pattern(60'000, i), unread = pattern(50'000, 2);
+    Bytes into(data.size());
+    Receive receive(into, tag_of(0, 9));
+    b->receive(receive);
+    Send first(unread, tag_of(1, 8)), second(data, tag_of(0, 9));
+    CHECK(b->send(to_a, first));
+    CHECK(a->send(to_b, second));
+    a.reset();
+    // The kernel takes nothing more for it from the second of these on.
+    for (int k = 0; k < i % 4; ++k) {
+      more.push_back(std::make_unique<Send>(data, tag_of(1, 8)));
+      b->send(to_a, *more.back());
+    }
+    CHECK(becomes([&] { return receive.status != kInProgress; }, {b.get()}));
+    CHECK(receive.status == ucx::abi::kOk && into == data);
+  }
+}
+
+TEST("an address that this host does not have is an error that names it") {
+  for (const char* address : {"192.0.2.1", "no address"}) try {
+      Engine engine(address, 0, kSender);
+      CHECK(false);
+    } catch (const Error& error) {
+      CHECK(error.code() == Errc::system && std::strstr(error.what(), address), error.what());
+    }
+}
