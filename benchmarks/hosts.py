@@ -1,6 +1,6 @@
 """Times collectives between hosts, which are network namespaces of this machine (needs root and iproute2).
 
-    python -m benchmarks.hosts                                      all_reduce, about four minutes
+    python -m benchmarks.hosts                                      all_reduce, about six minutes
     python -m benchmarks.hosts --ops all_reduce all_gather_single --shapes 2+2 --rates none 1gbit
     python -m benchmarks.hosts --contenders occl-cpu gloo --shapes 2+2 --write      then 4+4, on the same day
 
@@ -181,10 +181,10 @@ def parse_arguments() -> argparse.Namespace:
         "--contenders",
         nargs="+",
         choices=[*EVERY, OPENMPI],
-        default=["occl-ucx", "occl-gloo", "gloo", OPENMPI],
+        default=["occl-tcp", "occl-ucx", "gloo", OPENMPI],
         metavar="NAME",
     )
-    parser.add_argument("--shapes", nargs="+", default=["2+2", "4+4"], metavar="SHAPE")
+    parser.add_argument("--shapes", nargs="+", default=["1+1", "2+2", "4+4"], metavar="SHAPE")
     parser.add_argument("--rates", nargs="+", default=[NO_LIMIT, "10gbit", "1gbit"], metavar="RATE")
     parser.add_argument("--seconds", type=float, default=30.0, help="for each shape and rate (30)")
     parser.add_argument("--write", action="store_true", help=f"into {RESULTS.name}/DATE-hosts.txt and .json")

@@ -26,9 +26,9 @@ ROWS = {
     "4 ranks, dev": ("4", "occl-dev", "occl-dev"),
     "8 ranks": ("8", "occl-cpu", "occl-cpu"),
     "8 ranks, dev": ("8", "occl-dev", "occl-dev"),
-    "hosts 1+1": ("1+1", "occl-ucx", "gloo"),
-    "hosts 2+2": ("2+2", "occl-ucx", "gloo"),
-    "hosts 4+4": ("4+4", "occl-ucx", "gloo"),
+    "hosts 1+1": ("1+1", "occl-tcp", "gloo"),
+    "hosts 2+2": ("2+2", "occl-tcp", "gloo"),
+    "hosts 4+4": ("4+4", "occl-tcp", "gloo"),
 }
 """The shape and the contender of the results, and whose color they have."""
 BARS = ["2 ranks", "4 ranks", "8 ranks", "hosts 1+1", "hosts 2+2"]

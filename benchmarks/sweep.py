@@ -1,7 +1,7 @@
 """Times every operation in ordinary programs: each backend alone in its processes, calls in a row.
 
     python -m benchmarks.sweep                                     2, 3, 4 and 8 ranks, about eight minutes
-    python -m benchmarks.sweep --shapes 1+1 2+2 --contenders occl-ucx gloo     network namespaces; needs root
+    python -m benchmarks.sweep --shapes 1+1 2+2 --contenders occl-tcp gloo     network namespaces; needs root
     python -m benchmarks.sweep --shapes 2 3 4 8 1+1 2+2 4+4 --write
     python -m benchmarks.sweep --update docs/performance.md
 
@@ -62,8 +62,8 @@ STEP = "step of training"
 KINDS = {
     "occl-cpu": "CPU",
     "occl-dev": "`dev`",
-    "occl-ucx": "CPU, over UCX",
     "occl-tcp": "CPU, over TCP",
+    "occl-ucx": "CPU, over UCX",
     "occl-gloo": "CPU, over Gloo",
 }
 """The contenders beside Gloo, of occl.bench.contenders, and what the page calls them."""
@@ -398,7 +398,7 @@ def main() -> None:
     content: dict[str, Any] = {"machine": about, "results": {}, "noise": {}}
     for shape in options.shapes:
         names = options.contenders or (
-            ["occl-ucx", "occl-gloo", GLOO] if "+" in shape else ["occl-cpu", "occl-dev", GLOO]
+            ["occl-tcp", "occl-ucx", "occl-gloo", GLOO] if "+" in shape else ["occl-cpu", "occl-dev", GLOO]
         )
         watch = Watch()
         rounds = in_turns(shape, names, options.turns)

@@ -419,7 +419,7 @@ MUTATIONS = [
     Mutation("what came before a write failed is not read", "tcp/connection.cpp", "unwritable_ = static_cast<Status>(-errno);", "close(static_cast<Status>(-errno));", ("plain/test_tcp:arrives whole though",)),
     Mutation("a message that broke off never ends", "tcp/connection.cpp", "message->receive->finish(why);", "(void)0;", ("plain/test_tcp:breaks off",)),
     Mutation("a peer may send more than a receive that was withdrawn", "tcp/connection.cpp", "if (!receive && bytes > longest) return false;", "", ("plain/test_tcp:withdrawn",)),
-    Mutation("a forked child keeps connections", "tcp/socket.cpp", "for (const int fd : open_sockets) close(fd);", "", ("plain/test_tcp:forked child",)),
+    Mutation("a forked child keeps connections", "tcp/socket.cpp", "for (const int fd : open_sockets) close(fd);", "", ("plain/test_tcp:that it forked lives on",)),
     Mutation("a send over a connection that is over never ends", "tcp/engine.cpp", "    late_.emplace_back(&request, peer.connection.status());\n", "", ("plain/test_tcp:that is over",)),
     Mutation("a rank without the carrier keeps no other rank from it", "pg/rendezvous/carrier_agreement.cpp", "if (!usable(offers[rank]))", "if (false)", ("tests/hosts/test_carriers.py::test_tcp_is_taken_where_a_rank_has_no_ucx_and_the_rank_is_named",)),
     Mutation("versions of the carrier are not compared", "pg/rendezvous/carrier_agreement.cpp", "if (offers[rank] != offers[0])", "if (false)", ("tests/hosts/test_carriers.py::test_tcp_is_taken_where_ranks_have_different_versions",)),

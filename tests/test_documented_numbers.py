@@ -38,12 +38,12 @@ def times(operation: str = "all_reduce", name: str = PEERS) -> dict[int, dict[st
 
 
 def contenders_of(content: dict[str, Any]) -> list[tuple[dict[str, sweep.Cells], str]]:
-    """What the pages promise something about: every group of one host, and those over UCX."""
+    """What the pages promise something about: every group of one host, and those over TCP."""
     return [
         (measured, name)
         for measured in content["results"].values()
         for name in measured
-        if name not in ("gloo", "occl-gloo")
+        if name not in ("gloo", "occl-gloo", "occl-ucx")
     ]
 
 
@@ -52,16 +52,16 @@ def test_calls_and_steps_are_as_much_faster_than_with_gloo_as_the_page_says(page
     content = json.loads((ROOT / f"benchmarks/results/{SWEEP}.json").read_text())
     claim = (
         r"a call is (\d+) to (\d+) times as fast as over Gloo with 2 to 8 ranks, and (\d+) to (\d+) times "
-        r"between hosts over UCX: .* On one host none is slower, and between hosts (\d+) of (\d+) are. "
+        r"between hosts: .* On one host none is slower, and between hosts (\d+) of (\d+) are. "
         r"A step of training takes ([\d.]+) to ([\d.]+) times as long with Gloo"
     )
-    ((least, most, least_ucx, most_ucx, *slower, low, high),) = re.findall(claim, text_of(page))
+    ((least, most, least_tcp, most_tcp, *slower, low, high),) = re.findall(claim, text_of(page))
     means: dict[str, list[float]] = {}
     rates = []
     between = [0, 0]
     for measured, name in contenders_of(content):
         it = sweep.summarize(measured, name)
-        if name == "occl-ucx":
+        if name == "occl-tcp":
             between = [between[0] + it.behind, between[1] + it.cells]
         else:
             assert it.behind == 0
@@ -69,7 +69,7 @@ def test_calls_and_steps_are_as_much_faster_than_with_gloo_as_the_page_says(page
         if name != "occl-dev":
             rates += [s for cell, s in sweep.speeds(measured, name).items() if cell.startswith(sweep.STEP)]
     assert (round(min(means["occl-cpu"])), round(max(means["occl-cpu"]))) == (int(least), int(most))
-    assert (round(min(means["occl-ucx"])), round(max(means["occl-ucx"]))) == (int(least_ucx), int(most_ucx))
+    assert (round(min(means["occl-tcp"])), round(max(means["occl-tcp"]))) == (int(least_tcp), int(most_tcp))
     assert between == [int(number) for number in slower]
     assert [f"{min(rates):.1f}", f"{max(rates):.1f}"] == [low, high]
 
@@ -168,7 +168,7 @@ def test_the_table_of_an_all_reduce_over_hosts_has_the_medians():
     content = json.loads((ROOT / f"benchmarks/results/{HOSTS}.json").read_text())
     rates = {"no limit": "none", "1 Gbit/s": "1gbit"}
     sizes = {"4 B": 4, "64 KiB": 64 * KIB, "1 MiB": MIB, "16 MiB": 16 * MIB, "64 MiB": 64 * MIB}
-    rows = rows_of("docs/performance.md", "| ranks, network | size | occl over UCX |")
+    rows = rows_of("docs/performance.md", "| ranks, network | size | occl over TCP |")
     assert len(rows) == 21
     shape = rate = ""
     for group, size, *cells in rows:
@@ -179,5 +179,5 @@ def test_the_table_of_an_all_reduce_over_hosts_has_the_medians():
             for row in content[shape]["tables"][rates[rate]]
             if row["bytes"] == sizes[size]
         }
-        for cell, name in zip(cells, ("occl-ucx", "occl-gloo", "gloo", "openmpi"), strict=True):
+        for cell, name in zip(cells, ("occl-tcp", "occl-ucx", "gloo", "openmpi"), strict=True):
             assert float(cell) == pytest.approx(medians[name], rel=0.051), (shape, rate, size, name)

@@ -215,10 +215,10 @@ def main() -> None:
     options = parser.parse_args()
     content = json.loads(options.results.read_text())
     points, cores = measured(content), int(content["machine"]["cores"].split()[0])
-    costs = {name: fit(points, name, cores) for name in ("occl-ucx", "occl-gloo", "gloo")}
+    costs = {name: fit(points, name, cores) for name in ("occl-tcp", "occl-ucx", "gloo")}
 
     def here(nodes: int, size: int, network: Network) -> str:
-        us, bound = time_of(costs["occl-ucx"], nodes, RANKS, size, network, RANKS)
+        us, bound = time_of(costs["occl-tcp"], nodes, RANKS, size, network, RANKS)
         ring_us = ring_time(costs["gloo"], nodes, RANKS, size, network, RANKS)
         return f"{text.duration(1e3 * us)} ({bound}) / {text.duration(1e3 * ring_us)}"
 

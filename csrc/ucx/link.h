@@ -1,7 +1,7 @@
-// The link of groups that span nodes, over UCX: TCP, InfiniBand, RoCE.
+// The link of groups that span nodes, over UCX or TCP.
 //
 //     Link of group 0 ──┐
-//     Link of group 5 ──┼──▶ Carrier ──▶ Worker ──▶ UCX
+//     Link of group 5 ──┼──▶ Carrier ──▶ Worker ──▶ UCX, or csrc/tcp
 //     Link of group 9 ──┘
 #pragma once
 

@@ -1,4 +1,5 @@
-// The worker of UCX through which one default group exchanges messages with the ranks of other nodes.
+// The worker of UCX, or of what has UCX's functions (tcp/api.h), through which one default group exchanges
+// messages with the ranks of other nodes.
 //
 // No thread belongs to a message. The thread that asks whether a message has ended lets the worker move all
 // messages (`progress`). A thread of the engine that sleeps waits for the worker's descriptor too

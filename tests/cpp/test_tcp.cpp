@@ -266,26 +266,34 @@ TEST("a send over a connection that is over ends with its error, and in a later 
   CHECK(send.status == to_b.connection.status());
 }
 
-TEST("a forked child that lives on does not keep the connection open") {
-  auto a = engine(0);
-  const auto b = engine(1);
-  Peer& to_b = a->connect(b->address());
-  Peer& to_a = b->connect(a->address());
-  exchange(*a, *b, to_b, to_a, 4);
-  int hold[2];
-  CHECK(pipe(hold) == 0);
-  const pid_t child = fork();
-  if (child == 0) {
-    char byte;
+TEST("a peer learns that a process has ended though a child that it forked lives on") {
+  int up[2], hold[2];
+  CHECK(pipe(up) == 0 && pipe(hold) == 0);
+  const pid_t process = fork();
+  if (process == 0) {
     ::close(hold[1]);
-    _exit(read(hold[0], &byte, 1) == 0 ? 0 : 1);
+    const auto a = engine(0);
+    Bytes into(4);
+    Receive receive(into, tag_of(1, 0));
+    a->receive(receive);
+    if (write(up[1], &a->address(), sizeof(Address)) != sizeof(Address)) _exit(1);
+    if (!becomes([&] { return receive.status == ucx::abi::kOk; }, {a.get()})) _exit(1);
+    char byte;
+    if (fork() == 0) _exit(read(hold[0], &byte, 1) == 0 ? 0 : 1);
+    _exit(0);
   }
-  a.reset();
+  const auto b = engine(1);
+  Address address;
+  CHECK(read(up[0], &address, sizeof(address)) == sizeof(address));
+  Peer& to_a = b->connect(address);
+  const Bytes data = pattern(4, 1);
+  Send send(data, tag_of(1, 0));
+  const bool sent = b->send(to_a, send);
   CHECK(becomes([&] { return to_a.connection.state() == Connection::State::over; }, {b.get()}));
-  ::close(hold[1]);
+  CHECK(sent || send.status == ucx::abi::kOk);
   int status = 0;
-  CHECK(waitpid(child, &status, 0) == child && status == 0);
-  ::close(hold[0]);
+  CHECK(waitpid(process, &status, 0) == process && status == 0);
+  for (const int fd : {up[0], up[1], hold[0], hold[1]}) ::close(fd);
 }
 
 TEST("what was sent arrives whole though the sender ends with something unread") {

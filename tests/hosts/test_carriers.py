@@ -106,6 +106,20 @@ def without_adapters() -> None:
         pytest.skip(f"this host has RDMA devices: {', '.join(found)}")
 
 
+@pytest.mark.parametrize(
+    ("addresses", "chosen"),
+    [
+        (["10.0.0.1", "fe80::1"], "10.0.0.1"),
+        (["fe80::1", "fd00::1"], "fd00::1"),
+        (["169.254.0.1", "10.0.0.1"], "10.0.0.1"),
+        (["fe80::1"], "fe80::1"),
+        ([], ""),
+    ],
+)
+def test_an_address_that_means_the_same_on_every_host_comes_first(addresses, chosen):
+    assert interfaces.reachable(addresses) == chosen
+
+
 def test_ucx_is_taken_where_all_ranks_have_it_and_a_variable_asks_for_it(logging):
     assert carrier(logging) == "ucx over lo (127.0.0.1)"
 
