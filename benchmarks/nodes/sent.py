@@ -165,14 +165,12 @@ class StoreCalls:
     sets: int
     gets: int
     checks: int
-    waits: int
 
 
 def store_calls(nodes: int, size: int, rank: int = 0) -> StoreCalls:
-    """For a rank of a group of ``size`` ranks: csrc/pg/rendezvous, and over nodes the addresses. Rank 0
-    calls most. The ranks of different nodes are under different kernels, and no group was made before."""
+    """For a rank of a group of ``size`` ranks: csrc/pg/rendezvous, for TCP between nodes. Rank 0 calls most. The ranks of different nodes are under different kernels, and no group was made before."""
     # The round: rank 0 reads what each rank has announced, and stores it in two keys that the others read.
-    round_ = StoreCalls(3, size, 1, 0) if rank == 0 else StoreCalls(1, 2, 1, 0)
+    round_ = StoreCalls(3, size, 1) if rank == 0 else StoreCalls(1, 2, 1)
     if nodes == 1:
         return round_
     sets, gets, checks = 1, size, 1  # of each of two kinds: seat and connected
@@ -182,6 +180,4 @@ def store_calls(nodes: int, size: int, rank: int = 0) -> StoreCalls:
             sets, gets = sets + 1, gets + len(range(rank, min(rank + width * SPREAD, size), width))
             checks += 1
             width *= SPREAD
-    return StoreCalls(
-        round_.sets + 2 * sets + 1, round_.gets + 2 * gets + size, round_.checks + 2 * checks, 1
-    )
+    return StoreCalls(round_.sets + 2 * sets, round_.gets + 2 * gets, round_.checks + 2 * checks)

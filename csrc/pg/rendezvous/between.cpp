@@ -23,7 +23,7 @@ namespace {
 using Store = c10::intrusive_ptr<c10d::Store>;
 
 /// Between two looks at whether a greeting has arrived.
-constexpr std::chrono::microseconds kPause{200};
+constexpr std::chrono::microseconds kPause{50};
 
 std::vector<int> all_ranks(int size) {
   std::vector<int> ranks(size);
@@ -33,27 +33,13 @@ std::vector<int> all_ranks(int size) {
 
 /// Over a backend, once the ranks are connected.
 PreparedBetween over(const PreparedInterNode& prepared, int rank, int size, const std::string& group) {
-  return {prepared.name, "",
-          [=](const Store& store, const hosts::Topology&,
+  return {prepared.name, "", "",
+          [=](const Store& store, const std::vector<std::string>&, const hosts::Topology&,
               std::chrono::milliseconds timeout) -> std::shared_ptr<hosts::Link> {
             auto inter_node =
                 std::make_shared<InterNode>(prepared.name, prepared.connect(store, rank, size, timeout));
             return std::make_shared<BackendLink>(std::move(inter_node), all_ranks(size), group);
           }};
-}
-
-/// By rank: what each rank needs to reach it.
-std::vector<std::string> exchange_addresses(const Store& store, int rank, int size, const std::string& own,
-                                            std::chrono::milliseconds timeout) {
-  std::vector<std::string> keys, addresses;
-  for (int other = 0; other < size; ++other) keys.push_back(std::to_string(other));
-  store->set(keys[rank], std::vector<std::uint8_t>(own.begin(), own.end()));
-  store->wait(keys, timeout);
-  for (const std::string& key : keys) {
-    const auto bytes = store->get(key);
-    addresses.emplace_back(bytes.begin(), bytes.end());
-  }
-  return addresses;
 }
 
 /// The rank of the next node that this rank greets, which has the same local rank if there is one.
@@ -88,17 +74,17 @@ PreparedBetween over(const ucx::Api& api, const PreparedUcx& prepared, int rank,
                      const std::string& group) {
   const auto carrier = std::make_shared<ucx::Carrier>(prepared.name, api, prepared.settings, rank, size,
                                                       [] { engine().ring(); });
-  const auto connect = [=](const Store& store, const hosts::Topology& nodes,
+  const auto connect = [=](const Store&, const std::vector<std::string>& addresses,
+                           const hosts::Topology& nodes,
                            std::chrono::milliseconds timeout) -> std::shared_ptr<hosts::Link> {
     const auto deadline = Deadline::after(timeout);
-    ucx::Worker& worker = carrier->worker();
-    worker.set_addresses(exchange_addresses(store, rank, size, worker.address(), timeout));
+    carrier->worker().set_addresses(addresses);
     auto link = std::make_shared<ucx::Link>(carrier, all_ranks(size), group);
     greet(*link, nodes, rank, deadline);
     engine().add(carrier);
     return link;
   };
-  return {carrier->name(), api.name.substr(0, api.name.rfind('.')), connect};
+  return {carrier->name(), api.name.substr(0, api.name.rfind('.')), carrier->worker().address(), connect};
 }
 
 PreparedBetween by_ucx(bool one_network, bool asked, int rank, int size, const std::string& group) {

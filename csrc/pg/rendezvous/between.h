@@ -20,9 +20,12 @@ namespace occl::pg {
 struct PreparedBetween {
   std::string name;     // "gloo over eth0 (10.0.0.1)"
   std::string version;  // all ranks must have the same: "UCX 1.22"
+  std::string address;  // what the other ranks need to reach this one
+  /// A collective call. `addresses`: by rank.
   std::function<std::shared_ptr<hosts::Link>(const c10::intrusive_ptr<c10d::Store>& store,
+                                             const std::vector<std::string>& addresses,
                                              const hosts::Topology& nodes, std::chrono::milliseconds timeout)>
-      connect;  // a collective call
+      connect;
 };
 /// `one_network`: all ranks are in one network namespace. Throws if this rank cannot use the carrier.
 using PrepareBetween = std::function<PreparedBetween(bool one_network)>;

@@ -16,16 +16,11 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr char kUsable = '+', kUnusable = '-';
+/// In front of what a rank says about the connection: it has worked, or not, and why.
+constexpr char kConnected = '+', kFailed = '-';
 
-Bytes bytes_of(char kind, const std::string& text) {
-  const std::string all = concat(kind, text);
-  return {all.begin(), all.end()};
-}
-std::string text_of(const Bytes& bytes) {
-  return {bytes.begin() + std::min<std::size_t>(bytes.size(), 1), bytes.end()};
-}
-bool usable(const Bytes& bytes) { return !bytes.empty() && bytes[0] == kUsable; }
+Bytes bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
+std::string text_of(const Bytes& bytes) { return {bytes.begin(), bytes.end()}; }
 
 /// By an interrupt, or because another rank has failed.
 bool aborted(const std::exception& error) {
@@ -36,71 +31,116 @@ bool aborted(const std::exception& error) {
 }  // namespace
 
 CarrierAgreement::CarrierAgreement(CarrierChoice choice, std::string name, int rank, bool one_network)
-    : choice_(std::move(choice)), name_(std::move(name)), rank_(rank), one_network_(one_network) {}
+    : choice_(std::move(choice)),
+      name_(std::move(name)),
+      rank_(rank),
+      one_network_(one_network),
+      why_not_(choice_.carriers.size()) {}
 
 Bytes CarrierAgreement::offer() {
-  prepared_ = {};
-  const PrepareBetween& prepare = choice_.carriers[next_++];
-  try {
-    prepared_ = prepare(one_network_);
-    return bytes_of(kUsable, prepared_.version);
-  } catch (const std::exception& error) {
-    if (last()) throw;
-    return bytes_of(kUnusable, first_line(error));
-  }
+  while (prepared_at_ != at_) try {
+      prepared_ = {};
+      prepared_ = choice_.carriers[at_](one_network_);
+      prepared_at_ = at_;
+    } catch (const std::exception& error) {
+      if (last()) throw;
+      why_not_[at_++] = first_line(error);
+    }
+  Bytes bundle;
+  for (const std::string& part : {std::to_string(at_), prepared_.version, prepared_.address})
+    append_to_bundle(bundle, bytes_of(part));
+  for (const std::string& why : why_not_) append_to_bundle(bundle, bytes_of(why));
+  return bundle;
 }
 
-/// Why the ranks with these offers cannot use the carrier; empty if they can.
-std::string CarrierAgreement::obstacle_among(const std::vector<Bytes>& offers, const Board& board) const {
-  for (std::size_t rank = 0; rank < offers.size(); ++rank)
-    if (!usable(offers[rank]))
-      return concat(board.describe(static_cast<int>(rank)), ": ", text_of(offers[rank]));
-  for (std::size_t rank = 1; rank < offers.size(); ++rank)
-    if (offers[rank] != offers[0])
-      return concat(board.describe(0), " has ", text_of(offers[0]), ", and ",
-                    board.describe(static_cast<int>(rank)), " has ", text_of(offers[rank]));
-  return "";
+std::vector<CarrierAgreement::Offer> CarrierAgreement::unpacked(const std::vector<Bytes>& offers) const {
+  std::vector<Offer> all;
+  for (const Bytes& bytes : offers) {
+    const auto parts = unpack(bytes, 3 + choice_.carriers.size());
+    if (!parts) fail_on_value(name_, static_cast<int>(offers.size()), awaited_, bytes);
+    Offer offer{0, text_of((*parts)[1]), text_of((*parts)[2]), {}};
+    while (offer.carrier + 1 < choice_.carriers.size() &&
+           text_of((*parts)[0]) != std::to_string(offer.carrier))
+      ++offer.carrier;
+    for (std::size_t i = 3; i < parts->size(); ++i) offer.why_not.push_back(text_of((*parts)[i]));
+    all.push_back(std::move(offer));
+  }
+  return all;
+}
+
+/// Notes why the carriers from `from` on are not used that come before the last one that a rank offers.
+void CarrierAgreement::pass_over(std::size_t from, const std::vector<Offer>& offers, const Board& board) {
+  std::size_t rank = 0;
+  for (std::size_t carrier = from; rank < offers.size(); ++carrier) {
+    for (rank = 0; rank < offers.size() && offers[rank].carrier <= carrier;) ++rank;
+    if (rank < offers.size())
+      pass_over(concat(board.describe(static_cast<int>(rank)), ": ", offers[rank].why_not[carrier]));
+  }
 }
 
 std::shared_ptr<hosts::Link> CarrierAgreement::connect(Board& board,
                                                        const c10::intrusive_ptr<c10d::Store>& store,
-                                                       const std::vector<Bytes>& offers,
+                                                       std::vector<Bytes> packed,
                                                        const hosts::Topology& nodes, Deadline deadline) {
-  std::vector<Bytes> answers = offers;
-  for (;;) {
-    std::string why = obstacle_among(answers, board);
-    if (!why.empty() && last())
-      fail(Errc::protocol, "group ", name_, ": ", why, ": install the same version on all hosts");
-    if (why.empty()) {
-      awaited_ = concat("connected", next_);
+  for (std::size_t from = 0;; from = at_) {
+    const auto offers = unpacked(packed);
+    pass_over(from, offers, board);
+    const auto by_carrier = [](const Offer& a, const Offer& b) { return a.carrier < b.carrier; };
+    const auto [first, furthest] = std::minmax_element(offers.begin(), offers.end(), by_carrier);
+    at_ = furthest->carrier;
+    if (first->carrier == at_) {
       std::shared_ptr<hosts::Link> link;
-      Bytes answer = bytes_of(kUsable, "");
-      try {
-        link = connect_prepared(board, store, nodes, deadline);
-      } catch (const std::exception& error) {  // a timeout too
-        if (last() || aborted(error)) throw;
-        answer = bytes_of(kUnusable, first_line(error));
-      }
-      board.put(awaited_, answer);
-      why = obstacle_among(board.read(awaited_, kStoreGrace), board);
+      const std::string why = try_to_connect(board, store, offers, nodes, deadline, link);
       if (why.empty()) return link;
+      pass_over(why);
+      ++at_;
     }
-    because_ += concat(", because ", why);
-    awaited_ = concat("offer", next_);
+    awaited_ = concat("offer", ++round_);
     board.put(awaited_, offer());
-    answers = board.read(awaited_);
+    packed = board.read(awaited_);
   }
+}
+
+/// Why not all ranks are connected; empty if they are. Throws if there is no other carrier.
+std::string CarrierAgreement::try_to_connect(Board& board, const c10::intrusive_ptr<c10d::Store>& store,
+                                             const std::vector<Offer>& offers, const hosts::Topology& nodes,
+                                             Deadline deadline, std::shared_ptr<hosts::Link>& link) {
+  for (std::size_t rank = 1; rank < offers.size(); ++rank) {
+    if (offers[rank].version == offers[0].version) continue;
+    const std::string why = concat(board.describe(0), " has ", offers[0].version, ", and ",
+                                   board.describe(static_cast<int>(rank)), " has ", offers[rank].version);
+    if (last()) fail(Errc::protocol, "group ", name_, ": ", why, ": install the same version on all hosts");
+    return why;
+  }
+  awaited_ = concat("connected", round_);
+  std::string answer(1, kConnected);
+  try {
+    link = connect_prepared(board, store, offers, nodes, deadline);
+  } catch (const std::exception& error) {  // a timeout too
+    if (last() || aborted(error)) throw;
+    answer = concat(kFailed, first_line(error));
+  }
+  board.put(awaited_, bytes_of(answer));
+  const std::vector<Bytes> answers = board.read(awaited_, kStoreGrace);
+  for (std::size_t rank = 0; rank < answers.size(); ++rank)
+    if (const std::string said = text_of(answers[rank]); !said.starts_with(kConnected))
+      return concat(board.describe(static_cast<int>(rank)), ": ",
+                    said.substr(std::min<std::size_t>(said.size(), 1)));
+  return "";
 }
 
 std::shared_ptr<hosts::Link> CarrierAgreement::connect_prepared(Board& board,
                                                                 const c10::intrusive_ptr<c10d::Store>& store,
+                                                                const std::vector<Offer>& offers,
                                                                 const hosts::Topology& nodes,
                                                                 Deadline deadline) try {
+  std::vector<std::string> addresses;
+  for (const Offer& offer : offers) addresses.push_back(offer.address);
   const auto all = std::chrono::duration_cast<milliseconds>(deadline.left(deadline.span()));
   const auto left = std::max(last() ? all : all / 2, milliseconds(1));
-  const auto own = c10::make_intrusive<c10d::PrefixStore>(board.prefix(concat("between", next_)), store);
-  const auto call = [prepared = prepared_, nodes, own, left](c10d::Store&) {
-    return prepared.connect(own, nodes, left);
+  const auto own = c10::make_intrusive<c10d::PrefixStore>(board.prefix(concat("between", round_)), store);
+  const auto call = [prepared = prepared_, addresses, nodes, own, left](c10d::Store&) {
+    return prepared.connect(own, addresses, nodes, left);
   };
   // In a thread, because Gloo waits for five times its timeout for ranks that should connect to this one.
   return StoreThread(own).run(call, Deadline::after(left + kStoreGrace), [&] {

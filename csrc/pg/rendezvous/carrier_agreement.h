@@ -1,11 +1,14 @@
 // The agreement of a group's ranks on what carries their messages between nodes: the first of the carriers
 // they may choose from that all of them can use, and through which they reach each other.
 //
-// Each rank offers a carrier, with its version or the reason why it cannot use it. If all can, they connect;
-// each says whether that has worked. Else all go on to the next carrier.
+// Each rank offers the first carrier that it can use, with the reasons against those before it. If all offer
+// the same one, they connect, and each says whether that has worked. Else all go on to the last of those that
+// were offered, or to the next one.
 #pragma once
 
+#include <cstddef>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,14 +28,14 @@ class CarrierAgreement {
   CarrierAgreement(CarrierChoice choice, std::string name, int rank, bool one_network);
 
   const std::string& engine() const { return choice_.engine; }
-  /// What this rank says of the first carrier. Throws if it cannot use it and there is no other.
+  /// What this rank offers. Throws if it can use no carrier.
   Bytes offer();
 
-  /// A collective call. `offers`: those of all ranks for the first carrier. Throws Error(system) naming the
+  /// A collective call. `offers`: the first of all ranks. Throws Error(system) naming the
   /// ranks of other nodes if nothing connects them, Error(protocol) if they have different versions of the
   /// only carrier, and what Board::read throws. The caller tells the ranks that wait for `awaited` about it.
   std::shared_ptr<hosts::Link> connect(Board& board, const c10::intrusive_ptr<c10d::Store>& store,
-                                       const std::vector<Bytes>& offers, const hosts::Topology& nodes,
+                                       std::vector<Bytes> offers, const hosts::Topology& nodes,
                                        Deadline deadline);
 
   /// The kind of thing that the other ranks read next, on the board.
@@ -41,17 +44,31 @@ class CarrierAgreement {
   std::string describe() const;
 
  private:
-  bool last() const { return next_ == choice_.carriers.size(); }
-  std::string obstacle_among(const std::vector<Bytes>& offers, const Board& board) const;
+  struct Offer {
+    std::size_t carrier = 0;  // of choice_.carriers
+    std::string version, address;
+    std::vector<std::string> why_not;  // for the carriers before it
+  };
+  bool last() const { return at_ + 1 == choice_.carriers.size(); }
+  std::vector<Offer> unpacked(const std::vector<Bytes>& offers) const;
+  void pass_over(std::size_t from, const std::vector<Offer>& offers, const Board& board);
+  void pass_over(const std::string& why) { because_ += ", because " + why; }
+  std::string try_to_connect(Board& board, const c10::intrusive_ptr<c10d::Store>& store,
+                             const std::vector<Offer>& offers, const hosts::Topology& nodes,
+                             Deadline deadline, std::shared_ptr<hosts::Link>& link);
   std::shared_ptr<hosts::Link> connect_prepared(Board& board, const c10::intrusive_ptr<c10d::Store>& store,
+                                                const std::vector<Offer>& offers,
                                                 const hosts::Topology& nodes, Deadline deadline);
 
   const CarrierChoice choice_;
   const std::string name_;
   const int rank_;
   const bool one_network_;
-  std::size_t next_ = 0;      // of choice_.carriers, after the one that is prepared
-  PreparedBetween prepared_;  // without `connect` if this rank cannot use it
+  std::size_t at_ = 0;  // of choice_.carriers, the one that this rank offers
+  std::vector<std::string> why_not_;
+  std::optional<std::size_t> prepared_at_;
+  PreparedBetween prepared_;
+  int round_ = 1;
   std::string awaited_ = "connected1";
   std::string because_;  // why the carriers before it are not used
 };
