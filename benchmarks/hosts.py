@@ -6,9 +6,10 @@
 
 A shape says how many ranks each host has. A rate is the most that each host sends; with "none", the processor
 is the limit, because all hosts share its cores. All contenders live in the same processes and take turns, and
-all results are checked, as `occl bench` does. The last columns are what a host sends in a
-call, as its interface counts it, of the host that sends most: in bytes, or over the size from 1 KiB on. Open
-MPI (`openmpi`) is called from C, with processes of its own in the same hosts.
+all results are checked, as `occl bench` does. Open MPI (`openmpi`) is called from C, with processes of its own
+in the same hosts. "sockets" is the floor: the bytes that two hosts of as many ranks must exchange
+(benchmarks/bare_sockets.py). The last columns are what a host sends in a call, as its interface counts it, of
+the host that sends most: in bytes, or over the size from 1 KiB on.
 """
 
 import argparse
@@ -23,6 +24,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from benchmarks.bare_sockets import NAME as SOCKETS
+from benchmarks.bare_sockets import Sockets, fits
 from benchmarks.peers import programs
 from occl import compat
 from occl.bench import machine
@@ -30,7 +33,7 @@ from occl.bench.command import parse_size
 from occl.bench.contenders import EVERY, check_available, make_groups
 from occl.bench.gate import Gate
 from occl.bench.launch import run_ranks
-from occl.bench.measure import Contestant, Data, Round, make_arena, measure
+from occl.bench.measure import Contestant, Data, Round, Samples, make_arena, measure
 from occl.bench.noise import judge, verdict
 from occl.bench.operations import OPERATIONS, Operation
 from occl.bench.report import Table, summarize
@@ -88,15 +91,24 @@ class Report:
 
 
 def measure_table(
-    report: Report, rank: int, options: argparse.Namespace, contestants: dict[str, Contestant], gate: Gate
+    report: Report,
+    rank: int,
+    options: argparse.Namespace,
+    contestants: dict[str, Contestant],
+    sockets: Sockets | None,
+    gate: Gate,
 ) -> None:
     """Every operation at every size, as far as the time goes."""
-    table = Table(list(contestants))
+    table = Table([*contestants, *([SOCKETS] if sockets else [])])
     title, rule = table.header().splitlines()
     columns = [f"{name} sends" for name in contestants]
     report.say("  ".join([title, *columns]) + "\n" + rule + "-" * sum(len(column) + 2 for column in columns))
     for operation, size, seconds in turns(options):
         results = [summarize(samples) for samples in measure(operation, size, contestants, gate, seconds)]
+        if sockets and operation.name == "all_reduce":
+            results.append(
+                summarize(Samples(operation.name, size, SOCKETS, 1, sockets.seconds(size, gate.wait)))
+            )
         sent = bytes_sent(operation, size, contestants, gate, options.hosts[rank])
         most = {name: max(values) for name, values in sent.items()}
         form = "{:.0f} B" if size < 1024 else "{:.2f}"
@@ -105,7 +117,7 @@ def measure_table(
         shown = [cell.rjust(len(column)) for cell, column in zip(shown, columns, strict=True)]
         report.say("  ".join([table.line(results), *shown]))
         report.rows += [
-            dataclasses.asdict(result) | {"noisy": result.noisy, "sent": sent[result.contender]}
+            dataclasses.asdict(result) | {"noisy": result.noisy, "sent": sent.get(result.contender, [])}
             for result in results
         ]
 
@@ -149,6 +161,8 @@ def work(rank: int, options: argparse.Namespace, folder: str, counters: Any) -> 
     meet(rank, options.ranks, "cpu", backend="gloo", timeout=600.0, **address)
     gate = Gate(counters, rank)
     groups = make_groups(name for name in options.contenders if name in EVERY)
+    places = placement(options.shape)
+    sockets = Sockets(rank, places, options.hosts[rank].address) if fits(places) else None
     report = Report(rank)
     tables = {}
     across = {}
@@ -161,7 +175,7 @@ def work(rank: int, options: argparse.Namespace, folder: str, counters: Any) -> 
                     host.limit(rate)
             gate.wait()
             report.say(f"\n{options.shape} ranks, {'no limit' if rate == NO_LIMIT else rate}\n")
-            measure_table(report, rank, options, groups | connections, gate)
+            measure_table(report, rank, options, groups | connections, sockets, gate)
             tables[rate], report.rows = report.rows, []
     if rank == 0:
         Path(folder, "results").write_text(json.dumps({"lines": report.lines, "tables": tables}))

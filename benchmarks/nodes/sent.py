@@ -168,7 +168,8 @@ class StoreCalls:
 
 
 def store_calls(nodes: int, size: int, rank: int = 0) -> StoreCalls:
-    """For a rank of a group of ``size`` ranks: csrc/pg/rendezvous, for TCP between nodes. Rank 0 calls most. The ranks of different nodes are under different kernels, and no group was made before."""
+    """For a rank of a group of ``size`` ranks, with TCP between nodes: csrc/pg/rendezvous. Rank 0 calls most.
+    The ranks of different nodes are under different kernels, and no group was made before."""
     # The round: rank 0 reads what each rank has announced, and stores it in two keys that the others read.
     round_ = StoreCalls(3, size, 1) if rank == 0 else StoreCalls(1, 2, 1)
     if nodes == 1:
