@@ -6,8 +6,8 @@
 
 A shape says how many ranks each host has. A rate is the most that each host sends; with "none", the processor
 is the limit, because all hosts share its cores. All contenders live in the same processes and take turns, and
-all results are checked, as `occl bench` does. Open MPI (`openmpi`) is called from C, with processes of its own
-in the same hosts. "sockets" is the floor: the bytes that two hosts of as many ranks must exchange
+all results are checked, as `occl bench` does. Open MPI (`openmpi`) is called from C, with processes of its
+own in the same hosts. "sockets" is the floor: the bytes that two hosts of as many ranks must exchange
 (benchmarks/bare_sockets.py). The last columns are what a host sends in a call, as its interface counts it, of
 the host that sends most: in bytes, or over the size from 1 KiB on.
 """
