@@ -18,8 +18,8 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-FRAMES = 8
-"""The innermost ones of a stack are shown."""
+FRAMES = 32
+"""The innermost ones of a stack are shown: those of a debugger, which may be 20, and some of the program."""
 PATIENCE = 0.3
 """Seconds to wait for an answer. A thread gets the interpreter's lock in 10 ms, unless a call keeps it."""
 

@@ -134,8 +134,8 @@ class Notices:
         while len(self.used) > 1 and now - self.used[1][0] >= self.after:
             self.used.popleft()
         if longest >= WORTH_A_WORD and left <= JUST_BEFORE:
-            if said := " ".join(sentences()):  # without the time until the timeout
-                _add_to_timeouts(re.sub(r", which times out in [0-9.]+ s", "", said))
+            if said := sentences():  # without the time until the timeout
+                _add_to_timeouts(re.sub(r", which times out in [0-9.]+ s", "", _with_end(said)))
             return LONGEST_PAUSE
         if longest >= self.after and self.idle():
             self.look()
@@ -157,7 +157,7 @@ class Notices:
     def look(self) -> None:
         """Writes a notice if this process has waited for long, and there is something new to say."""
         ranks, waits = _own_waits(self.after)
-        lines = [_with_stack(wait) for wait in waits[:MOST]]
+        lines = [_with_advice(wait) for wait in waits[:MOST]]
         # Without times, and without what ranks do at the moment, which changes all the time.
         picture = re.sub(r"[0-9.]+ s\b", "", "\n".join(wait.who for wait in waits[:MOST]))
         if not lines or picture == self.seen:
@@ -167,7 +167,7 @@ class Notices:
             return
         self.seen = picture
         if claimed:
-            self.say(" ".join(lines))
+            self.say(_with_end(lines))
 
     def say(self, what: str) -> None:
         self.write(f"torch_occl: no progress for {self.after:g} s (OCCL_STUCK_AFTER). {what}")
@@ -177,7 +177,7 @@ def sentences() -> list[str]:
     """What this process and its peers on this host wait for in its groups, as `occl top` says it."""
     from occl.tools.top import stuck
 
-    return [_with_stack(wait) for wait in _own_waits(stuck.PATIENCE)[1]]
+    return [_with_advice(wait) for wait in _own_waits(stuck.PATIENCE)[1]]
 
 
 def _seconds_of_main_thread() -> float:
@@ -187,7 +187,7 @@ def _seconds_of_main_thread() -> float:
 
 
 def _own_waits(after: float) -> tuple[list[Rank], list[Wait]]:
-    """The ranks on this host of the groups of this process, and their waits.
+    """The ranks on this host of the groups of this process, and their waits: of a circle the first one.
 
     Args:
         after: seconds. Shorter waits are left out, and so are groups in which this process itself has not
@@ -212,12 +212,19 @@ def _own_waits(after: float) -> tuple[list[Rank], list[Wait]]:
     finally:  # an open region would outlive its process
         for process in found:
             process.close()
-    return ranks, waits
+    return ranks, stuck.distinct(waits)
 
 
-def _with_stack(wait: Wait) -> str:
+def _with_advice(wait: Wait) -> str:
     stack = f" Its Python stack: {', '.join(wait.stack[:MOST_FRAMES])}." if wait.stack else ""
-    return f"{wait.text}{stack} {wait.advice}"
+    return f"{wait.text}{stack} {wait.advice}".rstrip()
+
+
+def _with_end(said: list[str]) -> str:
+    """The sentences, with where to see more."""
+    from occl.tools.top import stuck
+
+    return " ".join([*said, *([] if said[-1].endswith(stuck.UNSEEN) else [stuck.SEEN])])
 
 
 _claims: set[str] = set()

@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from occl import stacks
 from occl.distributed import long_waits
+from occl.tools.top import stuck
 from tests.support.checks import backend
 from tests.support.devices import DEVICES
 from tests.support.thinning import first
@@ -186,7 +187,7 @@ ADVICE = {
         ("computes", r"runs|sleeps.*", r".*computes \(test_long_waits\.py:\d+\), .*"),
         ("reads", r"sleeps \(\w+\)", r"read \(.*\), reads \(.*\), late_in \(.*\), .*"),
         ("locks", r"sleeps \(futex_\w+\)", r"locks \(.*\), late_in \(.*\), .*"),
-        ("debugs", r"is in Python's debugger", r".*"),
+        ("debugs", r"is in Python's debugger", r"debugs \(.*\), late_in \(.*\), .*"),
         ("keeps_the_lock", rf"sleeps \(\w+\) {IN_A_CALL}", None),
     ],
 )
@@ -375,6 +376,61 @@ def test_a_circle_is_told_to_its_end(fresh):
         text = said_once(team)
     assert len(re.findall(r"\. Rank \d( of group \w+)? waits for rank ", text)) == 2, text
     assert "They wait for each other: make these calls in one order on all ranks. `occl top` shows" in text
+
+
+def wait_for_two_that_wait_for_each_other(rank, n, device):
+    """Ranks 0 and 2 receive from each other; rank 1 waits for both in a barrier."""
+
+    def call() -> None:
+        if rank != 1:
+            dist.recv(torch.ones(3), 2 - rank)
+        dist.barrier()
+
+    return written_until_told(device, dist.group.WORLD, call)
+
+
+@pytest.mark.full
+def test_a_circle_is_told_once(fresh):
+    with fresh(3) as team:
+        team.join().start(wait_for_two_that_wait_for_each_other)
+        text = said_once(team)
+    assert text.count("They wait for each other") == 1, text
+    assert text.count("`occl top` shows all ranks.") == 1, text
+
+
+def test_of_waits_that_end_in_one_circle_the_first_stays():
+    def wait(rank: int, *circle: str) -> stuck.Wait:
+        return stuck.Wait([0], rank, None, 1.0, None, "", "", "", circle=[*circle])
+
+    waits = [wait(1), wait(2, "a", "b"), wait(3, "a", "b"), wait(4), wait(5, "a", "c")]
+    assert [kept.rank for kept in stuck.distinct(waits)] == [1, 2, 4, 5]
+
+
+FRAMES_BELOW = ["step (train.py:7)", "<module> (train.py:9)", "run (bdb.py:600)", "main (pdb.py:1700)"]
+"""Of a program that `python -m pdb` has started."""
+
+
+@pytest.mark.parametrize(
+    ("inside", "debugged"),
+    [
+        ([], None),
+        (["cmdloop (cmd.py:126)", "_cmdloop (pdb.py:397)", "interaction (pdb.py:433)"], FRAMES_BELOW),
+        (
+            [
+                "select (selectors.py:468)",
+                "cmdloop (debugger.py:4)",
+                "interaction (pdb.py:433)",
+                "interaction (debugger.py:336)",
+                "user_line (pdb.py:337)",
+                "trace_dispatch (bdb.py:90)",
+            ],
+            FRAMES_BELOW,
+        ),
+    ],
+    ids=["runs below it", "pdb", "IPython"],
+)
+def test_a_debugger_counts_while_it_asks_and_its_frames_are_left_out(inside, debugged):
+    assert stuck._debugged([*inside, *FRAMES_BELOW]) == debugged
 
 
 def late_in_a_pair(rank, n, device):

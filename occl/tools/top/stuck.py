@@ -13,13 +13,16 @@ PATIENCE = 1.0
 MOST_SILENT = 3
 """Processes of a group whose answer is waited for in vain. No other one is asked then: each takes
 `stacks.PATIENCE`."""
-DEBUGGERS = ("(pdb.py:", "(bdb.py:")
-"""Frames of Python's debugger."""
+DEBUGGER = ("(pdb.py:", "(bdb.py:", "(cmd.py:", "(debugger.py:")
+"""Frames of Python's debugger, and of IPython's."""
+PROMPT = "interaction (pdb.py:"
+"""The frame that is there while the debugger asks for a command. Its others are also below a program that
+`python -m pdb` has started and that runs."""
 DEBUGGED, IN_A_CALL = "is in Python's debugger", "in a call outside Python that keeps the interpreter's lock"
-MOST_NAMES, MOST_ELSEWHERE = 8, 3
+MOST_NAMES, MOST_ELSEWHERE, MOST_FRAMES = 8, 3, 8
 SEEN = "`occl top` shows all ranks."
 UNSEEN = "`occl top` without a pid, on the host of that rank, shows what it does."
-CIRCLE = f"They wait for each other: make these calls in one order on all ranks. {SEEN}"
+CIRCLE = "They wait for each other: make these calls in one order on all ranks."
 
 
 @dataclass
@@ -35,8 +38,23 @@ class Wait:
     """Which ranks wait for which: the sentence without what the last one does."""
     text: str
     advice: str
+    """What to do; "" where only a look at all ranks helps."""
     stack: list[str] = field(default_factory=list)
     """The innermost Python frames of the rank that is waited for, where it shows them."""
+    circle: list[str] = field(default_factory=list)
+    """The operations in which ranks wait for each other, if they do."""
+
+
+def distinct(waits: list[Wait]) -> list[Wait]:
+    """Of waits that end in the same circle only the first."""
+    circles: list[list[str]] = []
+    kept = []
+    for wait in waits:
+        if wait.circle not in circles:
+            kept.append(wait)
+        if wait.circle:
+            circles.append(wait.circle)
+    return kept
 
 
 def waits(snapshot: Snapshot, group: Group) -> list[Wait]:
@@ -110,7 +128,7 @@ def _wait(
         text += f", which times out in {max(0.0, left):.1f} s"
     text += "."
     if rank is None:
-        story = Story(text, "", SEEN if missing is None else UNSEEN)
+        story = Story(text, "", "" if missing is None else UNSEEN)
     else:
         story = _story(snapshot, group, waiting, rank, silent)
         story.who = text + story.who
@@ -124,6 +142,7 @@ def _wait(
         story.who + story.does,
         story.advice,
         story.stack,
+        story.circle,
     )
 
 
@@ -137,12 +156,14 @@ class Story:
     """What the last of them does."""
     advice: str
     stack: list[str] = field(default_factory=list)
+    circle: list[str] = field(default_factory=list)
+    """As in `Wait`."""
 
 
 def _story(snapshot: Snapshot, group: Group, waiting: list[int], missing: Rank, silent: list[int]) -> Story:
     """From the rank that is waited for to the one that it waits for, and so on, until one waits for none, or
     they wait in a circle."""
-    told = [group.ranks[number].process for number in waiting]
+    told = [([group.ranks[number].process for number in waiting], _in_group(group, waiting[0]))]
     rank, in_group, who = missing, group, ""
     while True:
         name = _name(group, in_group, rank.record.rank)
@@ -152,15 +173,21 @@ def _story(snapshot: Snapshot, group: Group, waiting: list[int], missing: Rank, 
             doing, stack = _does(rank, silent)
             return Story(who, f" {name} {doing}.", _advice(rank, doing), stack)
         who += f" {name} {'; it '.join(_sentence(group, other, number) for other, number in elsewhere)}."
-        told.append(rank.process)
         other, number = elsewhere[0]
+        told.append(([rank.process], _in_group(other, number)))
         nexts = other.waits_for(number)
         next_rank = other.ranks.get(nexts[0]) if nexts else None
         if next_rank is None:
-            return Story(who, "", UNSEEN if nexts else SEEN)
-        if next_rank.process in told:
-            return Story(who, "", CIRCLE)
+            return Story(who, "", UNSEEN if nexts else "")
+        for first, (processes, _) in enumerate(told):
+            if next_rank.process in processes:
+                return Story(who, "", CIRCLE, circle=sorted(operation for _, operation in told[first:]))
         rank, in_group = next_rank, other
+
+
+def _in_group(group: Group, number: int) -> str:
+    """The operation of a rank, and its group."""
+    return f"{_operation(group.ranks[number])} of group {group.name}"
 
 
 def _name(group: Group, of: Group, number: int) -> str:
@@ -198,15 +225,15 @@ def _waits_elsewhere(snapshot: Snapshot, group: Group, rank: Rank) -> list[tuple
 
 
 def _advice(rank: Rank, doing: str) -> str:
-    """What to do about a process that does this."""
+    """What to do about a process that does this; "" if only a look at it helps."""
     pid = rank.process.pid
     if rank.state in STOPPED and "debugger" not in doing:
-        return f"`kill -CONT {pid}` continues it. {SEEN}"
+        return f"`kill -CONT {pid}` continues it."
     if rank.state in STOPPED or DEBUGGED in doing:
-        return f"Continue it in its debugger. {SEEN}"
+        return "Continue it in its debugger."
     if IN_A_CALL in doing:
-        return f"`py-spy dump --native --pid {pid}` shows that call. {SEEN}"
-    return SEEN
+        return f"`py-spy dump --native --pid {pid}` shows that call."
+    return ""
 
 
 def _does(rank: Rank, silent: list[int]) -> tuple[str, list[str]]:
@@ -221,8 +248,20 @@ def _does(rank: Rank, silent: list[int]) -> tuple[str, list[str]]:
         except stacks.NoAnswer:
             silent.append(rank.process.pid)
             doing += f" {IN_A_CALL}"
-    if any(debugger in frame for frame in stack for debugger in DEBUGGERS):
-        doing = DEBUGGED
+    debugged = _debugged(stack)
+    if debugged is not None:
+        doing, stack = DEBUGGED, debugged
     last = rank.call
     past = f"its last operation was {last.text} #{last.number}" if last else "it has called no operation"
-    return f"{doing}; {past}", stack
+    return f"{doing}; {past}", stack[:MOST_FRAMES]
+
+
+def _debugged(stack: list[str]) -> list[str] | None:
+    """The frames of the program that the debugger has interrupted; None if it has not."""
+    prompts = [place for place, frame in enumerate(stack) if frame.startswith(PROMPT)]
+    if not prompts:
+        return None
+    inside = stack[prompts[-1] + 1 :]
+    while inside and any(file in inside[0] for file in DEBUGGER):
+        inside.pop(0)
+    return inside
