@@ -237,6 +237,8 @@ def test_a_stopped_rank_is_named_and_goes_on_afterwards(pool, capsys):
         team.say(0, "call")
         shown = until(capsys, team.pids, lambda it: stages(it, "0") == ["waiting", "stopped"])
         assert "Rank 1 is stopped (SIGSTOP, or Ctrl-Z); its last" in shown["groups"][0]["stuck"][0]["text"]
+        assert main(["top", "--once", "--interval", "0.05", *map(str, team.pids)]) == 0
+        assert f"`kill -CONT {team.pids[1]}` continues it." in " ".join(capsys.readouterr().out.split())
         team.kill(1, signal.SIGCONT)
         team.say(1, "call")
         for rank in range(2):

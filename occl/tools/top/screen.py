@@ -15,6 +15,7 @@ from rich.text import Text
 
 from occl.tools.top.groups import Row
 from occl.tools.top.keys import Keys
+from occl.tools.top.stuck import distinct
 from occl.tools.top.view import GroupView, View, columns, headline, title
 
 STYLES = {
@@ -62,11 +63,12 @@ def table(view: GroupView, rows: list[Row], width: int) -> Table:
 
 def wrapped(view: GroupView) -> list[Text]:
     lines = []
-    for wait in view.waits[:4]:
-        lines.append(Text(wait.text, style="bold yellow"))
+    waits = distinct(view.waits)
+    for wait in waits[:4]:
+        lines.append(Text(f"{wait.text} {wait.advice}".rstrip(), style="bold yellow"))
         lines += [Text(f"    {frame}", no_wrap=True, overflow="ellipsis") for frame in wait.stack]
-    if len(view.waits) > 4:
-        lines.append(Text(f"and {len(view.waits) - 4} more are waited for.", style="yellow"))
+    if len(waits) > 4:
+        lines.append(Text(f"and {len(waits) - 4} more are waited for.", style="yellow"))
     return lines
 
 
