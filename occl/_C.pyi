@@ -220,6 +220,9 @@ def _replicas_reduce(
 def _waiting() -> tuple[float, float]:
     """For how many seconds a rank of this process has waited for others, and how many are left to one."""
 
+def _make_room_for_descriptors() -> None:
+    """Has the kernel enlarge the table of descriptors: free while the process has one thread."""
+
 def _add_to_timeouts(text: str) -> None:
     """Says what errors of operations that time out within a few seconds say besides."""
 

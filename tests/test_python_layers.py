@@ -35,6 +35,7 @@ LATE = {
     "occl.registration -> occl.distributed.backend": "the first group is made",
     "occl.distributed.gloo -> occl.distributed.backend": "the first group is made",
     "occl.distributed.gloo -> occl._C": "the first group is made",
+    "occl.distributed.gloo -> occl.distributed.long_waits": "the first group is made",
     "occl.distributed.place_agreement -> occl.distributed.backend": "as above",
     "occl.distributed.place_agreement -> occl.distributed.tcp": "a group over several nodes is made",
     "occl.distributed.place_agreement -> occl.distributed.ucx": "as above",

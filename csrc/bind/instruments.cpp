@@ -10,6 +10,7 @@
 #include "pg/observe/flight_recorder.h"
 #include "pg/process/engine.h"
 #include "pg/request/errors.h"
+#include "shm/descriptors.h"
 
 namespace occl::bind {
 
@@ -57,6 +58,7 @@ void bind_instruments(py::module_& module) {
     const auto seconds = [](std::chrono::nanoseconds ns) { return static_cast<double>(ns.count()) * 1e-9; };
     return std::pair(seconds(waiting.longest), seconds(waiting.left));
   });
+  module.def("_make_room_for_descriptors", &shm::make_room_for_descriptors);
   module.def("_add_to_timeouts", &pg::add_to_timeouts, py::arg("text"));
   module.def(
       "_start_trace",

@@ -4,8 +4,10 @@
 #include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <system_error>
 #include <thread>
 
@@ -15,6 +17,8 @@ namespace occl::shm {
 namespace {
 
 constexpr rlim_t kRoom = 1024;
+
+std::atomic<pid_t> made_room_in = 0;  // a forked child has a small table again
 
 bool has_one_thread() {
   struct stat tasks {};
@@ -29,6 +33,7 @@ void use_descriptor(int number) {
 }  // namespace
 
 void make_room_for_descriptors() {
+  if (made_room_in.exchange(getpid()) == getpid()) return;
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == 0) return;
   const auto last = static_cast<int>(std::min(limit.rlim_cur, kRoom)) - 1;

@@ -3,7 +3,7 @@
 
 namespace occl::shm {
 
-/// Makes room for a thousand descriptors, or as many as the limit allows.
+/// Makes room for a thousand descriptors, or as many as the limit allows, once in a process.
 ///
 /// The kernel enlarges the table by doubling it from 64, and a process with several threads waits each time
 /// until RCU has seen every core: 8 to 20 ms, and up to a minute on a machine with far more to do than cores.

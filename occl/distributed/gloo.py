@@ -16,7 +16,7 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -310,7 +310,8 @@ def _choose(
     if size == 1:
         choice = agreement.outcome([vote])
     else:
-        choice = agreement.agree(store, gloo, vote, rank, size, name, timeout)
+        with nullcontext() if vote["cannot"] else _watched(rank, size, name, timeout):
+            choice = agreement.agree(store, gloo, vote, rank, size, name, timeout)
     if choice["occl"] and choice["places"]:
         # On one host nothing asks for the address of its name, so it is a question of its own.
         between, vote = dist.PrefixStore("between nodes/", store), agreement.vote_between(choice["places"])
@@ -319,3 +320,10 @@ def _choose(
         )
     place_notices.tell(name, rank, size, choice)
     return choice
+
+
+def _watched(rank: int, size: int, name: str, timeout: timedelta) -> AbstractContextManager[None]:
+    """While ranks agree, a long wait is noticed, as it is while they make a group of occl."""
+    from occl.distributed import long_waits  # loads the extension, which this process can
+
+    return long_waits.joining(rank, size, name, timeout.total_seconds())

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from occl import stacks, variables
-from occl._C import _add_to_timeouts, _waiting
+from occl._C import _add_to_timeouts, _make_room_for_descriptors, _waiting
 
 if TYPE_CHECKING:
     from occl.tools.top.groups import Rank
@@ -68,6 +68,7 @@ def show_stack() -> None:
     """From now on this process watches itself, and notices of other ranks can say what it does, unless
     ``OCCL_STUCK_AFTER`` is 0."""
     if variables.stuck_after():
+        _make_room_for_descriptors()  # before there is one thread more
         stacks.answer(_task)
 
 
@@ -90,14 +91,12 @@ class Join:
 
 @contextmanager
 def joining(rank: int, size: int, group: str, timeout: float) -> Iterator[None]:
-    """While a rank makes a group with others: that wait is watched, if the process has had a group.
-
-    The thread that watches must not be there earlier, because enlarging the table of descriptors is free only
-    while there is one thread (csrc/shm/descriptors.h).
+    """While a rank makes a group with others: that wait is watched.
 
     Args:
         timeout: seconds.
     """
+    show_stack()
     join = Join(rank, size, group, timeout)
     _joins.append(join)
     try:

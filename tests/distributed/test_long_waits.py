@@ -6,6 +6,7 @@ import ctypes
 import os
 import pdb
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -554,32 +555,56 @@ def test_progress_is_never_called_a_hang(fresh):
         assert team.join().run(goes_on) == [[], []]
 
 
+OF_THE_TABLE = """
+import os
+from pathlib import Path
+from occl.distributed import long_waits
+assert len(os.listdir("/proc/self/task")) == 1
+long_waits.show_stack()
+print(*(line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if "FDSize" in line))
+"""
+
+
+def test_the_table_of_descriptors_is_large_before_there_is_a_second_thread():
+    command, alone = [sys.executable, "-c", OF_THE_TABLE], os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, env=alone, cwd=ROOT, capture_output=True, text=True, check=True, timeout=100
+    )
+    assert int(done.stdout) >= min(1024, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+
 OF_THE_ENVIRONMENT = """
 import sys, torch, torch.distributed as dist
-rank = int(sys.argv[1])
-dist.init_process_group("occl", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
-if rank == 1:
-    while "no progress" not in open(sys.argv[3]).read():
+rank, what = int(sys.argv[1]), sys.argv[4]
+def come():
+    while rank == 1 and "no progress" not in open(sys.argv[3]).read():
         pass
-dist.new_group() if sys.argv[4] == "joins" else dist.all_reduce(torch.ones(3))
+if what.startswith("starts"):
+    come()
+backend = "gloo" if "Gloo" in what else "occl"
+dist.init_process_group(backend, init_method="file://" + sys.argv[2], rank=rank, world_size=2)
+come()
+dist.new_group() if what == "joins" else dist.all_reduce(torch.ones(3))
 dist.destroy_process_group()
 """
+OF_GROUP = "Rank 0 has waited [0-9.]+ s for the other ranks of group [0-9]+, which has 2, to make it; that "
 
 
 @pytest.mark.parametrize(
     ("late", "says"),
     [
         ("calls", "Rank 0 of group 0 has waited "),
-        (
-            "joins",
-            "Rank 0 has waited [0-9.]+ s for the other ranks of group [0-9]+, which has 2, to make it; that ",
-        ),
+        ("joins", OF_GROUP),
+        ("starts", OF_GROUP),
+        ("starts in the place of Gloo", OF_GROUP),
     ],
 )
 def test_the_notice_comes_unasked_on_standard_error(tmp_path, late, says):
     command = [sys.executable, "-c", OF_THE_ENVIRONMENT]
     arguments = [str(tmp_path / "store"), str(tmp_path / "errors"), late]
     environment = os.environ | {"OCCL_STUCK_AFTER": "1", "OMP_NUM_THREADS": "1"}
+    if "Gloo" in late:
+        environment["OCCL_IN_PLACE_OF"] = "gloo"
     with open(tmp_path / "errors", "w") as errors:
         started = [
             subprocess.Popen([*command, str(rank), *arguments], env=environment, stderr=errors, cwd=ROOT)
