@@ -18,6 +18,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from occl.versions import VERSION as __version__
+from occl.versions import check_backend
 
 if TYPE_CHECKING:
     from occl.deprecated import memory_stats as memory_stats
@@ -72,6 +73,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _FROM:
+        if name != "launch":
+            check_backend(f"occl.{name}")
         return getattr(importlib.import_module(f"occl.{_FROM[name]}"), name)
     raise AttributeError(f"module 'occl' has no attribute {name!r}")
 

@@ -72,6 +72,8 @@ def parser(asked: str | None = None) -> argparse.ArgumentParser:
     for name, command in COMMANDS.items():
         added = commands.add_parser(name, help=command.short, description=command.long)
         if name == asked:
+            if name != "conformance":
+                versions.check_backend(f"occl {name}")
             module = importlib.import_module(command.module)
             module.arguments(added)
             added.set_defaults(run=module.run)
@@ -84,7 +86,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         made = parser(asked)
     except (ImportError, OSError) as error:
-        advice = "" if "occl doctor" in str(error) else ". Run occl doctor, which needs no PyTorch."
+        advised = "occl doctor" in str(error) or versions.PACKAGES[1] in str(error)
+        advice = "" if advised else ". Run occl doctor, which needs no PyTorch."
         print(f"occl {asked} cannot run: {error}{advice}", file=sys.stderr)
         return 1
     if asked is not None and asked not in COMMANDS:

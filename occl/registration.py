@@ -93,6 +93,7 @@ def or_warn(failure: str) -> Iterator[None]:
 
 def create(opts: Any, options: Any = None) -> C10dBackend:
     """The factory that makes the first group of a process that has not imported torch_occl."""
+    versions.check_backend("the backend occl")
     from occl.distributed import backend
 
     return backend.create(opts, options)

@@ -20,6 +20,9 @@ EXTENSIONS = Path(__file__).with_name("extensions")
 """Has a folder, such as ``torch_2_13``, for each minor version that this installation has an extension for.
 An extension works with no other one, because PyTorch's C++ interfaces differ. setup.py makes the folders."""
 
+PACKAGES = "torch_occl", "torch_occl_kits"
+"""The distributions. The second has ``occl.testing`` and ``occl.conformance`` only (folder kits)."""
+
 Minor = tuple[int, int]
 
 
@@ -99,3 +102,13 @@ def check_running() -> None:
 
     check(torch.__version__)
     check_build(torch.__version__)
+
+
+def check_backend(wanted: str) -> None:
+    """Raises ImportError, naming what is installed, if it is the kits, which have no backend."""
+    if not Path(__file__).with_name("distributed").is_dir():
+        whole, kits = PACKAGES
+        raise ImportError(
+            f"{wanted} is of {whole}, and only {kits} is installed, which has occl.testing, "
+            f"occl.conformance and occl.launch: install {whole} in the place of {kits}"
+        )

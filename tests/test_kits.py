@@ -101,7 +101,7 @@ def test_the_suite_runs_over_gloo_and_makes_a_table_and_a_badge(kits, tmp_path):
 @pytest.mark.parametrize(
     ("wish", "says"),
     [
-        ("backend='occl'", "No module named 'occl.distributed'"),
+        ("backend='occl'", "the backend occl is of torch_occl, and only torch_occl_kits is installed"),
         (
             "device='dev', backend='gloo'",
             'device="dev" is the device of torch_occl, which is not installed here',
@@ -115,6 +115,25 @@ def test_what_needs_torch_occl_says_so(kits, tmp_path, wish, says):
     done = run(kits, tmp_path, "pytest", "-q", "-p", "no:cacheprovider", "test_sample.py")
     assert done.returncode == 1 and says in done.stdout, done.stdout
     assert len(done.stdout.splitlines()) < 80
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("command", ["doctor", "top", "report", "bench"])
+def test_a_command_of_torch_occl_says_what_is_installed(kits, tmp_path, command):
+    done = run(kits, tmp_path, "occl", command)
+    said = (
+        f"occl {command} cannot run: occl {command} is of torch_occl, and only torch_occl_kits is installed"
+    )
+    assert done.returncode == 1 and done.stderr.startswith(said) and done.stderr.count("\n") == 1, done.stderr
+
+
+@pytest.mark.full
+def test_a_function_of_torch_occl_says_what_is_installed(kits, tmp_path):
+    (tmp_path / "program.py").write_text(
+        "import occl\n\nassert occl.launch(lambda: 3, 2, backend='gloo') == [3, 3]\noccl.replace_gloo()\n"
+    )
+    done = run(kits, tmp_path, "program")
+    assert "ImportError: occl.replace_gloo is of torch_occl, and only torch_occl_kits is" in done.stderr, done
 
 
 def case(verdict: str, known: str = "") -> dict[str, str]:
