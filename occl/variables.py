@@ -145,6 +145,11 @@ CHECKS: Mapping[str, Check] = {
 }
 NAMES = tuple(CHECKS)
 """Every variable that the package reads (docs/environment.md)."""
+WITHOUT = {
+    "OCCL_IN_PLACE_OF": "occl does not take the place of Gloo, and ",
+    "OCCL_SHARE_CPU": "CPU tensors are not shared, and ",
+}
+"""What a wrong value does to a program that never imports torch_occl, beside what a warning says of all."""
 OF_TESTS = "OCCL_TEST_"
 """Variables of the project's own tests begin like this."""
 
@@ -225,8 +230,9 @@ def warn() -> None:
     if _warned or os.environ.get("RANK", "0") != "0" or "TORCHELASTIC_RUN_ID" in os.environ:
         return
     _warned = True
-    for text in wrong(os.environ).values():
-        warnings.warn(f"import torch_occl will fail: {text}", RuntimeWarning, stacklevel=3)
+    for name, text in wrong(os.environ).items():
+        follows = f"{WITHOUT.get(name, '')}import torch_occl will fail"
+        warnings.warn(f"{follows}: {text}", RuntimeWarning, stacklevel=3)
     for name, meant in unknown(os.environ).items():
         warnings.warn(f"torch_occl does not know the variable {name}, and ignores it: {meant}", stacklevel=3)
 

@@ -420,8 +420,9 @@ def test_a_variable_that_makes_no_sense_is_named_and_stops_nothing_else(tmp_path
     path = install(tmp_path / "site")
     script = "import torch.distributed as dist; print(sorted(dist.Backend._plugins))"
     said = run_python("-c", script, path=path, OCCL_SHARE_CPU="yes", OCCL_IN_PLACE_OF="nccl")
-    assert "import torch_occl will fail: OCCL_SHARE_CPU='yes': it must be 0, 1" in said
-    assert "import torch_occl will fail: OCCL_IN_PLACE_OF='nccl': it must be gloo" in said
+    fails = "import torch_occl will fail"
+    assert f"CPU tensors are not shared, and {fails}: OCCL_SHARE_CPU='yes': it must be 0, 1" in said
+    assert f"occl does not take the place of Gloo, and {fails}: OCCL_IN_PLACE_OF='nccl': it must be" in said
     assert "'OCCL'" in said.splitlines()[-1]
 
 
