@@ -142,17 +142,38 @@ def tagged(tmp_path, monkeypatch):
 GRIFFE = next((path for path in (shutil.which("griffe"), ROOT / "build/docs-venv/bin/griffe") if path), "")
 
 
+@pytest.mark.parametrize(
+    ("line", "counts"),
+    [
+        ("occl/notebook.py:0: launch: Public object was removed", True),
+        ("occl/distributed/stats.py:7: OperationStats.failed: Public object was removed", True),
+        ("torch_occl/replicas/__init__.py:9: scatter(x): Parameter was removed", True),
+        ("occl/tools/top/stuck.py:0: DEBUGGERS: Public object was removed", False),
+        ("griffe: cannot load the package", True),
+    ],
+)
+def test_only_what_the_pages_of_the_interface_have_counts(line, counts):
+    names = release.offered()
+    assert "torch_occl.launch" in names and "torch_occl.replicas" in names
+    assert release.is_offered(line, names) == counts
+
+
 @pytest.mark.skipif(
     not Path(GRIFFE).exists(), reason="the interface is compared by griffe: run make api once"
 )
 def test_what_the_interface_lost_is_an_error_within_a_minor_version(tagged, monkeypatch):
     root, commit = tagged
+    (root / "docs" / "api").mkdir(parents=True)
+    (root / "docs" / "api" / "page.md").write_text("::: occl.offered\n")
     version = ["0.1.1"]
     monkeypatch.setattr(release, "version", lambda: version[0])
     assert release.last_tag() == "" and release.api(str(GRIFFE))
     subprocess.run(["git", "tag", "v0.1.0"], cwd=root, check=True)
-    commit("def offered(a, b=1): pass\n")
+    commit("def offered(a, b=1): pass\ndef inside(): pass\n")
     assert release.last_tag() == "v0.1.0" and release.api(str(GRIFFE))
+    subprocess.run(["git", "tag", "v0.1.1"], cwd=root, check=True)
+    commit("def offered(a, b=1): pass\n")
+    assert release.last_tag() == "v0.1.1" and release.api(str(GRIFFE)), "no page of docs/api has it"
     commit("def other(a): pass\n")
     assert not release.api(str(GRIFFE))
     version[0] = "0.2.0.dev0"
