@@ -91,8 +91,9 @@ def read_only_files() -> None:
 
 
 def own_temporary_folder() -> None:
+    """Not /tmp, where a checkout may lie."""
     own_mounts()
-    _check(_libc.mount(b"tmpfs", b"/tmp", b"tmpfs", 0, None), "tmpfs")
+    _check(_libc.mount(b"tmpfs", b"/var/tmp", b"tmpfs", 0, None), "tmpfs")
 
 
 def without_proc() -> None:
