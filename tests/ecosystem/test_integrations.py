@@ -59,7 +59,8 @@ FSDP_ON_CPU = """
 from accelerate import Accelerator, FullyShardedDataParallelPlugin
 import torch
 accelerator = Accelerator(cpu=True, fsdp_plugin=FullyShardedDataParallelPlugin())
-print("the model is a", type(accelerator.prepare(torch.nn.Linear(8, 8))).__name__)
+kind = type(accelerator.prepare(torch.nn.Linear(8, 8))).__name__
+print(f"the model is a {kind}")  # in one piece: both ranks write into one pipe, unbuffered
 accelerator.end_training()
 """
 
