@@ -63,13 +63,15 @@ def address_of_host() -> str:
     return "127.0.0.1"
 
 
-def reachable(addresses: Sequence[str]) -> str:
-    """The first of an interface's addresses that other hosts can use as it is; else the first; "" for none.
+def means_the_same_everywhere(address: str) -> bool:
+    """Not "", and not an address of a link (fe80::...), which needs the name of an interface beside it."""
+    means = ipaddress.ip_address(address.partition("%")[0]) if address else None
+    return means is not None and not (means.version == 6 and means.is_link_local)
 
-    An address of a link (fe80::...) means something only together with an interface of the host that uses it.
-    """
-    by_itself = [one for one in addresses if not ipaddress.ip_address(one).is_link_local]
-    return next(iter([*by_itself, *addresses]), "")
+
+def reachable(addresses: Sequence[str]) -> str:
+    """The first of an interface's addresses that means the same everywhere; else the first; "" for none."""
+    return next(iter([*filter(means_the_same_everywhere, addresses), *addresses]), "")
 
 
 def is_loopback(address: str) -> bool:

@@ -88,7 +88,7 @@ unsigned worker_progress(abi::Worker* worker) {
 
 abi::Status endpoint_create(abi::Worker* worker, const abi::EndpointParams* params, abi::Endpoint** made) {
   Address to;
-  std::memcpy(&to, params->address, sizeof(to));
+  std::memcpy(static_cast<void*>(&to), params->address, sizeof(to));
   if (to.magic != shm::kMagic || to.version != kVersion || to.length > sizeof(to.socket)) return -EPROTO;
   Peer& peer = engine_of(worker).connect(to);
   if (peer.connection.state() == Connection::State::over) return peer.connection.status();
@@ -180,6 +180,7 @@ const char* status_string(abi::Status status) {
 ucx::Api make() {
   ucx::Api api;
   api.name = concat("TCP, version ", kVersion);
+  api.address_bytes = sizeof(Address);
   api.config_read = config_read;
   api.config_modify = config_modify;
   api.config_release = config_release;

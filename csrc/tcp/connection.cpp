@@ -17,6 +17,8 @@ namespace {
 /// What a call of `write` or `read` moves, at most, so that the other direction has its turn.
 constexpr std::size_t kTurn = 2 * kMostInFrame;
 
+constexpr int kMostAttempts = 3;
+
 constexpr Status kMalformed = -EPROTO;
 
 /// Seconds of silence until the kernel asks whether the peer's host is there, and between further questions.
@@ -36,8 +38,13 @@ void set_up(int fd) {
 
 }  // namespace
 
-Connection::Connection(Matching& matching, const shm::Token& own_key, const shm::Token& key)
-    : matching_(matching), own_key_(own_key), key_(key) {}
+Connection::Connection(Matching& matching, const shm::Token& own_key, const shm::Token& key,
+                       std::uint64_t sender_mask, MayBegin may_begin)
+    : matching_(matching),
+      own_key_(own_key),
+      key_(key),
+      sender_mask_(sender_mask),
+      may_begin_(std::move(may_begin)) {}
 
 Connection::~Connection() {
   for (Request* flush : flushes_) delete flush;
@@ -45,7 +52,15 @@ Connection::~Connection() {
 
 // ---- how it begins
 
+bool Connection::bind(std::uint64_t sender) {
+  if (sender_ && *sender_ != sender) return false;
+  sender_ = sender;
+  return true;
+}
+
 void Connection::connect(const Address& to) {
+  to_ = to;
+  ++attempts_;
   Socket made(::socket(static_cast<int>(to.family), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!made) {
     close(static_cast<Status>(-errno));
@@ -98,10 +113,13 @@ void Connection::accept(Socket socket) {
     close(-ECONNRESET);
 }
 
-/// What this side has begun leads nowhere; what the peer has begun may.
+/// What this side has begun leads nowhere; what the peer has begun may, and so may another attempt: an engine
+/// closes connections whose greeting comes late.
 void Connection::lose(Status why) {
   if (state_ != State::open && spare_)
     accept(std::move(spare_));
+  else if (state_ == State::greeting && attempts_ < kMostAttempts)
+    connect(to_);
   else
     close(why);
 }
@@ -204,6 +222,7 @@ void Connection::write() {
     }
     if (!write_frame()) return;
   }
+  if (!sends()) end_flushes(ucx::abi::kOk);
 }
 
 void Connection::sent(Request& request) {
@@ -241,11 +260,13 @@ std::size_t Connection::receive_some(bool& drained) {
   std::array<iovec, 2> parts{};
   std::size_t count = 0, direct = 0;
   if (begin_ == end_) begin_ = end_ = 0;
+  std::size_t room = kBuffer - end_;
   if (std::byte* target = left_ > 0 && end_ == 0 ? current_->target() : nullptr) {
     direct = left_;
     parts[count++] = {target, direct};
+    if (current_->bytes - current_->got > left_) room = sizeof(Frame);  // the rest goes to the target as well
   }
-  parts[count++] = {buffer_.get() + end_, kBuffer - end_};
+  parts[count++] = {buffer_.get() + end_, room};
   msghdr header{};
   header.msg_iov = parts.data();
   header.msg_iovlen = count;
@@ -259,11 +280,11 @@ std::size_t Connection::receive_some(bool& drained) {
     return 0;
   }
   if (result == 0) {
-    lose(-ESHUTDOWN);
+    lose(unwritable_ != ucx::abi::kOk ? unwritable_ : static_cast<Status>(-ESHUTDOWN));
     return 0;
   }
   const auto got = static_cast<std::size_t>(result);
-  drained = got < direct + kBuffer - end_;
+  drained = got < direct + room;
   end_ += got - std::min(got, direct);
   if (direct > 0) arrived(std::min(got, direct));
   return got;
@@ -295,6 +316,7 @@ bool Connection::consume() {
 
 bool Connection::begin_frame(const Frame& frame) {
   if ((state_ == State::open) == (frame.kind() == Kind::accepted)) return false;
+  if (frame.kind() != Kind::accepted && frame.kind() != Kind::ready && !is_sender_of(frame.tag)) return false;
   switch (frame.kind()) {
     case Kind::accepted:
       opened();
@@ -318,6 +340,11 @@ bool Connection::begin_frame(const Frame& frame) {
   return false;
 }
 
+bool Connection::is_sender_of(std::uint64_t tag) {
+  if (!sender_ && may_begin_(*this, tag)) sender_ = tag & sender_mask_;
+  return sender_ && *sender_ == (tag & sender_mask_);
+}
+
 bool Connection::begin_message(std::uint64_t tag, std::size_t bytes) {
   const auto same = [tag](const auto& message) { return message->tag == tag; };
   if (bytes == 0 || std::any_of(begun_.begin(), begun_.end(), same)) return false;
@@ -333,7 +360,7 @@ bool Connection::begin_message(std::uint64_t tag, std::size_t bytes) {
   if (receive && receive->bytes == bytes && bytes <= end_ - begin_ && bytes <= kMostInFrame) {
     std::memcpy(receive->into, buffer_.get() + begin_, bytes);
     begin_ += bytes;
-    receive->finish(ucx::abi::kOk, bytes);
+    receive->finish(ucx::abi::kOk, bytes, tag);
     return true;
   }
   current_ = std::make_shared<Incoming>(tag, bytes);
@@ -342,7 +369,7 @@ bool Connection::begin_message(std::uint64_t tag, std::size_t bytes) {
   if (receive && receive->bytes == bytes) {
     current_->claim(*receive);
   } else if (receive) {
-    receive->finish(ucx::abi::kOk, bytes);  // its length is an error, and its bytes are thrown away
+    receive->finish(ucx::abi::kOk, bytes, tag);  // its length is an error, and its bytes are thrown away
   } else {
     try {
       current_->keep();
@@ -362,7 +389,7 @@ void Connection::arrived(std::size_t bytes) {
   const auto message = std::move(current_);
   if (!message->whole()) return;
   std::erase(begun_, message);
-  if (message->receive) message->receive->finish(ucx::abi::kOk, message->bytes);
+  if (message->receive) message->receive->finish(ucx::abi::kOk, message->bytes, message->tag);
 }
 
 // ---- how it ends

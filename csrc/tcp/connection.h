@@ -11,7 +11,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -32,7 +34,12 @@ class Connection {
     over,  // for good; `status` says why
   };
 
-  Connection(Matching& matching, const shm::Token& own_key, const shm::Token& key);
+  /// Whether this connection may send messages with such a tag, which is its first.
+  using MayBegin = std::function<bool(const Connection&, std::uint64_t tag)>;
+
+  /// `sender_mask`: the bits of a tag that say which rank sends, which are the same in all that arrives.
+  Connection(Matching& matching, const shm::Token& own_key, const shm::Token& key, std::uint64_t sender_mask,
+             MayBegin may_begin);
   ~Connection();
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
@@ -44,6 +51,8 @@ class Connection {
 
   /// Begins to connect to this address.
   void connect(const Address& to);
+  /// What arrives here must have this sender. False if something else has arrived already.
+  bool bind(std::uint64_t sender);
   /// The socket that connects can be written to, or has failed.
   void connected();
   /// The peer has connected, and its greeting is fine. Returns what becomes of its socket: it is this
@@ -94,11 +103,17 @@ class Connection {
   std::size_t receive_some(bool& drained);
   bool consume();
   bool begin_frame(const Frame& frame);
+  bool is_sender_of(std::uint64_t tag);
   bool begin_message(std::uint64_t tag, std::size_t bytes);
   void arrived(std::size_t bytes);
 
   Matching& matching_;
   const shm::Token own_key_, key_;
+  const std::uint64_t sender_mask_;
+  const MayBegin may_begin_;
+  std::optional<std::uint64_t> sender_;
+  Address to_;
+  int attempts_ = 0;
   State state_ = State::none;
   Status status_ = ucx::abi::kOk;
   Socket socket_;

@@ -5,11 +5,13 @@
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <bit>
 #include <chrono>
+#include <cstdio>
 #include <cstring>
 #include <thread>
 #include <utility>
@@ -22,8 +24,14 @@
 namespace occl::tcp {
 namespace {
 
-/// Connections that may wait for their greeting. The oldest makes room.
-constexpr std::size_t kMostStrangers = 64;
+/// Connections whose greeting has not come: more than a group has ranks. Others wait in the kernel.
+constexpr std::size_t kMostStrangers = 512;
+/// How long each may take.
+constexpr std::chrono::seconds kGreeting{5};
+/// Those that one look accepts.
+constexpr int kMostAccepted = 64;
+/// Pause after the process had no descriptor for one.
+constexpr std::chrono::milliseconds kDeaf{100};
 
 /// With at most so many peers each call looks at all of their sockets, and asks the kernel which of them have
 /// something in one of so many calls.
@@ -54,7 +62,7 @@ Engine::Engine(const std::string& address, std::uint32_t rank, std::uint64_t sen
   listening_ = Socket(::socket(found->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!listening_) fail_errno("a socket cannot be made", errno_hint());
   if (bind(listening_.get(), found->ai_addr, found->ai_addrlen) != 0 ||
-      listen(listening_.get(), SOMAXCONN) != 0)
+      ::listen(listening_.get(), SOMAXCONN) != 0)
     fail_errno("cannot listen at ", address);
   socklen_t length = sizeof(address_.socket);
   getsockname(listening_.get(), reinterpret_cast<sockaddr*>(address_.socket.data()), &length);
@@ -63,7 +71,7 @@ Engine::Engine(const std::string& address, std::uint32_t rank, std::uint64_t sen
   address_.rank = rank;
   address_.key = shm::random_token();
   epoll_event event{EPOLLIN, {.fd = listening_.get()}};
-  epoll_ctl(events_.get(), EPOLL_CTL_ADD, listening_.get(), &event);
+  if (epoll_ctl(events_.get(), EPOLL_CTL_ADD, listening_.get(), &event) != 0) fail_errno("epoll_ctl");
 }
 
 Engine::~Engine() {
@@ -84,13 +92,24 @@ Engine::~Engine() {
 
 Peer& Engine::peer_of(const shm::Token& key) {
   auto& peer = peers_[key];
-  if (!peer) peer = std::make_unique<Peer>(*this, matching_, address_.key, key);
+  // Nobody speaks for a rank that is known by another key.
+  const auto may_begin = [this](const Connection& by, std::uint64_t tag) {
+    const auto known = by_rank_.find(sender_of(tag));
+    return known == by_rank_.end() || &known->second->connection == &by;
+  };
+  if (!peer) peer = std::make_unique<Peer>(*this, matching_, address_.key, key, sender_mask_, may_begin);
   return *peer;
+}
+
+std::uint32_t Engine::sender_of(std::uint64_t tag) const {
+  return static_cast<std::uint32_t>((tag & sender_mask_) >> std::countr_zero(sender_mask_));
 }
 
 Peer& Engine::connect(const Address& to) {
   Peer& peer = peer_of(to.key);
   by_rank_[to.rank] = &peer;
+  const auto sender = std::uint64_t{to.rank} << std::countr_zero(sender_mask_);
+  if (!peer.connection.bind(sender & sender_mask_)) peer.connection.close(-EPROTO);
   if (peer.connection.state() == Connection::State::none) peer.connection.connect(to);
   watch(peer);
   return peer;
@@ -120,9 +139,13 @@ void Engine::watch(Peer& peer) {
         by_socket_.erase(before);
       if (fd >= 0) by_socket_[fd] = &peer;
     }
-    if (fd >= 0) epoll_ctl(events_.get(), fd == peer.watched ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, fd, &event);
+    const int change = fd == peer.watched ? EPOLL_CTL_MOD : EPOLL_CTL_ADD;
     peer.watched = fd;
     peer.events = events;
+    if (fd >= 0 && epoll_ctl(events_.get(), change, fd, &event) != 0) {
+      connection.close(static_cast<Status>(-errno));
+      return watch(peer);
+    }
   }
   if (connection.state() == Connection::State::over && peer.on_error)
     std::exchange(peer.on_error, nullptr)(peer.error_argument, reinterpret_cast<ucx::abi::Endpoint*>(&peer),
@@ -148,9 +171,7 @@ void Engine::receive(Request& request) {
   }
   matching_.post(request);
   if (request.bytes <= kShort) return;
-  const auto sender =
-      static_cast<std::uint32_t>((request.tag & sender_mask_) >> std::countr_zero(sender_mask_));
-  const auto found = by_rank_.find(sender);
+  const auto found = by_rank_.find(sender_of(request.tag));
   if (found == by_rank_.end() || found->second->connection.state() == Connection::State::over) return;
   found->second->connection.announce(request.tag, request.bytes);
   watch(*found->second);
@@ -159,11 +180,11 @@ void Engine::receive(Request& request) {
 void Engine::receive(Request& request, Incoming& message) {
   if (message.bytes != request.bytes) {
     message.drop();
-    request.finish(ucx::abi::kOk, message.bytes);
+    request.finish(ucx::abi::kOk, message.bytes, message.tag);
     return;
   }
   message.claim(request);
-  if (message.whole()) request.finish(ucx::abi::kOk, message.bytes);
+  if (message.whole()) request.finish(ucx::abi::kOk, message.bytes, message.tag);
 }
 
 std::shared_ptr<Incoming> Engine::find(std::uint64_t tag, std::uint64_t mask) {
@@ -192,7 +213,7 @@ void Engine::progress() {
   }
   std::array<Peer*, kFewPeers> few{};
   std::size_t count = 0;
-  bool all_open = strangers_.empty();
+  bool all_open = strangers_.empty() && listens_;
   for (const auto& [fd, peer] : by_socket_) few[count++] = peer;
   for (std::size_t i = 0; i < count; ++i) {
     all_open &= few[i]->connection.state() == Connection::State::open;
@@ -202,13 +223,15 @@ void Engine::progress() {
 }
 
 void Engine::poll_events() {
+  while (!strangers_.empty() && strangers_.front().until.passed()) strangers_.pop_front();
+  if (!listens_ && strangers_.size() < kMostStrangers && deaf_until_.passed()) listen(true);
   std::array<epoll_event, 64> events;
   const int count = epoll_wait(events_.get(), events.data(), static_cast<int>(events.size()), 0);
   for (int i = 0; i < count; ++i) handle(events[i].data.fd);
 }
 
 void Engine::handle(int fd) {
-  if (fd == listening_.get()) return accept_all();
+  if (fd == listening_.get()) return accept_some();
   if (const auto found = by_socket_.find(fd); found != by_socket_.end()) return move(*found->second);
   const auto stranger = std::find_if(strangers_.begin(), strangers_.end(),
                                      [fd](const Stranger& it) { return it.socket.get() == fd; });
@@ -226,16 +249,30 @@ void Engine::move(Peer& peer) {
   watch(peer);
 }
 
-void Engine::accept_all() {
-  for (;;) {
+void Engine::accept_some() {
+  for (int accepted = 0; accepted < kMostAccepted; ++accepted) {
+    if (strangers_.size() == kMostStrangers) return listen(false);
     Socket socket(accept4(listening_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-    if (!socket) return;
-    if (strangers_.size() == kMostStrangers) strangers_.pop_front();
+    if (!socket) {
+      if (errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM) return;
+      if (!std::exchange(told_, true))
+        std::fprintf(stderr, "torch_occl: process %d cannot accept the connection of another host: %s%s\n",
+                     getpid(), std::strerror(errno), errno_hint());
+      deaf_until_ = Deadline::after(kDeaf);
+      return listen(false);
+    }
     epoll_event event{EPOLLIN, {.fd = socket.get()}};
-    epoll_ctl(events_.get(), EPOLL_CTL_ADD, socket.get(), &event);
-    strangers_.push_back({std::move(socket), {}, 0});
+    if (epoll_ctl(events_.get(), EPOLL_CTL_ADD, socket.get(), &event) != 0) continue;
+    strangers_.push_back({std::move(socket), Deadline::after(kGreeting), {}, 0});
     hear(std::prev(strangers_.end()));
   }
+}
+
+/// Whether connections are accepted. Else the descriptor of the engine must not be readable because of them.
+void Engine::listen(bool to) {
+  epoll_event event{to ? std::uint32_t{EPOLLIN} : 0, {.fd = listening_.get()}};
+  epoll_ctl(events_.get(), EPOLL_CTL_MOD, listening_.get(), &event);
+  listens_ = to;
 }
 
 /// A connection whose greeting is wrong is closed without an answer.

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/deadline.h"
 #include "tcp/connection.h"
 #include "tcp/matching.h"
 #include "tcp/request.h"
@@ -22,8 +23,9 @@ class Engine;
 
 /// A peer, as UCX's interface knows it: an endpoint.
 struct Peer {
-  Peer(Engine& engine, Matching& matching, const shm::Token& own, const shm::Token& key)
-      : engine(engine), connection(matching, own, key) {}
+  Peer(Engine& engine, Matching& matching, const shm::Token& own, const shm::Token& key,
+       std::uint64_t sender_mask, Connection::MayBegin may_begin)
+      : engine(engine), connection(matching, own, key, sender_mask, std::move(may_begin)) {}
 
   Engine& engine;
   Connection connection;
@@ -51,15 +53,17 @@ class Engine {
   Peer& connect(const Address& to);
   /// Ends the connection for good. Its errors are not reported any more.
   void close(Peer& peer);
-  /// Whether all of it is with the kernel already; else the request finishes in a later call.
+  /// Of at least one byte. Whether all of it is with the kernel already; else the request finishes in a later
+  /// call.
   bool send(Peer& peer, Request& request);
-  /// Finishes at once if the message is here.
+  /// Of at least one byte. Finishes at once if the message is here.
   void receive(Request& request);
   /// The same for a message that `find` has returned.
   void receive(Request& request, Incoming& message);
   /// A message without a receive, which the caller receives next; null: there is none.
   std::shared_ptr<Incoming> find(std::uint64_t tag, std::uint64_t mask);
-  /// Ends a receive that has not begun to arrive.
+  /// Ends a receive that has not begun to arrive. If it was of a long message, no other receive of its tag
+  /// may follow: its sender knows that it was there, and may send.
   void cancel(Request& request);
   /// Whether nothing waits to be given to the kernel; else the request finishes when that is so.
   bool flush(Peer& peer, Request& request);
@@ -68,6 +72,7 @@ class Engine {
   /// A connection whose greeting has not arrived yet.
   struct Stranger {
     Socket socket;
+    Deadline until;
     Greeting greeting;
     std::size_t got = 0;
   };
@@ -76,7 +81,9 @@ class Engine {
   void watch(Peer& peer);
   void handle(int fd);
   void move(Peer& peer);
-  void accept_all();
+  void accept_some();
+  void listen(bool to);
+  std::uint32_t sender_of(std::uint64_t tag) const;
   void hear(std::list<Stranger>::iterator stranger);
   void poll_events();
 
@@ -87,7 +94,10 @@ class Engine {
   std::map<shm::Token, std::unique_ptr<Peer>> peers_;
   std::map<int, Peer*> by_socket_;
   std::map<std::uint32_t, Peer*> by_rank_;
-  std::list<Stranger> strangers_;
+  std::list<Stranger> strangers_;  // the oldest is the first
+  bool listens_ = true;            // else connections wait in the kernel
+  Deadline deaf_until_ = Deadline::after(std::chrono::seconds(0));
+  bool told_ = false;                              // that there are no descriptors
   std::vector<Socket> lingering_;                  // closed by this side
   std::vector<std::pair<Request*, Status>> late_;  // sends over connections that were over already
   unsigned turn_ = 0;

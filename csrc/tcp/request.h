@@ -27,10 +27,10 @@ struct Request {
   decltype(ucx::abi::RequestParams::callback) callback{};
   void* user_data = nullptr;
 
-  /// Calls the callback of a message. `arrived`: the length of a received one.
-  void finish(Status with, std::size_t arrived = 0) {
+  /// Calls the callback of a message. `arrived` and `of_tag`: the length and the tag of a received one.
+  void finish(Status with, std::size_t arrived = 0, std::uint64_t of_tag = 0) {
     status = with;
-    const ucx::abi::ReceiveInfo info{tag, arrived};
+    const ucx::abi::ReceiveInfo info{of_tag, arrived};
     if (kind == Kind::send && callback.send)
       callback.send(this, with, user_data);
     else if (kind == Kind::receive && callback.receive)

@@ -41,8 +41,10 @@ void* open_library(const Settings& settings) {
     if (void* library = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL)) return library;
     why = dlerror();
   }
-  fail(Errc::system, "UCX cannot be opened (", why, "): install version ", abi::kLeastMajor, ".",
-       abi::kLeastMinor, " or later (pip install libucx-cu12; Debian: libucx0), or use TCP between nodes (OCCL_INTER_NODE=tcp)");
+  fail(
+      Errc::system, "UCX cannot be opened (", why, "): install version ", abi::kLeastMajor, ".",
+      abi::kLeastMinor,
+      " or later (pip install libucx-cu12; Debian: libucx0), or use TCP between nodes (OCCL_INTER_NODE=tcp)");
 }
 
 }  // namespace

@@ -20,8 +20,9 @@ struct Settings {
 };
 
 struct Api : abi::Functions {
-  std::string name;     // for texts: "UCX 1.22.0"
-  std::string version;  // "1.22.0"
+  std::string name;               // for texts: "UCX 1.22.0"
+  std::string version;            // "1.22.0"
+  std::size_t address_bytes = 0;  // of each address; 0: they differ
 };
 
 /// The library, which stays open; all calls of a process return the same, that of the first successful one.

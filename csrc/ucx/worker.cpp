@@ -71,7 +71,7 @@ Worker::Worker(const Api& api, const Settings& settings, int rank, int size, std
     if (status == abi::kOk) return;
     const std::string why = text(status);
     if (worker_) api_.worker_destroy(worker_);
-    if (context_) api_.cleanup(context_);
+    if (context_) api_.cleanup(std::exchange(context_, nullptr));
     fail(Errc::system, api_.name, " cannot ", concat(what...), ": ", why);
   };
   abi::Config* config = nullptr;
@@ -84,7 +84,7 @@ Worker::Worker(const Api& api, const Settings& settings, int rank, int size, std
   abi::ContextParams context;
   context.field_mask = abi::kContextFeatures | abi::kContextTagSenderMask | abi::kContextEndpoints;
   context.features = abi::kFeatureTag | abi::kFeatureWakeup;
-  context.tag_sender_mask = std::uint64_t{0xffffffff} << kRankShift;
+  context.tag_sender_mask = std::uint64_t{0x7fffffff} << kRankShift;
   context.estimated_num_eps = size;
   const abi::Status opened = api_.init(abi::kLeastMajor, abi::kLeastMinor, &context, config, &context_);
   if (opened != abi::kOk)
@@ -93,7 +93,12 @@ Worker::Worker(const Api& api, const Settings& settings, int rank, int size, std
   abi::WorkerParams worker;
   worker.field_mask = abi::kWorkerThreadMode;
   worker.thread_mode = abi::kSerialized;
-  check(api_.worker_create(context_, &worker, &worker_), "make a worker");
+  try {
+    check(api_.worker_create(context_, &worker, &worker_), "make a worker");
+  } catch (const Error&) {
+    if (context_) api_.cleanup(context_);
+    throw;
+  }
   check(api_.worker_descriptor(worker_, &descriptor_), "offer a descriptor");
   for (int peer = 0; peer < size; ++peer) {
     peers_[peer].worker = this;
@@ -130,6 +135,10 @@ std::string Worker::address() {
 }
 
 void Worker::set_addresses(std::vector<std::string> addresses) {
+  for (const std::string& address : addresses)
+    if (api_.address_bytes > 0 && address.size() != api_.address_bytes)
+      fail(Errc::protocol, "an address of ", api_.name, " has ", address.size(), " bytes, and not ",
+           api_.address_bytes);
   std::lock_guard lock(mutex_);
   for (std::size_t i = 0; i < peers_.size(); ++i) peers_[i].address = std::move(addresses[i]);
 }
@@ -413,10 +422,12 @@ void Worker::expect_end() {
 
 void Worker::group_ended(void* request, abi::Status status, const abi::ReceiveInfo* info, void* data) {
   auto& self = *static_cast<Worker*>(data);
+  self.end_arrived_ = status != abi::kCanceled;
+  const bool whole = status == abi::kOk && info->length == sizeof(EndOfGroup);
+  if (whole && info->sender_tag == (kEndOfGroup | tag_of(static_cast<int>(self.end_.rank), 0)))
+    self.take_end(self.end_);
+  // `info` can lie in the request.
   if (std::exchange(self.expecting_end_, nullptr)) self.api_.request_free(request);
-  if (status != abi::kOk) return;
-  if (info->length == sizeof(EndOfGroup)) self.take_end(self.end_);
-  self.end_arrived_ = true;
 }
 
 void Worker::take_end(const EndOfGroup& end) {

@@ -63,13 +63,14 @@ class Place(NamedTuple):
         return f"{self.name} ({self.address or 'no address'})"
 
 
-def places_of(one_network: bool, listener: str) -> list[Place]:
+def places_of(one_network: bool, listener: str, most: int | None = None) -> list[Place]:
     """Where ranks listen: at the interfaces that ``GLOO_SOCKET_IFNAME`` names, and without the variable at
     the address of the host's name.
 
     Args:
         one_network: as in `prepare`.
         listener: for the error: "Gloo".
+        most: how many interfaces ``listener`` uses; None: all.
 
     Raises:
         RuntimeError: there is no interface of that name, or ``listener`` would listen where other nodes
@@ -87,6 +88,7 @@ def places_of(one_network: bool, listener: str) -> list[Place]:
     else:
         address = interfaces.address_of_host()
         places = [Place(interfaces.owner_of(address, found), address)]
+    places = places[:most]
     local = all(interfaces.is_loopback(place.address) for place in places if place.address)
     if local and not one_network:
         raise RuntimeError(

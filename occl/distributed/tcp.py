@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from occl import interfaces
 from occl.distributed.inter_node import places_of
 
 ENCRYPTING = "GLOO_DEVICE_TRANSPORT"
@@ -29,7 +30,7 @@ def prepare(one_network: bool, asked: bool) -> tuple[str, str]:
     """
     if not asked and not plain_is_wanted():
         raise RuntimeError(f"{ENCRYPTING} is {os.environ[ENCRYPTING]}")
-    places = places_of(one_network, "TCP")
-    if not places[0].address:
-        raise RuntimeError(f"the interface {places[0].name} has no address: name another one")
-    return f"tcp over {places[0]}", places[0].address
+    (place,) = places_of(one_network, "TCP", most=1)
+    if not interfaces.means_the_same_everywhere(place.address):
+        raise RuntimeError(f"{place} has no address that other hosts can use: name another interface")
+    return f"tcp over {place}", place.address

@@ -1,9 +1,12 @@
 // Messages over TCP between engines of one process, and between an engine and what is none.
 // modes: plain asan
+#include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <numeric>
 #include <optional>
@@ -177,16 +180,82 @@ TEST("a connection without the key, or that greets in another version, is closed
   }
 }
 
-TEST("strangers that say nothing make room for others") {
+TEST("ranks that connect all at once, and greet late, keep their connections") {
+  const auto a = engine(0);
+  std::vector<std::unique_ptr<Engine>> others;
+  std::vector<Peer*> to_a;
+  std::vector<std::unique_ptr<Send>> sends;
+  std::vector<std::unique_ptr<Receive>> receives;
+  const Bytes data = pattern(4, 1);
+  std::vector<Bytes> arrived(200, Bytes(4));
+  for (std::uint32_t i = 1; i <= arrived.size(); ++i) {
+    others.push_back(engine(i));
+    sends.push_back(std::make_unique<Send>(data, tag_of(i, 0)));
+    others.back()->send(others.back()->connect(a->address()), *sends.back());
+    receives.push_back(std::make_unique<Receive>(arrived[i - 1], tag_of(i, 0)));
+    a->receive(*receives.back());
+  }
+  for (int i = 0; i < 20; ++i) a->progress();
+  const auto all = [&] {
+    for (const auto& other : others) other->progress();
+    return std::all_of(receives.begin(), receives.end(),
+                       [](const auto& it) { return it->status != kInProgress; });
+  };
+  CHECK(becomes(all, {a.get()}));
+  for (const auto& receive : receives) CHECK(receive->status == ucx::abi::kOk);
+}
+
+TEST("strangers that say nothing leave room for others, and are closed in the end") {
   const auto a = engine(0), b = engine(1);
   std::vector<std::unique_ptr<Raw>> silent;
-  for (int i = 0; i < 200; ++i) {
+  for (int i = 0; i < 500; ++i) {
     silent.push_back(std::make_unique<Raw>(a->address()));
     a->progress();
   }
-  CHECK(silent.front()->closed(*a));
   Peer& to_b = a->connect(b->address());
   exchange(*a, *b, to_b, b->connect(a->address()), 4);
+  CHECK(silent.front()->closed(*a));
+}
+
+TEST("an engine without descriptors says so, and accepts connections once there are some") {
+  const auto a = engine(0), b = engine(1);
+  Peer& to_a = b->connect(a->address());
+  rlimit before{};
+  getrlimit(RLIMIT_NOFILE, &before);
+  const rlimit none{3, before.rlim_max};
+  setrlimit(RLIMIT_NOFILE, &none);
+  int polls = 0;
+  for (int i = 0; i < 1000; ++i) {
+    a->progress(), b->progress();
+    pollfd descriptor{a->descriptor(), POLLIN, 0};
+    polls += poll(&descriptor, 1, 0);
+  }
+  CHECK(polls <= 2, "the descriptor is not readable for ever: ", polls);
+  setrlimit(RLIMIT_NOFILE, &before);
+  exchange(*a, *b, a->connect(b->address()), to_a, 4);
+}
+
+TEST("a peer with the key speaks for no rank that is known by another one") {
+  const auto a = engine(0), b = engine(1);
+  Peer& to_b = a->connect(b->address());
+  Peer& to_a = b->connect(a->address());
+  exchange(*a, *b, to_b, to_a, 4);
+  Bytes into(4, std::byte{0xee});
+  Receive receive(into, tag_of(1, 5));
+  a->receive(receive);
+  Intruder intruder(*a);
+  intruder.put(Frame::of(Kind::message, tag_of(1, 5), 4));
+  intruder.put(std::uint32_t{0});
+  CHECK(intruder.closed(*a));
+  CHECK(receive.status == kInProgress && into == Bytes(4, std::byte{0xee}));
+  exchange(*a, *b, to_b, to_a, 4);
+  // Nor does it become another rank once it has spoken for one.
+  Intruder second(*a);
+  second.put(Frame::of(Kind::message, tag_of(2, 5), 4));
+  second.put(std::uint32_t{0});
+  for (int i = 0; i < 100; ++i) a->progress();
+  second.put(Frame::of(Kind::message, tag_of(3, 5), 4));
+  CHECK(second.closed(*a));
 }
 
 TEST("frames that no engine sends end the connection with an error") {

@@ -60,12 +60,15 @@ void greet(hosts::Link& link, const hosts::Topology& nodes, int rank, Deadline d
       messages.emplace_back(other, link.receive(other, kChannel, into.get(), 1, into));
     }
   messages.emplace_back(next, link.send(next, kChannel, greeting.get(), 1, greeting));
-  for (const auto& [other, message] : messages) {
-    while (!message->ended()) {
-      if (deadline.passed()) fail(Errc::system, "rank ", other, " does not answer");
-      std::this_thread::sleep_for(kPause);
-    }
-    if (const auto error = message->error()) fail(Errc::system, "rank ", other, ": ", error->what());
+  for (;;) {
+    std::erase_if(messages, [](const auto& it) {
+      if (!it.second->ended()) return false;
+      if (const auto error = it.second->error()) fail(Errc::system, "rank ", it.first, ": ", error->what());
+      return true;
+    });
+    if (messages.empty()) return;
+    if (deadline.passed()) fail(Errc::system, "rank ", messages.front().first, " does not answer");
+    std::this_thread::sleep_for(kPause);
   }
 }
 

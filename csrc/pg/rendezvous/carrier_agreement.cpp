@@ -119,6 +119,8 @@ std::string CarrierAgreement::try_to_connect(Board& board, const c10::intrusive_
   } catch (const std::exception& error) {  // a timeout too
     if (last() || aborted(error)) throw;
     answer = concat(kFailed, first_line(error));
+    prepared_ = {};  // so that ranks which wait for this one learn it from the end of its connections
+    prepared_at_.reset();
   }
   board.put(awaited_, bytes_of(answer));
   const std::vector<Bytes> answers = board.read(awaited_, kStoreGrace);
