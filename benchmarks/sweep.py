@@ -398,7 +398,7 @@ def main() -> None:
     content: dict[str, Any] = {"machine": about, "results": {}, "noise": {}}
     for shape in options.shapes:
         names = options.contenders or (
-            ["occl-tcp", "occl-ucx", "occl-gloo", GLOO] if "+" in shape else ["occl-cpu", "occl-dev", GLOO]
+            ["occl-tcp", "occl-ucx", GLOO] if "+" in shape else ["occl-cpu", "occl-dev", GLOO]
         )
         watch = Watch()
         rounds = in_turns(shape, names, options.turns)

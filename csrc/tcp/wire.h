@@ -26,7 +26,7 @@ inline constexpr std::uint32_t kVersion = 1;
 /// Messages of at most this many bytes are sent before their receives are there.
 inline constexpr std::size_t kShort = std::size_t{64} << 10;
 /// The content of a frame, at most.
-inline constexpr std::size_t kMostInFrame = std::size_t{256} << 10;
+inline constexpr std::size_t kMostInFrame = std::size_t{512} << 10;
 
 /// What others need to reach an engine, and what they prove that they may.
 struct Address {

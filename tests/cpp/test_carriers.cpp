@@ -282,6 +282,25 @@ TEST("messages for a group that has ended are thrown away, whichever side ends f
   });
 }
 
+TEST("an address over TCP that no rank has given is an error") {
+  const auto made = carrier(Over::tcp, 0, [] {});
+  std::vector<std::string> addresses(2, made->worker().address());
+  addresses[1].pop_back();
+  try {
+    made->worker().set_addresses(addresses);
+    CHECK(false);
+  } catch (const Error& error) {
+    CHECK(error.code() == Errc::protocol && std::strstr(error.what(), "bytes"), error.what());
+  }
+  addresses[1] = addresses[0];
+  addresses[1][0] ^= 1;
+  made->worker().set_addresses(addresses);
+  ucx::Link link(made, {0, 1}, "0");
+  Bytes into(4);
+  const auto message = link.receive(1, 1, into.data(), into.size(), nullptr);
+  CHECK(message->ended() && message->error() && std::strstr(message->error()->what(), "no rank sends"));
+}
+
 TEST("numbers of groups name the rank that gave them, and end") {
   over_each([](Over over) {
     Pair pair(over);
