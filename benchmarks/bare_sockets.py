@@ -58,7 +58,7 @@ class Sockets:
                     moved = True
                 except BlockingIOError:
                     pass
-            if not moved and len(into) > 1 << 16:
+            if not moved and self._each > 1:  # its neighbours need the core
                 select.select([self._socket], [self._socket] if out else [], [])
 
     def seconds(self, size: int, wait: Callable[[], None]) -> list[float]:

@@ -195,7 +195,7 @@ def test_a_group_asks_the_store_for_what_the_model_counts(ranks, tmp_path, nodes
 
 
 def test_the_documentation_shows_what_the_model_says():
-    files = [RESULTS / "2026-11-29-hosts.json", "--startup", RESULTS / "2026-11-25-startup-groups.json"]
+    files = [RESULTS / "2026-11-30-hosts.json", "--startup", RESULTS / "2026-11-25-startup-groups.json"]
     command = [sys.executable, "-m", "benchmarks.nodes", *map(str, files)]
     shown = subprocess.run(command, check=True, capture_output=True, text=True, cwd=cpp_build.ROOT).stdout
     lines = [line for line in shown.splitlines() if line.startswith("|")]
