@@ -15,11 +15,13 @@ OF_GROUPS = (
     "csrc/coll/",
     "csrc/hosts/",
     "csrc/ucx/",
+    "csrc/tcp/",
     "csrc/shm/",
     "occl/distributed/backend.py",
     "occl/distributed/gloo.py",
     "occl/distributed/groups.py",
     "occl/distributed/inter_node.py",
+    "occl/distributed/tcp.py",
     "occl/distributed/windows.py",
 )
 
@@ -58,6 +60,8 @@ INTERNAL = {
     "announced a tensor that cannot be": PROTOCOL,
     "a peer sent a descriptor that is not a sealed shared memory region": PROTOCOL,
     "a peer sent a shared memory region of ...": PROTOCOL,
+    "an address of ... has ... bytes, and not": PROTOCOL,
+    "a socket cannot be made": SYSTEM,
     "fstatfs on a peer's region failed": SYSTEM,
     "fstat on a peer's region failed": SYSTEM,
     "cannot give back ... bytes of shared memory": SYSTEM,

@@ -6,8 +6,8 @@ then stores which votes it has seen, and proceeds when all ranks that voted have
 vote is left from an earlier attempt. A rank that is late finds that the others have agreed without it, which
 means Gloo.
 
-Ranks of several nodes agree in the same way once more, whether occl may connect the nodes: a rank may listen on
-loopback only, or want Gloo's encryption.
+Ranks of several nodes agree in the same way once more, whether occl may connect the nodes: a rank may listen
+on loopback only, or want Gloo's encryption.
 """
 
 from __future__ import annotations
