@@ -246,7 +246,8 @@ void bind_group(py::module_& module) {
       [](py::function prepare) {
         pg::set_prepare_tcp([prepare = prepare.release()](bool one_network, bool asked) {
           const py::gil_scoped_acquire gil;
-          auto [name, address] = answer(prepare, one_network, asked).cast<std::pair<std::string, std::string>>();
+          auto [name, address] =
+              answer(prepare, one_network, asked).cast<std::pair<std::string, std::string>>();
           return pg::PreparedTcp{std::move(name), std::move(address)};
         });
       },

@@ -33,7 +33,7 @@ void use_descriptor(int number) {
 }  // namespace
 
 void make_room_for_descriptors() {
-  if (made_room_in.exchange(getpid()) == getpid()) return;
+  if (made_room_in.exchange(getpid(), std::memory_order_relaxed) == getpid()) return;  // once is enough
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == 0) return;
   const auto last = static_cast<int>(std::min(limit.rlim_cur, kRoom)) - 1;
