@@ -10,13 +10,14 @@ import select
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import torch
 import torch.distributed as dist
 
 NAME = "sockets"
 FEW, LONGEST_S = 5, 1.0
-"""Exchanges of a size: at least so many, and no more after this time."""
+"""A size gets at least FEW exchanges, and others until LONGEST_S seconds have passed."""
 
 
 def fits(places: list[int]) -> bool:
@@ -44,21 +45,12 @@ class Sockets:
         self._each = each
 
     def exchange(self, out: memoryview, into: memoryview) -> None:
-        while out or into:
-            moved = False
-            if out:
-                try:
-                    out = out[self._socket.send(out) :]
-                    moved = True
-                except BlockingIOError:
-                    pass
-            if into:
-                try:
-                    into = into[self._socket.recv_into(into) :]
-                    moved = True
-                except BlockingIOError:
-                    pass
-            if not moved and self._each > 1:  # its neighbours need the core
+        while left := len(out) + len(into):
+            with suppress(BlockingIOError):
+                out = out[self._socket.send(out) :] if out else out
+            with suppress(BlockingIOError):
+                into = into[self._socket.recv_into(into) :] if into else into
+            if len(out) + len(into) == left and self._each > 1:  # its neighbours need the core
                 select.select([self._socket], [self._socket] if out else [], [])
 
     def seconds(self, size: int, wait: Callable[[], None]) -> list[float]:
@@ -72,11 +64,8 @@ class Sockets:
             wait()
             before = time.perf_counter()
             self.exchange(out, into)
-            mine = torch.tensor([time.perf_counter() - before, float(time.perf_counter() - begun)])
+            mine = torch.tensor([time.perf_counter() - before, time.perf_counter() - begun])
             dist.all_reduce(mine, dist.ReduceOp.MAX)
             taken.append(mine[0].item())
             if len(taken) >= FEW and mine[1].item() > LONGEST_S:
                 return taken
-
-    def close(self) -> None:
-        self._socket.close()

@@ -410,7 +410,7 @@ MUTATIONS = [
     Mutation("any notice says that a rank has left", "hosts/group.cpp", "if (pending.content->number != Notice::left)", "if (false)", ("plain/test_hosts:no rank sends",)),
     Mutation("a group takes any number", "hosts/subgroup.cpp", "if (!link->can_come_from(0, ids_broadcast.ids.number))", "if (false)", ("plain/test_hosts_subgroup:no group can have",)),
     Mutation("in Gloo's place a rank that cannot connect nodes keeps no other rank from it", "occl/distributed/place_agreement.py", "unable.setdefault(vote[\"cannot\"], []).append(rank)", "pass", ("tests/hosts/test_in_place_of_gloo.py::test_gloo_stays_where_a_rank_cannot_connect_nodes_and_the_rank_is_named",)),
-    Mutation("TCP takes the place of a transport that encrypts", "occl/distributed/tcp.py", "if not asked and not plain_is_wanted():", "if False:", ("tests/hosts/test_in_place_of_gloo.py::test_a_rank_says_why_it_cannot_connect_nodes",)),
+    Mutation("TCP takes the place of a transport that encrypts", "occl/distributed/tcp.py", "if not asked and (why := why_gloo()):", "if why := \"\":", ("tests/hosts/test_in_place_of_gloo.py::test_a_rank_says_why_it_cannot_connect_nodes",)),
     Mutation("hosts without RDMA devices take UCX", "occl/distributed/ucx.py", 'return "this host has no RDMA device"', 'return ""', ("tests/hosts/test_carriers.py::test_tcp_is_taken_where_there_are_no_rdma_devices",)),
     Mutation("a connection needs no key", "tcp/engine.cpp", "greeting.to != address_.key", "false", ("plain/test_tcp:without the key",)),
     Mutation("strangers stay for as long as they like", "tcp/engine.cpp", "while (!strangers_.empty() && strangers_.front().until.passed()) strangers_.pop_front();", "", ("plain/test_tcp:are closed in the end",)),

@@ -17,6 +17,7 @@ namespace {
 /// What a call of `write` or `read` moves, at most, so that the other direction has its turn.
 constexpr std::size_t kTurn = 2 * kMostInFrame;
 
+/// How often a rank connects to a peer that closes the connection in place of an answer to its greeting.
 constexpr int kMostAttempts = 3;
 
 constexpr Status kMalformed = -EPROTO;
@@ -34,6 +35,13 @@ void set_up(int fd) {
   set(IPPROTO_TCP, TCP_KEEPIDLE, kAsk);
   set(IPPROTO_TCP, TCP_KEEPINTVL, kAsk);
   set(IPPROTO_TCP, TCP_KEEPCNT, kQuestions);
+}
+
+/// Whether a greeting, or the answer to one, is with the kernel as a whole.
+template <class T>
+bool put(int fd, const T& content) {
+  const auto sent = ::send(fd, &content, sizeof(content), MSG_DONTWAIT | MSG_NOSIGNAL);
+  return sent == static_cast<ssize_t>(sizeof(content));
 }
 
 }  // namespace
@@ -86,21 +94,13 @@ void Connection::connected() {
     lose(-ECONNRESET);
 }
 
-template <class T>
-bool Connection::put(int fd, const T& content) {
-  const auto sent = ::send(fd, &content, sizeof(content), MSG_DONTWAIT | MSG_NOSIGNAL);
-  return sent == static_cast<ssize_t>(sizeof(content));
-}
-
-bool Connection::adopt(Socket socket) {
-  if (state_ == State::open || state_ == State::over) return false;
+void Connection::adopt(Socket socket) {
+  if (state_ == State::open || state_ == State::over) return;
   // Both have begun: the connection that the smaller key has begun is the one.
-  if (state_ != State::none && own_key_ < key_) {
+  if (state_ != State::none && own_key_ < key_)
     spare_ = std::move(socket);
-    return true;
-  }
-  accept(std::move(socket));
-  return true;
+  else
+    accept(std::move(socket));
 }
 
 void Connection::accept(Socket socket) {
@@ -216,10 +216,7 @@ bool Connection::write_frame() {
 void Connection::write() {
   if (state_ != State::open || unwritable_ != ucx::abi::kOk) return;
   for (std::size_t moved = 0; moved < kTurn; moved += frame_end_) {
-    if (frame_sent_ == frame_end_ && !next_frame()) {
-      end_flushes(ucx::abi::kOk);
-      return;
-    }
+    if (frame_sent_ == frame_end_ && !next_frame()) break;
     if (!write_frame()) return;
   }
   if (!sends()) end_flushes(ucx::abi::kOk);
@@ -398,7 +395,7 @@ Socket Connection::close(Status why) {
   if (state_ == State::over) return {};
   state_ = State::over;
   status_ = why;
-  std::set<Request*> sends(long_.begin(), long_.end());
+  std::set<Request*> sends;
   for (const Out& out : urgent_) sends.insert(out.request);
   for (const auto& [tag, requests] : held_) sends.insert(requests.begin(), requests.end());
   if (frame_sent_ < frame_end_) sends.insert(out_.request);

@@ -44,7 +44,6 @@ class Connection {
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
 
-  const shm::Token& key() const { return key_; }
   State state() const { return state_; }
   Status status() const { return status_; }
   int fd() const { return socket_.get(); }
@@ -55,9 +54,9 @@ class Connection {
   bool bind(std::uint64_t sender);
   /// The socket that connects can be written to, or has failed.
   void connected();
-  /// The peer has connected, and its greeting is fine. Returns what becomes of its socket: it is this
-  /// connection from now on, or waits here until the one that this side has begun is open.
-  bool adopt(Socket socket);
+  /// The peer has connected, and its greeting is fine. Its socket is this connection from now on, or waits
+  /// here until the one that this side has begun is open.
+  void adopt(Socket socket);
 
   /// Whether all of it is with the kernel already; else the request finishes in a later call. Not for a
   /// connection that is over.
@@ -85,10 +84,6 @@ class Connection {
     Request* request = nullptr;  // null: a frame without content
   };
 
-  /// Whether all of these bytes of a greeting or an answer are with the kernel; if not, the connection is
-  /// over.
-  template <class T>
-  bool put(int fd, const T& content);
   void accept(Socket socket);
   void opened();
   void lose(Status why);

@@ -33,8 +33,8 @@ constexpr int kMostAccepted = 64;
 /// Pause after the process had no descriptor for one.
 constexpr std::chrono::milliseconds kDeaf{100};
 
-/// With at most so many peers each call looks at all of their sockets, and asks the kernel which of them have
-/// something in one of so many calls.
+/// With at most kFewPeers peers, each look reads from all sockets, and one look in kRareTurn asks epoll. With
+/// more peers, each look asks epoll.
 constexpr std::size_t kFewPeers = 2;
 constexpr unsigned kRareTurn = 16;
 
@@ -165,10 +165,7 @@ bool Engine::send(Peer& peer, Request& request) {
 }
 
 void Engine::receive(Request& request) {
-  if (const auto message = find(request.tag, request.mask)) {
-    receive(request, *message);
-    return;
-  }
+  if (const auto message = find(request.tag, request.mask)) return receive(request, *message);
   matching_.post(request);
   if (request.bytes <= kShort) return;
   const auto found = by_rank_.find(sender_of(request.tag));

@@ -11,8 +11,10 @@ ENCRYPTING = "GLOO_DEVICE_TRANSPORT"
 """A variable of Gloo: TCP_TLS asks for encrypted connections, which only Gloo offers."""
 
 
-def plain_is_wanted() -> bool:
-    return os.environ.get(ENCRYPTING, "").upper() in ("", "TCP", "UV")
+def why_gloo() -> str:
+    """Why nothing but Gloo may carry messages, unless it is asked for; "" if another engine may."""
+    wish = os.environ.get(ENCRYPTING, "")
+    return "" if wish.upper() in ("", "TCP", "UV") else f"{ENCRYPTING} is {wish}"
 
 
 def prepare(one_network: bool, asked: bool) -> tuple[str, str]:
@@ -28,8 +30,8 @@ def prepare(one_network: bool, asked: bool) -> tuple[str, str]:
         RuntimeError: Gloo is to encrypt, and nothing asks for TCP; there is no interface of the name that
             ``GLOO_SOCKET_IFNAME`` gives; it has no address; or other nodes cannot reach it.
     """
-    if not asked and not plain_is_wanted():
-        raise RuntimeError(f"{ENCRYPTING} is {os.environ[ENCRYPTING]}")
+    if not asked and (why := why_gloo()):
+        raise RuntimeError(why)
     (place,) = places_of(one_network, "TCP", most=1)
     if not interfaces.means_the_same_everywhere(place.address):
         raise RuntimeError(f"{place} has no address that other hosts can use: name another interface")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from occl import _C, interfaces
 from occl.distributed.inter_node import places_of
-from occl.distributed.tcp import ENCRYPTING, plain_is_wanted
+from occl.distributed.tcp import why_gloo
 
 SYSTEM = "libucp.so.0"
 PACKAGE = "libucx"
@@ -93,8 +93,8 @@ def why_not() -> str:
 
     Where variables of UCX choose devices or transports, the user wants UCX.
     """
-    if not plain_is_wanted():
-        return f"{ENCRYPTING} is {os.environ[ENCRYPTING]}"
+    if why := why_gloo():
+        return why
     if any(name in os.environ for name in ("UCX_NET_DEVICES", "UCX_TLS")) or interfaces.adapters():
         return ""
     return "this host has no RDMA device"

@@ -21,7 +21,7 @@ from tests.hosts.launch import NO_UCX, OVER_UCX, options_for
 from tests.support.checks import assert_works
 from tests.support.cpp_build import compiler
 
-pytestmark = pytest.mark.skipif(bool(NO_UCX), reason=NO_UCX)
+with_ucx = pytest.mark.skipif(bool(NO_UCX), reason=NO_UCX)
 
 
 def use_library(library: str) -> None:
@@ -120,6 +120,7 @@ def test_an_address_that_means_the_same_on_every_host_comes_first(addresses, cho
     assert interfaces.reachable(addresses) == chosen
 
 
+@with_ucx
 def test_ucx_is_taken_where_all_ranks_have_it_and_a_variable_asks_for_it(logging):
     assert carrier(logging) == "ucx over lo (127.0.0.1)"
 
@@ -140,6 +141,7 @@ def test_a_wish_for_another_transport_of_gloo_is_not_answered_with_tcp(logging, 
     assert all("unsupported gloo device" in text for text in texts), texts
 
 
+@with_ucx
 def test_tcp_is_taken_where_a_rank_has_no_ucx_and_the_rank_is_named(logging):
     said = carrier(logging, libraries=[(1, "no_such_library.so")])
     assert re.match(r"tcp over lo \(127.0.0.1\), because rank 1 \(pid \d+, host [^)]+\): UCX cannot", said), (
@@ -153,6 +155,7 @@ def test_tcp_is_taken_where_no_rank_has_ucx(logging):
     assert said.startswith("tcp over lo (127.0.0.1), because rank 0 (")
 
 
+@with_ucx
 def test_tcp_is_taken_where_ranks_have_different_versions(logging, other_version):
     said = carrier(logging, libraries=[(2, other_version)])
     assert re.search(r"because rank 0 \([^)]+\) has UCX 1\.\d+, and rank 2 \([^)]+\) has UCX 1\.99$", said), (
@@ -160,12 +163,14 @@ def test_tcp_is_taken_where_ranks_have_different_versions(logging, other_version
     )
 
 
+@with_ucx
 def test_tcp_is_taken_where_a_rank_can_reach_no_other_over_ucx(logging):
     said = carrier(logging, variables=[WISH, (1, "UCX_TLS", "self")])
     assert said.startswith("tcp over lo (127.0.0.1), because rank "), said
     assert "could not connect through ucx over lo" in said, said
 
 
+@with_ucx
 def test_a_rank_without_ucx_is_an_error_where_the_options_ask_for_it(logging):
     with logging.fresh(3) as team:
         params = {"backend": OVER_UCX, "libraries": [(1, "no_such_library.so")]}
@@ -174,6 +179,7 @@ def test_a_rank_without_ucx_is_an_error_where_the_options_ask_for_it(logging):
         assert "UCX cannot be opened" in text and (rank == 1 or "rank 1 (pid" in text), text
 
 
+@with_ucx
 def test_different_versions_are_an_error_where_the_options_ask_for_ucx(logging, other_version):
     with logging.fresh(3) as team:
         params = {"backend": OVER_UCX, "libraries": [(2, other_version)]}
