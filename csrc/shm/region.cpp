@@ -31,6 +31,9 @@ constexpr int F_SEAL_FUTURE_WRITE = 0x0010;
 constexpr unsigned MFD_NOEXEC_SEAL = 0x0008U;
 #endif
 
+/// From this size on a commit asks what is free. Any malloc takes less than this unasked.
+constexpr std::size_t kWorthAsking = std::size_t{1} << 20;
+
 constexpr int kSizeSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 int new_memfd(const char* name) {
@@ -158,15 +161,16 @@ void Region::commit(std::size_t offset, std::size_t bytes, Pages pages) {
   const std::size_t first = offset & ~(page_size() - 1);
   const std::size_t last = round_up_to_pages(offset + bytes);
   // fallocate reserves page by page, and would wake the out-of-memory killer before it fails.
-  if (const std::size_t free = available_memory(last - first).free; last - first > free)
-    fail(Errc::out_of_memory, "cannot reserve ", last - first, " bytes of shared memory: ", free,
+  const std::size_t size = last - first;
+  if (const std::size_t free = size < kWorthAsking ? size : available_memory(size).free; size > free)
+    fail(Errc::out_of_memory, "cannot reserve ", size, " bytes of shared memory: ", free,
          " are free on this machine, or in this container: give it more, or allocate less");
   if (pages == Pages::when_touched && !promises_only_what_it_has()) return;
   int rc = 0;
   do {
-    rc = fallocate(fd(), 0, static_cast<off_t>(first), static_cast<off_t>(last - first));
+    rc = fallocate(fd(), 0, static_cast<off_t>(first), static_cast<off_t>(size));
   } while (rc != 0 && errno == EINTR);
-  if (rc != 0) fail_errno("cannot reserve ", last - first, " bytes of shared memory", errno_hint());
+  if (rc != 0) fail_errno("cannot reserve ", size, " bytes of shared memory", errno_hint());
 }
 
 void Region::decommit(std::size_t offset, std::size_t bytes) {
