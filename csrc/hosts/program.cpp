@@ -67,7 +67,7 @@ Program::Program(const Topology& topology, int rank, const ProgramShape& shape, 
   longest_ = std::min(window_, largest_);
   whole_ = (largest_ - 1) / window_;
   const std::size_t rest = largest_ - whole_ * window_;
-  if (rest >= window_ / 2 && rest >= kShortWindows * line) divided_ = rest;
+  if (rest > window_ / 4 * 3 && rest >= kShortWindows * line) divided_ = rest;
   windows_ = whole_ + (divided_ ? kShortWindows : 1);
 }
 

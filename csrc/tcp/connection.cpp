@@ -8,14 +8,10 @@
 #include <cerrno>
 #include <cstring>
 #include <new>
-#include <set>
 #include <utility>
 
 namespace occl::tcp {
 namespace {
-
-/// What a call of `write` or `read` moves, at most, so that the other direction has its turn.
-constexpr std::size_t kTurn = 2 * kMostInFrame;
 
 /// How often a rank connects to a peer that closes the connection in place of an answer to its greeting.
 constexpr int kMostAttempts = 3;
@@ -53,10 +49,6 @@ Connection::Connection(Matching& matching, const shm::Token& own_key, const shm:
       key_(key),
       sender_mask_(sender_mask),
       may_begin_(std::move(may_begin)) {}
-
-Connection::~Connection() {
-  for (Request* flush : flushes_) delete flush;
-}
 
 // ---- how it begins
 
@@ -131,115 +123,16 @@ void Connection::opened() {
 
 // ---- what leaves
 
-bool Connection::send(Request& request) {
-  starting_ = &request;
-  enqueue(request);
-  write();
-  return !std::exchange(starting_, nullptr);
-}
-
-void Connection::enqueue(Request& request) {
-  if (const auto before = held_.find(request.tag); before != held_.end()) {
-    before->second.push_back(&request);
-  } else if (request.bytes <= kShort) {
-    urgent_.push_back({Frame::of(Kind::message, request.tag, request.bytes), &request});
-  } else {
-    held_[request.tag].push_back(&request);
-    begin_long(request.tag);
-  }
-}
-
-/// Begins the first held message of this tag if its receive is there, unless it has begun already.
-void Connection::begin_long(std::uint64_t tag) {
-  const auto receives = ready_.find(tag);
-  const auto held = held_.find(tag);
-  if (receives == ready_.end() || held == held_.end()) return;
-  Request* first = held->second.front();
-  if (std::find(long_.begin(), long_.end(), first) != long_.end()) return;
-  if (--receives->second == 0) ready_.erase(receives);
-  long_.push_back(first);
-}
+bool Connection::send(Request& request) { return queue_.send(request, writable()); }
 
 void Connection::announce(std::uint64_t tag, std::size_t bytes) {
   Announced& announced = announced_[tag];
   ++announced.count;
   announced.longest = std::max(announced.longest, bytes);
-  urgent_.push_back({Frame::of(Kind::ready, tag), nullptr});
-  write();
+  queue_.add_ready(tag, writable());
 }
 
-bool Connection::next_frame() {
-  frame_sent_ = 0;
-  if (!urgent_.empty()) {
-    out_ = urgent_.front();
-    urgent_.pop_front();
-    frame_end_ = sizeof(Frame) + (out_.request ? out_.request->bytes : 0);
-    return true;
-  }
-  frame_end_ = 0;
-  if (long_.empty()) return false;
-  Request& request = *long_.front();
-  out_ = {Frame::of(request.sent == 0 ? Kind::message : Kind::more, request.tag, request.bytes), &request};
-  frame_end_ = sizeof(Frame) + std::min(kMostInFrame, request.bytes - request.sent);
-  return true;
-}
-
-/// False if the kernel takes no more now, or the connection is over.
-bool Connection::write_frame() {
-  std::array<iovec, 2> parts{};
-  std::size_t count = 0;
-  if (frame_sent_ < sizeof(Frame))
-    parts[count++] = {reinterpret_cast<std::byte*>(&out_.frame) + frame_sent_, sizeof(Frame) - frame_sent_};
-  const std::size_t content_sent = frame_sent_ - std::min(frame_sent_, sizeof(Frame));
-  if (const std::size_t content = frame_end_ - sizeof(Frame); content > content_sent)
-    parts[count++] = {const_cast<std::byte*>(out_.request->from) + out_.request->sent + content_sent,
-                      content - content_sent};
-  msghdr header{};
-  header.msg_iov = parts.data();
-  header.msg_iovlen = count;
-  const auto sent = sendmsg(fd(), &header, MSG_DONTWAIT | MSG_NOSIGNAL);
-  if (sent < 0) {
-    // What the peer has sent before it ended can still be read, and comes first.
-    if (errno != EAGAIN && errno != EINTR && errno != ENOBUFS && errno != ENOMEM)
-      unwritable_ = static_cast<Status>(-errno);
-    return false;
-  }
-  frame_sent_ += static_cast<std::size_t>(sent);
-  if (frame_sent_ < frame_end_) return false;
-  if (Request* request = out_.request) {
-    request->sent += frame_end_ - sizeof(Frame);
-    if (request->sent == request->bytes) this->sent(*request);
-  }
-  return true;
-}
-
-void Connection::write() {
-  if (state_ != State::open || unwritable_ != ucx::abi::kOk) return;
-  for (std::size_t moved = 0; moved < kTurn; moved += frame_end_) {
-    if (frame_sent_ == frame_end_ && !next_frame()) break;
-    if (!write_frame()) return;
-  }
-  if (!sends()) end_flushes(ucx::abi::kOk);
-}
-
-void Connection::sent(Request& request) {
-  if (!long_.empty() && long_.front() == &request) {
-    long_.pop_front();
-    auto behind = std::move(held_.extract(request.tag).mapped());
-    behind.pop_front();
-    for (Request* next : behind) enqueue(*next);
-  }
-  if (starting_ == &request)
-    starting_ = nullptr;
-  else
-    request.finish(ucx::abi::kOk);
-}
-
-void Connection::flush(Request& request) { flushes_.push_back(&request); }
-
-void Connection::end_flushes(Status status) {
-  for (Request* flush : std::exchange(flushes_, {})) flush->status = status;
-}
+void Connection::write() { queue_.write(writable()); }
 
 // ---- what arrives
 
@@ -272,12 +165,12 @@ std::size_t Connection::receive_some(bool& drained) {
   if (result < 0) {
     if (errno != EAGAIN && errno != EINTR)
       lose(static_cast<Status>(-errno));
-    else if (unwritable_ != ucx::abi::kOk)
-      lose(unwritable_);
+    else if (queue_.failure() != ucx::abi::kOk)
+      lose(queue_.failure());
     return 0;
   }
   if (result == 0) {
-    lose(unwritable_ != ucx::abi::kOk ? unwritable_ : static_cast<Status>(-ESHUTDOWN));
+    lose(queue_.failure() != ucx::abi::kOk ? queue_.failure() : static_cast<Status>(-ESHUTDOWN));
     return 0;
   }
   const auto got = static_cast<std::size_t>(result);
@@ -330,8 +223,7 @@ bool Connection::begin_frame(const Frame& frame) {
       return true;
     }
     case Kind::ready:
-      ++ready_[frame.tag];
-      begin_long(frame.tag);
+      queue_.peer_is_ready(frame.tag);
       return true;
   }
   return false;
@@ -395,23 +287,14 @@ Socket Connection::close(Status why) {
   if (state_ == State::over) return {};
   state_ = State::over;
   status_ = why;
-  std::set<Request*> sends;
-  for (const Out& out : urgent_) sends.insert(out.request);
-  for (const auto& [tag, requests] : held_) sends.insert(requests.begin(), requests.end());
-  if (frame_sent_ < frame_end_) sends.insert(out_.request);
-  sends.erase(nullptr);
-  urgent_.clear();
-  long_.clear();
-  held_.clear();
-  frame_sent_ = frame_end_ = left_ = 0;
+  left_ = 0;
   current_.reset();
-  for (Request* request : sends) request->finish(why);
+  queue_.end(why);
   for (const auto& message : std::exchange(begun_, {}))
     if (message->receive)
       message->receive->finish(why);
     else
       matching_.forget(*message);
-  end_flushes(why);
   spare_.reset();
   if (socket_) shutdown(socket_.get(), SHUT_WR);
   return std::move(socket_);

@@ -1,16 +1,10 @@
-// The connection to another engine: what waits to be sent over it, and what arrives.
-//
-//     sends of tag a ──▶ short ─────────────────▶ ┐
-//     sends of tag b ──▶ long: waits for `ready` ─┼─▶ one frame after another ──▶ socket
-//     `ready` for the peer ──────────────────────▶ ┘
-//
-// Sends of one tag leave in their order. Short messages go before the next frame of a long one.
+// The connection to another engine: how it begins and ends, and what arrives. What leaves is in
+// tcp/send_queue.h.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -19,6 +13,7 @@
 
 #include "tcp/matching.h"
 #include "tcp/request.h"
+#include "tcp/send_queue.h"
 #include "tcp/socket.h"
 #include "tcp/wire.h"
 
@@ -40,7 +35,6 @@ class Connection {
   /// `sender_mask`: the bits of a tag that say which rank sends, which are the same in all that arrives.
   Connection(Matching& matching, const shm::Token& own_key, const shm::Token& key, std::uint64_t sender_mask,
              MayBegin may_begin);
-  ~Connection();
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
 
@@ -64,36 +58,24 @@ class Connection {
   /// A receive of a long message of this tag is posted.
   void announce(std::uint64_t tag, std::size_t bytes);
   /// Whether anything waits to be given to the kernel, but for messages that their receives hold up.
-  bool sends() const {
-    return unwritable_ == ucx::abi::kOk && (!urgent_.empty() || !long_.empty() || frame_sent_ < frame_end_);
-  }
+  bool sends() const { return queue_.waits(); }
   /// Finishes once nothing does.
-  void flush(Request& request);
+  void flush(Request& request) { queue_.flush(request); }
 
-  /// Gives the kernel what it takes, up to a limit for each call.
+  /// Gives the kernel what it takes, up to kTurn bytes.
   void write();
-  /// Takes what has arrived, up to a limit for each call.
+  /// Takes what has arrived, up to kTurn bytes.
   void read();
   /// Ends it for good, with all its sends, and with receives that have begun to arrive. Returns the socket,
   /// which sends nothing more.
   Socket close(Status why);
 
  private:
-  struct Out {
-    Frame frame;
-    Request* request = nullptr;  // null: a frame without content
-  };
-
+  /// The socket, or -1 while nothing can be written.
+  int writable() const { return state_ == State::open ? fd() : -1; }
   void accept(Socket socket);
   void opened();
   void lose(Status why);
-
-  void enqueue(Request& request);
-  void begin_long(std::uint64_t tag);
-  bool next_frame();
-  bool write_frame();
-  void sent(Request& request);
-  void end_flushes(Status status);
 
   std::size_t receive_some(bool& drained);
   bool consume();
@@ -114,18 +96,8 @@ class Connection {
   Socket socket_;
   Socket spare_;  // the one that the peer has begun, until ours is open
 
-  // What leaves.
-  std::deque<Out> urgent_;
-  std::deque<Request*> long_;
-  std::unordered_map<std::uint64_t, std::deque<Request*>> held_;  // behind a long one of the same tag, and it
-  std::unordered_map<std::uint64_t, std::size_t> ready_;          // receives of the peer, by tag
-  std::vector<Request*> flushes_;
-  Out out_;                      // the frame that is being sent
-  Request* starting_ = nullptr;  // the one of the call that goes on
-  std::size_t frame_sent_ = 0, frame_end_ = 0;
-  Status unwritable_ = ucx::abi::kOk;  // why the kernel takes nothing more
+  SendQueue queue_;
 
-  // What arrives.
   static constexpr std::size_t kBuffer = std::size_t{64} << 10;
   std::unique_ptr<std::byte[]> buffer_ = std::make_unique_for_overwrite<std::byte[]>(kBuffer);
   std::size_t begin_ = 0, end_ = 0;    // of what lies in the buffer

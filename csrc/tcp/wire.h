@@ -27,6 +27,8 @@ inline constexpr std::uint32_t kVersion = 1;
 inline constexpr std::size_t kShort = std::size_t{64} << 10;
 /// The content of a frame, at most.
 inline constexpr std::size_t kMostInFrame = std::size_t{512} << 10;
+/// What one direction of a connection moves, at most, before the other one has its turn.
+inline constexpr std::size_t kTurn = 2 * kMostInFrame;
 
 /// What others need to reach an engine, and what they prove that they may.
 struct Address {

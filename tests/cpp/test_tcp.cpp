@@ -167,6 +167,46 @@ TEST("messages of one tag arrive in their order, long and short ones") {
   CHECK(sent == arrived);
 }
 
+TEST("a receive goes ahead of a long message that was sent just before it") {
+  const auto a = engine(0);
+  Intruder b(*a);
+  Peer& to_b = a->connect(b.address(*a));
+  b.put(Frame::of(Kind::ready, tag_of(0, 5)));
+  for (int i = 0; i < 1000; ++i) a->progress();
+  const Bytes data = pattern(100'000, 1);
+  Bytes into(data.size());
+  Send send(data, tag_of(0, 5));
+  Receive receive(into, tag_of(1, 5));
+  CHECK(!a->send(to_b, send));
+  a->receive(receive);
+  for (const Kind expected : {Kind::ready, Kind::message}) {
+    Frame frame;
+    CHECK(becomes([&] { return recv(b.fd, &frame, sizeof(frame), MSG_DONTWAIT) == sizeof(frame); }, {a.get()}));
+    CHECK(frame.kind() == expected);
+  }
+}
+
+TEST("for a peer on this machine the kernel holds little, once there are long messages") {
+  const auto a = engine(0), b = engine(1);
+  Peer& to_b = a->connect(b->address());
+  Peer& to_a = b->connect(a->address());
+  exchange(*a, *b, to_b, to_a, 4);
+  const auto buffer = [&] {
+    int bytes = 0;
+    socklen_t length = sizeof(bytes);
+    CHECK(getsockopt(to_b.connection.fd(), SOL_SOCKET, SO_SNDBUF, &bytes, &length) == 0);
+    return bytes;
+  };
+  const int before = buffer();
+  const auto least = [&] {
+    exchange(*a, *b, to_b, to_a, 100'000);
+    return buffer() != before && buffer() <= 2 * (208 << 10);
+  };
+  CHECK(becomes(least, {}));
+  exchange(*a, *b, to_b, to_a, 3'000'000);
+  CHECK(buffer() <= 2 * (208 << 10));  // the kernel does not enlarge it
+}
+
 TEST("a connection without the key, or that greets in another version, is closed unanswered") {
   const auto a = engine(0);
   for (const int wrong : {0, 1, 2}) {
