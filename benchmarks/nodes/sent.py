@@ -119,7 +119,7 @@ def all_reduce(nodes: int, ranks: int, size: int, window_bytes: int = WINDOW) ->
     full = (elements - 1) // window
     rest = elements - full * window
     ends = [rest]
-    if rest >= window // 2 and rest >= SHORT_WINDOWS * LINE:  # the last windows are short
+    if rest > window // 4 * 3 and rest >= SHORT_WINDOWS * LINE:  # the last windows are short
         ends = [rest * quarters // 4 // LINE * LINE for quarters in (2, 3)] + [rest]
     windows = full + len(ends)
     rail = -(-min(window, elements) // ranks) * ITEM

@@ -72,7 +72,8 @@ Program::Program(const Topology& topology, int rank, const ProgramShape& shape, 
 }
 
 /// The last windows are short, because nothing fills the network while the end of the last one is on it: a
-/// half of what is left, and two quarters.
+/// half of what is left, and two quarters. With less than three quarters of a window left, three messages
+/// take longer than the one.
 std::size_t Program::begin_of(std::uint64_t window) const {
   if (window >= windows_) return largest_;
   if (window <= whole_ || !divided_) return window * window_;

@@ -37,7 +37,9 @@ Caretaker::Caretaker(Worker& worker) : worker_(worker) {
   living.insert(this);
 }
 
-Caretaker::~Caretaker() {
+Caretaker::~Caretaker() { leave(); }
+
+void Caretaker::leave() {
   {
     std::lock_guard lock(living_mutex);
     living.erase(this);

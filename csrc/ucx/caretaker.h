@@ -32,6 +32,8 @@ class Caretaker {
   void unwatch();
   /// Ends the thread for good.
   void stop();
+  /// The same, and `stop_all` leaves its worker alone.
+  void leave();
   /// Of all caretakers of the process, which is about to exit: UCX cleans up then, and no thread may use it.
   /// Waits a moment until what was sent has left the process.
   static void stop_all();

@@ -1,5 +1,6 @@
 #include "ucx/link.h"
 
+#include <mutex>
 #include <utility>
 
 namespace occl::ucx {
@@ -32,6 +33,14 @@ void Carrier::sleep(const shm::Bell::Sleep& bell, std::chrono::nanoseconds span)
   worker_.caretaker().watch();
   bell.wait(span);
   worker_.caretaker().unwatch();
+}
+
+void Carrier::abandon(std::shared_ptr<Carrier> carrier) {
+  static std::mutex mutex;
+  static auto* const all = new std::vector<std::shared_ptr<Carrier>>;  // never destroyed
+  carrier->worker_.caretaker().leave();
+  std::lock_guard lock(mutex);
+  all->push_back(std::move(carrier));
 }
 
 Link::Link(std::shared_ptr<Carrier> carrier, std::vector<int> ranks, std::string group)

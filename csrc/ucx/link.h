@@ -29,6 +29,8 @@ class Carrier final : public coll::Network {
   Worker& worker() { return worker_; }
   hosts::GroupNumbers& numbers() { return numbers_; }
   void sleep(const shm::Bell::Sleep& bell, std::chrono::nanoseconds span) override;
+  /// From now on nothing moves, and what is open stays open until the process ends.
+  static void abandon(std::shared_ptr<Carrier> carrier);
 
  private:
   const std::string name_;

@@ -8,6 +8,7 @@
 
 #include "base/deadline.h"
 #include "base/error.h"
+#include "base/sync.h"
 #include "coll/progress/engine.h"
 #include "hosts/group_info.h"
 #include "pg/process/engine.h"
@@ -39,7 +40,8 @@ PreparedBetween over(const PreparedInterNode& prepared, int rank, int size, cons
             auto inter_node =
                 std::make_shared<InterNode>(prepared.name, prepared.connect(store, rank, size, timeout));
             return std::make_shared<BackendLink>(std::move(inter_node), all_ranks(size), group);
-          }};
+          },
+          nullptr};
 }
 
 /// The rank of the next node that this rank greets, which has the same local rank if there is one.
@@ -48,8 +50,10 @@ int greeted_by(const hosts::Topology& nodes, int rank) {
   return nodes.members(next)[nodes.local_rank(rank) % nodes.node_size(next)];
 }
 
-/// Exchanges a byte with ranks of neighbouring nodes. Throws Error(system) if nothing passes.
-void greet(hosts::Link& link, const hosts::Topology& nodes, int rank, Deadline deadline) {
+/// Exchanges a byte with ranks of neighbouring nodes. Throws Error(system) if nothing passes, or once
+/// `stopped`.
+void greet(hosts::Link& link, const hosts::Topology& nodes, int rank, Deadline deadline,
+           const Atomic<bool>& stopped) {
   constexpr auto kChannel = static_cast<std::uint32_t>(hosts::Channel::control);
   const auto greeting = std::make_shared<std::byte>();
   std::vector<std::pair<int, std::unique_ptr<hosts::Link::Message>>> messages;
@@ -67,7 +71,8 @@ void greet(hosts::Link& link, const hosts::Topology& nodes, int rank, Deadline d
       return true;
     });
     if (messages.empty()) return;
-    if (deadline.passed()) fail(Errc::system, "rank ", messages.front().first, " does not answer");
+    if (deadline.passed() || stopped.load(std::memory_order_relaxed))
+      fail(Errc::system, "rank ", messages.front().first, " does not answer");
     std::this_thread::sleep_for(kPause);
   }
 }
@@ -77,17 +82,21 @@ PreparedBetween over(const ucx::Api& api, const PreparedUcx& prepared, int rank,
                      const std::string& group) {
   const auto carrier = std::make_shared<ucx::Carrier>(prepared.name, api, prepared.settings, rank, size,
                                                       [] { engine().ring(); });
+  const auto stopped = std::make_shared<Atomic<bool>>(false);  // relaxed: it may stop late
   const auto connect = [=](const Store&, const std::vector<std::string>& addresses,
                            const hosts::Topology& nodes,
                            std::chrono::milliseconds timeout) -> std::shared_ptr<hosts::Link> {
     const auto deadline = Deadline::after(timeout);
     carrier->worker().set_addresses(addresses);
     auto link = std::make_shared<ucx::Link>(carrier, all_ranks(size), group);
-    greet(*link, nodes, rank, deadline);
+    greet(*link, nodes, rank, deadline, *stopped);
     engine().add(carrier);
     return link;
   };
-  return {carrier->name(), api.name.substr(0, api.name.rfind('.')), carrier->worker().address(), connect};
+  return {carrier->name(), api.name.substr(0, api.name.rfind('.')), carrier->worker().address(), connect,
+          [carrier, stopped] {
+            if (!stopped->exchange(true, std::memory_order_relaxed)) ucx::Carrier::abandon(carrier);
+          }};
 }
 
 PreparedBetween by_ucx(bool one_network, bool asked, int rank, int size, const std::string& group) {

@@ -26,6 +26,10 @@ struct PreparedBetween {
                                              const std::vector<std::string>& addresses,
                                              const hosts::Topology& nodes, std::chrono::milliseconds timeout)>
       connect;
+  /// Of a carrier that the group does not take: a `connect` in another thread throws, and nothing moves any
+  /// more. Connections stay open: UCX 1.13 aborts the process of a peer whose connection is refused while it
+  /// is made. None: `connect` ends by itself.
+  std::function<void()> abandon;
 };
 /// `one_network`: all ranks are in one network namespace. Throws if this rank cannot use the carrier.
 using PrepareBetween = std::function<PreparedBetween(bool one_network)>;

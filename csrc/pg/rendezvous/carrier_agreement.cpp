@@ -16,8 +16,9 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// In front of what a rank says about the connection: it has worked, or not, and why.
-constexpr char kConnected = '+', kFailed = '-';
+/// In front of what a rank says about the connection: it has worked, or not, and why, or it was not waited for
+/// because another rank has failed.
+constexpr char kConnected = '+', kFailed = '-', kStopped = '.';
 
 Bytes bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
 std::string text_of(const Bytes& bytes) { return {bytes.begin(), bytes.end()}; }
@@ -113,21 +114,23 @@ std::string CarrierAgreement::try_to_connect(Board& board, const c10::intrusive_
     return why;
   }
   awaited_ = concat("connected", round_);
+  stopped_ = false;
   std::string answer(1, kConnected);
   try {
     link = connect_prepared(board, store, offers, nodes, deadline);
   } catch (const std::exception& error) {  // a timeout too
     if (last() || aborted(error)) throw;
-    answer = concat(kFailed, first_line(error));
-    prepared_ = {};  // so that ranks which wait for this one learn it from the end of its connections
+    answer = stopped_ ? std::string(1, kStopped) : concat(kFailed, first_line(error));
+    board.put_for_all(unconnected(), {});
+    if (prepared_.abandon) prepared_.abandon();
+    prepared_ = {};
     prepared_at_.reset();
   }
   board.put(awaited_, bytes_of(answer));
   const std::vector<Bytes> answers = board.read(awaited_, kStoreGrace);
   for (std::size_t rank = 0; rank < answers.size(); ++rank)
-    if (const std::string said = text_of(answers[rank]); !said.starts_with(kConnected))
-      return concat(board.describe(static_cast<int>(rank)), ": ",
-                    said.substr(std::min<std::size_t>(said.size(), 1)));
+    if (const std::string said = text_of(answers[rank]); said.starts_with(kFailed))
+      return concat(board.describe(static_cast<int>(rank)), ": ", said.substr(1));
   return "";
 }
 
@@ -148,6 +151,9 @@ std::shared_ptr<hosts::Link> CarrierAgreement::connect_prepared(Board& board,
   return StoreThread(own).run(call, Deadline::after(left + kStoreGrace), [&] {
     interrupt_check()();
     board.check_failure();
+    if (!prepared_.abandon || stopped_ || !board.has(unconnected())) return;
+    stopped_ = true;
+    prepared_.abandon();
   });
 } catch (const std::exception& error) {
   if (aborted(error)) throw;

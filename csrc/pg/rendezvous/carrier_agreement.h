@@ -50,6 +50,8 @@ class CarrierAgreement {
     std::vector<std::string> why_not;  // for the carriers before it
   };
   bool last() const { return at_ + 1 == choice_.carriers.size(); }
+  /// What the board has once a rank is not connected through the carrier of this round.
+  std::string unconnected() const { return concat("unconnected", round_); }
   std::vector<Offer> unpacked(const std::vector<Bytes>& offers) const;
   void pass_over(std::size_t from, const std::vector<Offer>& offers, const Board& board);
   void pass_over(const std::string& why) { because_ += ", because " + why; }
@@ -68,6 +70,7 @@ class CarrierAgreement {
   std::vector<std::string> why_not_;
   std::optional<std::size_t> prepared_at_;
   PreparedBetween prepared_;
+  bool stopped_ = false;  // another rank could not connect in this round
   int round_ = 1;
   std::string awaited_ = "connected1";
   std::string because_;  // why the carriers before it are not used

@@ -178,6 +178,10 @@ void Board::check_failure() {
   check_bytes(in_store([key = prefix("failure")](c10d::Store& s) { return look_up(s, key); }));
 }
 
+bool Board::has(const std::string& kind) {
+  return in_store([key = prefix(kind)](c10d::Store& s) { return s.check({key}); });
+}
+
 void Board::leave_store() {
   constexpr const char* kDone = "done";
   if (!store_host_) return;

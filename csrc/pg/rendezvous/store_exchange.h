@@ -68,6 +68,10 @@ class Board {
   /// Throws Error(aborted) with the reason if a rank has failed.
   void check_failure();
 
+  /// Something that any rank may put, and whether one has.
+  void put_for_all(const std::string& kind, const Bytes& bytes) { set(prefix(kind), bytes); }
+  bool has(const std::string& kind);
+
   /// The last call: this rank asks the store for nothing more. The rank whose process serves the store
   /// returns when all others have come here too, so that its program may end at once, or after kStoreGrace.
   void leave_store();
