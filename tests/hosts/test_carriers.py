@@ -38,12 +38,13 @@ WISH = (-1, "UCX_TLS", "tcp")
 """A variable that makes UCX the first choice of hosts without RDMA devices."""
 
 
-def meet(rank, n, device, *, file, backend="", libraries=(), variables=(WISH,)):
+def meet(rank, n, device, *, file, backend="", libraries=(), variables=(WISH,), timeout=30):
     """Makes a group of n nodes, and sees that messages pass.
 
     Args:
         libraries: (rank, library) of ranks that open another one.
         variables: (rank, name, value) of one that has another environment. Rank -1: of all.
+        timeout: seconds.
     """
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     os.environ["OCCL_NODE"] = f"node {rank}"
@@ -56,7 +57,7 @@ def meet(rank, n, device, *, file, backend="", libraries=(), variables=(WISH,)):
     options = options_for(backend)
     store = dist.FileStore(file, n)
     dist.init_process_group(
-        "occl", store=store, rank=rank, world_size=n, timeout=timedelta(seconds=30), pg_options=options
+        "occl", store=store, rank=rank, world_size=n, timeout=timedelta(seconds=timeout), pg_options=options
     )
     assert_works()
     dist.destroy_process_group()
@@ -68,9 +69,9 @@ def refused(rank, n, device, **params):
     return str(caught.value)
 
 
-def carrier(logging, **params) -> str:
-    """What rank 0 says of the carrier of a group of three nodes."""
-    with logging.fresh(3) as team:
+def carrier(logging, nodes=3, **params) -> str:
+    """What rank 0 says of the carrier of a group of nodes with a rank each."""
+    with logging.fresh(nodes) as team:
         team.run(meet, file=team.source.new_file(), **params)
         (said,) = re.findall(r"\. Between them: (.*)", team.members[0].output())
         return said
@@ -168,6 +169,13 @@ def test_tcp_is_taken_where_a_rank_can_reach_no_other_over_ucx(logging):
     said = carrier(logging, variables=[WISH, (1, "UCX_TLS", "self")])
     assert said.startswith("tcp over lo (127.0.0.1), because rank "), said
     assert "could not connect through ucx over lo" in said, said
+
+
+@with_ucx
+def test_ranks_whose_neighbours_could_not_connect_wait_for_no_timeout(logging):
+    """Rank 1 reaches nobody. Rank 3 waits for rank 2, which has given up, and learns it from the store."""
+    said = carrier(logging, 5, variables=[WISH, (1, "UCX_TLS", "self")], timeout=3600)
+    assert said.startswith("tcp over lo (127.0.0.1), because rank "), said
 
 
 @with_ucx
