@@ -17,9 +17,9 @@ namespace {
 
 /// A peer that answers within this many microseconds is on this machine: between hosts it takes longer.
 constexpr std::uint32_t kNear = 20;
-/// What the kernel may hold for such a peer, of which it makes twice as much. With more, the data has left the
-/// caches before the peer reads it: an all_reduce of 1 MiB then takes up to twice as long. With less, both
-/// wait for each other. Between hosts the kernel finds the size that the network needs.
+/// What the kernel may hold for such a peer, of which it makes twice as much. With more, the data has left
+/// the caches before the peer reads it: an all_reduce of 1 MiB then takes up to twice as long. With less,
+/// both wait for each other. Between hosts the kernel finds the size that the network needs.
 constexpr int kNearBuffer = 208 << 10;
 
 }  // namespace

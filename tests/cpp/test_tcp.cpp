@@ -181,7 +181,8 @@ TEST("a receive goes ahead of a long message that was sent just before it") {
   a->receive(receive);
   for (const Kind expected : {Kind::ready, Kind::message}) {
     Frame frame;
-    CHECK(becomes([&] { return recv(b.fd, &frame, sizeof(frame), MSG_DONTWAIT) == sizeof(frame); }, {a.get()}));
+    CHECK(
+        becomes([&] { return recv(b.fd, &frame, sizeof(frame), MSG_DONTWAIT) == sizeof(frame); }, {a.get()}));
     CHECK(frame.kind() == expected);
   }
 }

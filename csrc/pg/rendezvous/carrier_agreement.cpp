@@ -16,8 +16,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// In front of what a rank says about the connection: it has worked, or not, and why, or it was not waited for
-/// because another rank has failed.
+/// In front of what a rank says about the connection: it has worked, or not, and why, or it was not waited
+/// for because another rank has failed.
 constexpr char kConnected = '+', kFailed = '-', kStopped = '.';
 
 Bytes bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
