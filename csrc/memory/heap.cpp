@@ -6,15 +6,12 @@
 
 #include "base/error.h"
 #include "memory/memory_limit.h"
-#include "shm/available_memory.h"
 #include "shm/process.h"
 
 namespace occl::memory {
 namespace {
 
 using State = Block::State;
-
-constexpr std::size_t kLargeCommit = std::size_t{32} << 20;  // from here on, ask the system what it has left
 
 /// Over all heaps of the process. relaxed everywhere: a sum to compare with a limit, it publishes nothing.
 std::atomic<std::size_t> g_committed{0};
@@ -278,10 +275,7 @@ void Heap::add_region(std::size_t at_least) {
 
 /// Turns the first (or last) `bytes` of a hole into free memory. Returns false if the system has none.
 bool Heap::commit(Block* hole, std::size_t bytes, bool at_front) {
-  // Only the kernel knows what is really left, but it answers some requests by killing the process. So large
-  // ones are compared with what it says is available.
-  if (g_committed.fetch_add(bytes, std::memory_order_relaxed) + bytes > memory_limit() ||
-      (bytes >= kLargeCommit && bytes > shm::available_memory(bytes).free)) {
+  if (g_committed.fetch_add(bytes, std::memory_order_relaxed) + bytes > memory_limit()) {
     g_committed.fetch_sub(bytes, std::memory_order_relaxed);
     return false;
   }

@@ -162,9 +162,10 @@ void Region::commit(std::size_t offset, std::size_t bytes, Pages pages) {
   const std::size_t last = round_up_to_pages(offset + bytes);
   // fallocate reserves page by page, and would wake the out-of-memory killer before it fails.
   const std::size_t size = last - first;
-  if (const std::size_t free = size < kWorthAsking ? size : available_memory(size).free; size > free)
-    fail(Errc::out_of_memory, "cannot reserve ", size, " bytes of shared memory: ", free,
-         " are free on this machine, or in this container: give it more, or allocate less");
+  if (size >= kWorthAsking)
+    if (const std::size_t free = available_memory(size).free; size > free)
+      fail(Errc::out_of_memory, "cannot reserve ", size, " bytes of shared memory: ", free,
+           " are free on this machine, or in this container: give it more, or allocate less");
   if (pages == Pages::when_touched && !promises_only_what_it_has()) return;
   int rc = 0;
   do {

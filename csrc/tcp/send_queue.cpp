@@ -67,7 +67,7 @@ void SendQueue::begin_long(std::uint64_t tag) {
   long_.push_back(first);
 }
 
-bool SendQueue::next_frame(Frames which) {
+bool SendQueue::next_frame(int fd, Frames which) {
   frame_sent_ = 0;
   if (!urgent_.empty()) {
     out_ = urgent_.front();
@@ -77,6 +77,7 @@ bool SendQueue::next_frame(Frames which) {
   }
   frame_end_ = 0;
   if (which == Frames::urgent || long_.empty()) return false;
+  if (!near_) stay_in_caches(fd);
   Request& request = *long_.front();
   out_ = {Frame::of(request.sent == 0 ? Kind::message : Kind::more, request.tag, request.bytes), &request};
   frame_end_ = sizeof(Frame) + std::min(kMostInFrame, request.bytes - request.sent);
@@ -95,7 +96,6 @@ void SendQueue::stay_in_caches(int fd) {
 
 /// False if the kernel takes no more now, or never.
 bool SendQueue::write_frame(int fd) {
-  if (!near_ && frame_end_ > sizeof(Frame) + kShort) stay_in_caches(fd);
   std::array<iovec, 2> parts{};
   std::size_t count = 0;
   if (frame_sent_ < sizeof(Frame))
@@ -126,7 +126,7 @@ bool SendQueue::write_frame(int fd) {
 void SendQueue::write(int fd, Frames which) {
   if (fd < 0 || failure_ != ucx::abi::kOk) return;
   for (std::size_t moved = 0; moved < kTurn; moved += frame_end_) {
-    if (frame_sent_ == frame_end_ && !next_frame(which)) break;
+    if (frame_sent_ == frame_end_ && !next_frame(fd, which)) break;
     if (!write_frame(fd)) return;
   }
   if (!waits()) end_flushes(ucx::abi::kOk);

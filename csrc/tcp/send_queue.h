@@ -61,7 +61,7 @@ class SendQueue {
   void add(Request& request);
   void begin_long(std::uint64_t tag);
   void write(int fd, Frames which);
-  bool next_frame(Frames which);
+  bool next_frame(int fd, Frames which);
   bool write_frame(int fd);
   void stay_in_caches(int fd);
   void sent(Request& request);

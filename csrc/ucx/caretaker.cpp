@@ -37,21 +37,21 @@ Caretaker::Caretaker(Worker& worker) : worker_(worker) {
   living.insert(this);
 }
 
-Caretaker::~Caretaker() { leave(); }
+Caretaker::~Caretaker() { stop(); }
 
-void Caretaker::leave() {
+void Caretaker::stop() {
   {
     std::lock_guard lock(living_mutex);
     living.erase(this);
   }
-  stop();
+  end_thread();
 }
 
 void Caretaker::stop_all() {
   std::lock_guard lock(living_mutex);
   const auto until = Deadline::after(kLinger);
   for (Caretaker* caretaker : living) {
-    caretaker->stop();
+    caretaker->end_thread();
     while (!until.passed() && !caretaker->worker_.settle()) std::this_thread::sleep_for(kNap);
   }
 }
@@ -74,7 +74,7 @@ void Caretaker::unwatch() {
   if (sleepers_ > 0) --sleepers_;
 }
 
-void Caretaker::stop() {
+void Caretaker::end_thread() {
   {
     std::lock_guard lock(mutex_);
     stop_ = true;

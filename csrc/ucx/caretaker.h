@@ -30,15 +30,14 @@ class Caretaker {
   /// From now on a message that arrives is moved at once, until `unwatch`.
   void watch() { wake(true); }
   void unwatch();
-  /// Ends the thread for good.
+  /// Ends the thread for good. `stop_all` leaves its worker alone from now on.
   void stop();
-  /// The same, and `stop_all` leaves its worker alone.
-  void leave();
   /// Of all caretakers of the process, which is about to exit: UCX cleans up then, and no thread may use it.
   /// Waits a moment until what was sent has left the process.
   static void stop_all();
 
  private:
+  void end_thread();
   void wake(bool for_sleeper);
   void run();
   void wait_for_arrival();

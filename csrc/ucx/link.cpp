@@ -38,7 +38,7 @@ void Carrier::sleep(const shm::Bell::Sleep& bell, std::chrono::nanoseconds span)
 void Carrier::abandon(std::shared_ptr<Carrier> carrier) {
   static std::mutex mutex;
   static auto* const all = new std::vector<std::shared_ptr<Carrier>>;  // never destroyed
-  carrier->worker_.caretaker().leave();
+  carrier->worker_.caretaker().stop();
   std::lock_guard lock(mutex);
   all->push_back(std::move(carrier));
 }

@@ -121,7 +121,7 @@ std::string CarrierAgreement::try_to_connect(Board& board, const c10::intrusive_
   } catch (const std::exception& error) {  // a timeout too
     if (last() || aborted(error)) throw;
     answer = stopped_ ? std::string(1, kStopped) : concat(kFailed, first_line(error));
-    board.put_for_all(unconnected(), {});
+    board.put_for_all(unconnected());
     if (prepared_.abandon) prepared_.abandon();
     prepared_ = {};
     prepared_at_.reset();
@@ -151,7 +151,7 @@ std::shared_ptr<hosts::Link> CarrierAgreement::connect_prepared(Board& board,
   return StoreThread(own).run(call, Deadline::after(left + kStoreGrace), [&] {
     interrupt_check()();
     board.check_failure();
-    if (!prepared_.abandon || stopped_ || !board.has(unconnected())) return;
+    if (!prepared_.abandon || !board.has(unconnected())) return;
     stopped_ = true;
     prepared_.abandon();
   });

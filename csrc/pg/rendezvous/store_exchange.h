@@ -68,8 +68,8 @@ class Board {
   /// Throws Error(aborted) with the reason if a rank has failed.
   void check_failure();
 
-  /// Something that any rank may put, and whether one has.
-  void put_for_all(const std::string& kind, const Bytes& bytes) { set(prefix(kind), bytes); }
+  /// A key without a value that any rank may put, and whether one has.
+  void put_for_all(const std::string& kind) { set(prefix(kind), {}); }
   bool has(const std::string& kind);
 
   /// The last call: this rank asks the store for nothing more. The rank whose process serves the store
