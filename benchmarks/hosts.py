@@ -6,10 +6,10 @@
 
 A shape says how many ranks each host has. A rate is the most that each host sends; with "none", the processor
 is the limit, because all hosts share its cores. All contenders live in the same processes and take turns, and
-all results are checked, as `occl bench` does. Open MPI (`openmpi`) is called from C, with processes of its
-own in the same hosts. "sockets" is the floor: the bytes that two hosts of as many ranks must exchange
-(benchmarks/bare_sockets.py). The last columns are what a host sends in a call, as its interface counts it, of
-the host that sends most: in bytes, or over the size from 1 KiB on.
+all results are checked, as `occl bench` does. Open MPI (`openmpi`) is called from C and occl's backend also
+from C++ (`c++-tcp`), with processes of their own in the same hosts. "sockets" is the floor: the bytes that
+two hosts of as many ranks must exchange (benchmarks/bare_sockets.py). The last columns are what a host sends
+in a call, as its interface counts it, of the host that sends most: in bytes, or over the size from 1 KiB on.
 """
 
 import argparse
@@ -43,6 +43,8 @@ from tests.hosts.namespaces import INTERFACE, Host, Network, why_not
 
 NO_LIMIT = "none"
 OPENMPI = "openmpi"
+PROGRAMS = {"c++-tcp": "c++-cpu", OPENMPI: OPENMPI}
+"""Contenders that are programs of their own, and their names on one host."""
 SIZES = [parse_size(size) for size in ("4", "64K", "1M", "16M", "64M")]
 COUNTED_BYTES, MOST_COUNTED = 16 << 20, 50
 """Calls whose bytes are counted: as many as move COUNTED_BYTES, but at least 1 and at most MOST_COUNTED."""
@@ -151,6 +153,16 @@ def openmpi_across(hosts: list[Host], folder: Path) -> programs.Program:
     )
 
 
+def across(name: str, hosts: list[Host], folder: Path) -> programs.Program:
+    """The program of a contender on these hosts, one for each rank."""
+    if name == OPENMPI:
+        return openmpi_across(hosts, folder)
+    return dataclasses.replace(
+        programs.PROGRAMS[PROGRAMS[name]],
+        around=lambda rank: (["ip", "netns", "exec", hosts[rank].name], [hosts[rank].address]),
+    )
+
+
 def work(rank: int, options: argparse.Namespace, folder: str, counters: Any) -> None:
     """What each rank does."""
     enter(rank, options.ranks, "cpu", hosts=options.hosts)
@@ -165,10 +177,9 @@ def work(rank: int, options: argparse.Namespace, folder: str, counters: Any) -> 
     sockets = Sockets(rank, places, options.hosts[rank].address) if fits(places) else None
     report = Report(rank)
     tables = {}
-    across = {}
-    if OPENMPI in options.contenders:
-        across[OPENMPI] = openmpi_across(options.hosts, Path(folder))
-    with programs.started(across, Path(folder), rank, options.ranks, across) as connections:
+    names = [name for name in options.contenders if name in PROGRAMS]
+    known = {name: across(name, options.hosts, Path(folder)) for name in names}
+    with programs.started(names, Path(folder), rank, options.ranks, known) as connections:
         for rate in options.rates:
             if rank == 0 and rate != NO_LIMIT:
                 for host in set(options.hosts):
@@ -194,8 +205,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--contenders",
         nargs="+",
-        choices=[*EVERY, OPENMPI],
-        default=["occl-tcp", "occl-ucx", "gloo", OPENMPI],
+        choices=[*EVERY, *PROGRAMS],
+        default=["occl-tcp", "occl-ucx", "gloo", *PROGRAMS],
         metavar="NAME",
     )
     parser.add_argument("--shapes", nargs="+", default=["1+1", "2+2", "4+4"], metavar="SHAPE")
@@ -224,9 +235,11 @@ def write(content: dict[str, Any]) -> None:
 def main() -> None:
     options = parse_arguments()
     check_available([name for name in options.contenders if name in EVERY])
-    if OPENMPI in options.contenders:
-        for name, lacking in programs.prepare([OPENMPI])[1].items():
-            print(f"left out: {name} lacks {lacking}")
+    names = [name for name in options.contenders if name in PROGRAMS]
+    lacking = programs.prepare(PROGRAMS[name] for name in names)[1]
+    for name in names:
+        if reason := lacking.get(PROGRAMS[name]):
+            print(f"left out: {name} lacks {reason}")
             options.contenders.remove(name)
     if reason := why_not():
         sys.exit(f"error: {reason}")

@@ -85,9 +85,9 @@ def lazy(lazy_program, tmp_path, monkeypatch):
 @pytest.mark.full
 @pytest.mark.matrix
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_the_core_and_the_roofline_are_measured_in_turns_with_the_others(ranks, tmp_path):
+def test_programs_of_occl_and_the_roofline_are_measured_in_turns_with_the_others(ranks, tmp_path):
     file, picture = tmp_path / "results.json", tmp_path / "picture.png"
-    names = ["core-dev", "core-cpu", "roofline-cached", "roofline-streaming", "occl-dev"]
+    names = ["core-dev", "core-cpu", "c++-cpu", "roofline-cached", "roofline-streaming", "occl-dev"]
     options = ["--ranks", str(ranks), "--sizes", "4", "100K", "--seconds", "0.5", "--json", str(file)]
     if importlib.util.find_spec("matplotlib"):
         options += ["--plot", str(picture)]
@@ -110,7 +110,7 @@ def test_the_core_and_the_roofline_are_measured_in_turns_with_the_others(ranks, 
         if operation in FROM_PYTHON_ONLY:
             assert set(row) == {"occl-dev"}
         elif operation == "barrier":  # moves nothing
-            assert set(row) == {"core-dev", "core-cpu", "occl-dev"}
+            assert set(row) == {"core-dev", "core-cpu", "c++-cpu", "occl-dev"}
         else:
             assert set(row) == {*names, "roofline"}
             assert row["roofline"] == min(row["roofline-cached"], row["roofline-streaming"])

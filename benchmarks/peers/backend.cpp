@@ -1,6 +1,8 @@
 // occl's backend as PyTorch's C++ calls it: tensors, options and works, but no Python and no dispatcher.
 //
-//   backend ADDRESS RANK SIZE dev|cpu
+//   backend ADDRESS RANK SIZE dev|cpu [LISTEN]
+//
+// LISTEN is the address of this rank's host, if the ranks are on several. TCP connects them then.
 #include <ATen/ATen.h>
 #include <torch/version.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
@@ -8,6 +10,7 @@
 #include "device/registrations.h"
 #include "peer.h"
 #include "pg/backend/process_group.h"
+#include "pg/process/python_hooks.h"
 
 namespace {
 
@@ -20,14 +23,20 @@ at::ScalarType scalar_type(Type type) {
 
 class Backend : public Library {
  public:
-  Backend(const std::string& address, int rank_, int size_, bool dev) : device_(at::kCPU) {
+  Backend(const std::string& address, int rank_, int size_, bool dev, const std::string& listen)
+      : device_(at::kCPU) {
     rank = rank_, size = size_;
     if (dev) {
       occl::device::register_device([] {});
       device_ = at::Device(at::DeviceType::PrivateUse1, 0);
     }
     auto store = c10::make_intrusive<c10d::FileStore>(address + ".store", size);
-    group_ = c10::make_intrusive<ProcessGroupOCCL>(store, rank, size, ProcessGroupOCCL::Options(kPatience));
+    ProcessGroupOCCL::Options options(kPatience);
+    if (!listen.empty()) {
+      occl::pg::set_prepare_tcp([listen](auto&&...) { return occl::pg::PreparedTcp{"tcp", listen}; });
+      options.set_inter_node("tcp");
+    }
+    group_ = c10::make_intrusive<ProcessGroupOCCL>(store, rank, size, options);
   }
 
   std::string version() override { return "torch " TORCH_VERSION; }
@@ -122,10 +131,10 @@ class Backend : public Library {
 
 int main(int argc, char** argv) {
   return guarded([&] {
-    if (argc != 5) throw std::runtime_error("usage: backend ADDRESS RANK SIZE dev|cpu");
+    if (argc != 5 && argc != 6) throw std::runtime_error("usage: backend ADDRESS RANK SIZE dev|cpu [LISTEN]");
     // Never destroyed: threads of the process group end with the process.
-    auto* backend =
-        new Backend(argv[1], std::atoi(argv[2]), std::atoi(argv[3]), std::string(argv[4]) == "dev");
+    auto* backend = new Backend(argv[1], std::atoi(argv[2]), std::atoi(argv[3]),
+                                std::string(argv[4]) == "dev", argc == 6 ? argv[5] : "");
     std::_Exit(serve(*backend, argv[1]));
     return 0;
   });

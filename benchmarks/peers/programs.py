@@ -53,6 +53,8 @@ class Program:
     arguments: tuple[str, ...] = ()
     launcher: Callable[[int], list[str]] | None = None
     """(number of ranks) to the command that launches all of them; None starts the program once for each."""
+    around: Callable[[int], tuple[list[str], list[str]]] = lambda rank: ([], [])
+    """(rank) to what stands before its command and behind its arguments, without a launcher."""
     environment: dict[str, str] = field(default_factory=dict)
 
     def start(self, address: str, ranks: int) -> list[subprocess.Popen]:
@@ -61,7 +63,11 @@ class Program:
         if self.launcher:
             commands = [[*self.launcher(ranks), *command, *self.arguments]]
         else:
-            commands = [[*command, str(rank), str(ranks), *self.arguments] for rank in range(ranks)]
+            each = [(rank, *self.around(rank)) for rank in range(ranks)]
+            commands = [
+                [*before, *command, str(rank), str(ranks), *self.arguments, *behind]
+                for rank, before, behind in each
+            ]
         with Path(f"{address}.log").open("ab") as log:
             return [
                 subprocess.Popen(

@@ -59,7 +59,13 @@ struct Avx2 : NanTest {
   template <class Element>
   using Format = FormatOf<Avx2, Element, HardwareFloat16>;
 
-  static Raw<Avx2> load_some(const std::byte* from, std::size_t n) { return load_pieces<Raw<Avx2>>(from, n); }
+  /// Whole words by a mask: pieces that are written one by one and read as a vector wait in the store buffer.
+  static Raw<Avx2> load_some(const std::byte* from, std::size_t n) {
+    if (n == kWidth || n % 4 != 0) return load_pieces<Raw<Avx2>>(from, n);
+    static constexpr int kWords[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
+    const __m256i mask = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(kWords + 8 - n / 4));
+    return (Raw<Avx2>)_mm256_maskload_epi32(reinterpret_cast<const int*>(from), mask);
+  }
   static void store_some(std::byte* to, Raw<Avx2> raw, std::size_t n) { store_pieces(to, raw, n); }
   static void stream(std::byte* to, Raw<Avx2> raw) {
     _mm256_stream_si256(reinterpret_cast<__m256i*>(to), (__m256i)raw);

@@ -44,9 +44,9 @@ class Engine {
   /// background.
   void submit(Communicator& group, Operation& op);
 
-  /// For a caller that waits next: keeps the driving lock for a few polls (3 us), enough if the peers are
-  /// already in the call. An operation that ends meanwhile is never counted, and no thread learns that one
-  /// waits.
+  /// For a caller that waits next: keeps the driving lock for a few polls (3 us with a core for each rank),
+  /// enough if the peers are already in the call. An operation that ends meanwhile is never counted, and no
+  /// thread learns that one waits.
   void submit_before_wait(Communicator& group, Operation& op);
 
   /// Lets an operation begin that was submitted on hold.

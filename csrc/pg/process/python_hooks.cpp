@@ -8,8 +8,8 @@ namespace {
 std::function<void()> the_interrupt_check = [] {};
 std::function<void()> the_return_check;
 
-std::function<void(const std::function<void()>&)> the_way_without_gil;
-Unwrap the_unwrap;
+std::function<void(const std::function<void()>&)> the_way_without_gil = [](const auto& f) { f(); };
+Unwrap the_unwrap = [](const auto& backend) { return backend; };
 
 PrepareInterNode the_prepare_inter_node;
 PrepareUcx the_prepare_ucx;

@@ -1,4 +1,5 @@
-// Functions that the Python module sets, for what only an interpreter can do.
+// Functions that the Python module sets, for what only an interpreter can do. A program without one sets
+// those that say how nodes are connected, if its ranks are on several.
 #pragma once
 
 #include <chrono>
