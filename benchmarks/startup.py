@@ -19,15 +19,17 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import torch.distributed as dist
 
 from occl.bench.gate import Gate
 from occl.bench.launch import run_script
-from occl.bench.measure import timed
+from occl.bench.measure import slowest, timed
 
 BACKENDS = ["occl", "gloo"]
+FIRST = "--first"
 FIRST_GROUPS = 7
 """First groups of each backend, which take a process of each rank."""
 IMPORT = """
@@ -52,28 +54,54 @@ def import_seconds(times: int) -> dict[str, float]:
     return {"torch_s": of_torch, "torch_occl_s": of_occl}
 
 
-def make_store(rank: int, options: argparse.Namespace, folder: str) -> dist.Store:
+def make_store(rank: int, ranks: int, nodes: int, folder: str) -> dist.Store:
     """A file where all ranks are on one node, and a server, as between hosts, where they are on several."""
-    store = dist.FileStore(str(Path(folder, "store")), options.ranks)
-    if options.nodes == 1:
+    store = dist.FileStore(str(Path(folder, "store")), ranks)
+    if nodes == 1:
         return store
     if rank > 0:
-        return dist.TCPStore("127.0.0.1", int(store.get("port")), options.ranks)
-    server = dist.TCPStore("127.0.0.1", 0, options.ranks, is_master=True, wait_for_workers=False)
+        return dist.TCPStore("127.0.0.1", int(store.get("port")), ranks)
+    server = dist.TCPStore("127.0.0.1", 0, ranks, is_master=True, wait_for_workers=False)
     store.set("port", str(server.port))
     return server
 
 
-def meet(name: str, rank: int, options: argparse.Namespace, folder: str, counters) -> float:
-    """Makes the default group; returns the milliseconds of the slowest rank."""
-    store = make_store(rank, options, folder)
-    make = lambda: dist.init_process_group(name, store=store, rank=rank, world_size=options.ranks)  # noqa: E731
-    return timed(Gate(counters, rank), make) * 1e3
+def make_first_group(name: str, rank: int, ranks: int, nodes: int, folder: str) -> None:
+    """What a process of `first_group` does: says when it is ready, makes the default group after a line, and
+    tells how many milliseconds the slowest rank took. Ends after another line."""
+    store = make_store(rank, ranks, nodes, folder)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    begin = time.perf_counter()
+    dist.init_process_group(name, store=store, rank=rank, world_size=ranks)
+    print(slowest([time.perf_counter() - begin])[0] * 1e3, flush=True)
+    sys.stdin.readline()
+    dist.destroy_process_group()
+
+
+def first_group(name: str, rank: int, options: argparse.Namespace, folder: str, counters) -> float:
+    """Makes the default group in a process of its own for each rank: one that was forked from this one would
+    copy its pages meanwhile. Returns the milliseconds of the slowest rank."""
+    gate = Gate(counters, rank)
+    arguments = [name, str(rank), str(options.ranks), str(options.nodes), folder]
+    command = [sys.executable, __file__, FIRST, *arguments]
+    Path(folder).mkdir(exist_ok=True)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        said = [process.stdout.readline()]
+        gate.wait(asleep=True)
+        process.stdin.write("begin\n")
+        process.stdin.flush()
+        said.append(process.stdout.readline())
+        gate.wait(asleep=True)  # no rank leaves while another one needs it
+        process.communicate("end\n")
+    if process.returncode or not all(said):
+        raise RuntimeError(f"rank {rank} could not make its first group with {name}")
+    return float(said[1])
 
 
 def change(name: str, rank: int, options: argparse.Namespace, folder: str, counters) -> list[float]:
     """Makes the default group again and again; returns the milliseconds of the slowest rank, each time."""
-    store = make_store(rank, options, folder)
+    store = make_store(rank, options.ranks, options.nodes, folder)
     dist.init_process_group(name, store=store, rank=rank, world_size=options.ranks, enable_reconfigure=True)
     gate = Gate(counters, rank)
     taken = []
@@ -111,13 +139,14 @@ def work(rank: int, options: argparse.Namespace, folder: str, counters) -> None:
     for round_ in range(FIRST_GROUPS):
         for name in BACKENDS:
             apart = str(Path(folder, f"{name}{round_}"))
-            first[name].append(in_child(meet, name, rank, options, apart, counters))
+            first[name].append(first_group(name, rank, options, apart, counters))
     changes = {
         name: in_child(change, name, rank, options, str(Path(folder, f"{name} changes")), counters)
         for name in BACKENDS
         if hasattr(dist, "_reconfigure")
     }
-    meet("occl", rank, options, folder, counters)
+    store = make_store(rank, options.ranks, options.nodes, folder)
+    dist.init_process_group("occl", store=store, rank=rank, world_size=options.ranks)
     gate = Gate(counters, rank)
     taken: dict = {name: {"create_ms": [], "destroy_ms": []} for name in BACKENDS}
     made: list = []
@@ -165,4 +194,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 if __name__ == "__main__":
-    run_script(__doc__, work, 30, "groups", show, add_options)
+    if sys.argv[1:2] == [FIRST]:
+        name, *numbers, folder = sys.argv[2:]
+        make_first_group(name, *map(int, numbers), folder)
+    else:
+        run_script(__doc__, work, 30, "groups", show, add_options)
