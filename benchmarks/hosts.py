@@ -5,11 +5,11 @@
     python -m benchmarks.hosts --contenders occl-cpu gloo --shapes 2+2 --write      then 4+4, on the same day
 
 A shape says how many ranks each host has. A rate is the most that each host sends; with "none", the processor
-is the limit, because all hosts share its cores. All contenders live in the same processes and take turns, and
-all results are checked, as `occl bench` does. Open MPI (`openmpi`) is called from C and occl's backend also
-from C++ (`c++-tcp`), with processes of their own in the same hosts. "sockets" is the floor: the bytes that
-two hosts of as many ranks must exchange (benchmarks/bare_sockets.py). The last columns are what a host sends
-in a call, as its interface counts it, of the host that sends most: in bytes, or over the size from 1 KiB on.
+is the limit, because all hosts share its cores. Each contender is alone in its processes. They take turns,
+and all results are checked, as `occl bench` does. Open MPI (`openmpi`) is called from C and occl's backend
+also from C++ (`c++-tcp`). "sockets" is the floor: the bytes that two hosts of as many ranks must exchange
+(benchmarks/bare_sockets.py). The last columns are what a host sends in a call, as its interface counts it, of
+the host that sends most: in bytes, or over the size from 1 KiB on.
 """
 
 import argparse
@@ -26,11 +26,11 @@ import torch.distributed as dist
 
 from benchmarks.bare_sockets import NAME as SOCKETS
 from benchmarks.bare_sockets import Sockets, fits
-from benchmarks.peers import programs
+from benchmarks.peers import alone, programs
 from occl import compat
 from occl.bench import machine
 from occl.bench.command import parse_size
-from occl.bench.contenders import EVERY, check_available, make_groups
+from occl.bench.contenders import EVERY, check_available
 from occl.bench.gate import Gate
 from occl.bench.launch import run_ranks
 from occl.bench.measure import Contestant, Data, Round, Samples, make_arena, measure
@@ -43,8 +43,8 @@ from tests.hosts.namespaces import INTERFACE, Host, Network, why_not
 
 NO_LIMIT = "none"
 OPENMPI = "openmpi"
-PROGRAMS = {"c++-tcp": "c++-cpu", OPENMPI: OPENMPI}
-"""Contenders that are programs of their own, and their names on one host."""
+BUILT = {"c++-tcp": "c++-cpu", OPENMPI: OPENMPI}
+"""Contenders that are not called from Python, and their programs on one host."""
 SIZES = [parse_size(size) for size in ("4", "64K", "1M", "16M", "64M")]
 COUNTED_BYTES, MOST_COUNTED = 16 << 20, 50
 """Calls whose bytes are counted: as many as move COUNTED_BYTES, but at least 1 and at most MOST_COUNTED."""
@@ -157,10 +157,12 @@ def across(name: str, hosts: list[Host], folder: Path) -> programs.Program:
     """The program of a contender on these hosts, one for each rank."""
     if name == OPENMPI:
         return openmpi_across(hosts, folder)
-    return dataclasses.replace(
-        programs.PROGRAMS[PROGRAMS[name]],
-        around=lambda rank: (["ip", "netns", "exec", hosts[rank].name], [hosts[rank].address]),
-    )
+    inside = lambda rank: ["ip", "netns", "exec", hosts[rank].name]  # noqa: E731
+    if name in BUILT:
+        program = programs.PROGRAMS[BUILT[name]]
+        return dataclasses.replace(program, around=lambda rank: (inside(rank), [hosts[rank].address]))
+    command = (sys.executable, "-m", alone.MODULE)
+    return programs.Program(name, command=command, arguments=(name,), around=lambda rank: (inside(rank), []))
 
 
 def work(rank: int, options: argparse.Namespace, folder: str, counters: Any) -> None:
@@ -172,21 +174,19 @@ def work(rank: int, options: argparse.Namespace, folder: str, counters: Any) -> 
     address = {"address": options.hosts[0].address, "port": options.port}
     meet(rank, options.ranks, "cpu", backend="gloo", timeout=600.0, **address)
     gate = Gate(counters, rank)
-    groups = make_groups(name for name in options.contenders if name in EVERY)
     places = placement(options.shape)
     sockets = Sockets(rank, places, options.hosts[rank].address) if fits(places) else None
     report = Report(rank)
     tables = {}
-    names = [name for name in options.contenders if name in PROGRAMS]
-    known = {name: across(name, options.hosts, Path(folder)) for name in names}
-    with programs.started(names, Path(folder), rank, options.ranks, known) as connections:
+    known = {name: across(name, options.hosts, Path(folder)) for name in options.contenders}
+    with programs.started(known, Path(folder), rank, options.ranks, known) as connections:
         for rate in options.rates:
             if rank == 0 and rate != NO_LIMIT:
                 for host in set(options.hosts):
                     host.limit(rate)
             gate.wait()
             report.say(f"\n{options.shape} ranks, {'no limit' if rate == NO_LIMIT else rate}\n")
-            measure_table(report, rank, options, groups | connections, sockets, gate)
+            measure_table(report, rank, options, connections, sockets, gate)
             tables[rate], report.rows = report.rows, []
     if rank == 0:
         Path(folder, "results").write_text(json.dumps({"lines": report.lines, "tables": tables}))
@@ -205,8 +205,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--contenders",
         nargs="+",
-        choices=[*EVERY, *PROGRAMS],
-        default=["occl-tcp", "occl-ucx", "gloo", *PROGRAMS],
+        choices=[*EVERY, *BUILT],
+        default=["occl-tcp", "occl-ucx", "gloo", *BUILT],
         metavar="NAME",
     )
     parser.add_argument("--shapes", nargs="+", default=["1+1", "2+2", "4+4"], metavar="SHAPE")
@@ -235,10 +235,10 @@ def write(content: dict[str, Any]) -> None:
 def main() -> None:
     options = parse_arguments()
     check_available([name for name in options.contenders if name in EVERY])
-    names = [name for name in options.contenders if name in PROGRAMS]
-    lacking = programs.prepare(PROGRAMS[name] for name in names)[1]
-    for name in names:
-        if reason := lacking.get(PROGRAMS[name]):
+    built = [name for name in options.contenders if name in BUILT]
+    lacking = programs.prepare(BUILT[name] for name in built)[1]
+    for name in built:
+        if reason := lacking.get(BUILT[name]):
             print(f"left out: {name} lacks {reason}")
             options.contenders.remove(name)
     if reason := why_not():

@@ -370,6 +370,7 @@ MUTATIONS = [
     # Where ranks meet.
     Mutation("a round is complete whatever the ranks announced before", "pg/rendezvous/attempt.cpp", "all_first ? 1u : 0u", "1u", ("tests/distributed/test_attempts.py::test_processes_that_were_killed_in_an_attempt_are_replaced",)),
     Mutation("a store's bundle is believed", "pg/rendezvous/store_values.cpp", "if (all.size() != count) return {};", "", ("tests/distributed/test_attempts.py::test_a_value_that_no_rank_has_stored_is_an_error",)),
+    Mutation("a number of no carrier is taken", "pg/rendezvous/carrier_agreement.cpp", " || number >= limit) return", ") return", ("tests/distributed/test_attempts.py::test_a_value_that_no_rank_has_stored_is_an_error",)),
     Mutation("a second process of one rank is not noticed", "pg/rendezvous/attempt.cpp", "if (own.attempt != mine_.attempt) {", "if (false) {", ("tests/distributed/test_attempts.py::test_processes_that_contradict_each_other_learn_of_it_at_once",)),
     Mutation("other numbers of ranks are not noticed", "pg/rendezvous/attempt.cpp", "    look_at_next();\n", "", ("tests/distributed/test_attempts.py::test_processes_that_contradict_each_other_learn_of_it_at_once",)),
     Mutation("the rank with the store ends it at once", "pg/backend/group_lifecycle.cpp", "wait_until_others_go_on(*serves_store_);", "(void)0;", ("tests/distributed/test_attempts.py::test_a_rank_with_the_store_may_end_when_it_has_made_the_group",)),

@@ -14,7 +14,7 @@ from benchmarks import crowded, first_call, packages, sweep
 ROOT = Path(__file__).parents[1]
 PEERS, TRAINING = "2026-11-26-peers-xeon", "2026-11-26-training"
 PACKAGES, ONE_SIDED = "2026-11-29-packages", "2026-11-29-one-sided-xeon"
-SWEEP, HOSTS, CROWDED = "2026-11-30-sweep", "2026-11-30-hosts", "2026-11-29-crowded"
+SWEEP, CROWDED = "2026-11-30-sweep", "2026-11-29-crowded"
 FIRST_CALL = "2026-11-29-first_call"
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -162,22 +162,3 @@ def test_the_table_of_one_sided_access_is_that_of_its_result():
         r"A rendezvous of symmetric memory takes (\d+) us", text_of("docs/one-sided.md")
     )
     assert int(rendezvous) == round(found["rendezvous", 0, "occl-dev"])
-
-
-def test_the_table_of_an_all_reduce_over_hosts_has_the_medians():
-    content = json.loads((ROOT / f"benchmarks/results/{HOSTS}.json").read_text())
-    rates = {"no limit": "none", "1 Gbit/s": "1gbit"}
-    sizes = {"4 B": 4, "64 KiB": 64 * KIB, "1 MiB": MIB, "16 MiB": 16 * MIB, "64 MiB": 64 * MIB}
-    rows = rows_of("docs/performance.md", "| ranks, network | size | occl over TCP |")
-    assert len(rows) == 21
-    shape = rate = ""
-    for group, size, *cells in rows:
-        if group:
-            shape, rate = group.replace(" + ", "+").split(", ")
-        medians = {
-            row["contender"]: row["median_us"] / 1000
-            for row in content[shape]["tables"][rates[rate]]
-            if row["bytes"] == sizes[size]
-        }
-        for cell, name in zip(cells, ("occl-tcp", "occl-ucx", "gloo", "openmpi"), strict=True):
-            assert float(cell) == pytest.approx(medians[name], rel=0.051), (shape, rate, size, name)

@@ -1,10 +1,11 @@
-"""Fits a cost model of all_reduce over several nodes, and says what it predicts for 8 to 1,024 of them.
+"""What was measured between hosts, and a cost model of all_reduce over several nodes for 8 to 1,024 of them.
 
     python -m benchmarks.nodes HOSTS.json --startup STARTUPS.json --update docs/performance.md
 
 HOSTS.json is a result of ``benchmarks/hosts.py``, STARTUPS.json a list of results of ``benchmarks/startup.py
 --nodes M``. With ``--update`` the script writes its tables between the marks in that file, which explains the
-model. ``sent.py`` counts what is sent, ``times.py`` says what that takes.
+model. ``measured.py`` has the tables of what was measured, ``sent.py`` counts what is sent, and ``times.py``
+says what that takes.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.model import not_negative
+from benchmarks.nodes.measured import all_reduce_table, groups_table
 from benchmarks.nodes.sent import (
     AT_A_TIME,
     IN_A_ROW,
@@ -213,7 +215,7 @@ def main() -> None:
     parser.add_argument("--startup", type=Path, required=True, help="a list of results of startup.py --nodes")
     parser.add_argument("--update", type=Path, metavar="FILE.md", help="write the tables into this file")
     options = parser.parse_args()
-    content = json.loads(options.results.read_text())
+    content, startups = (json.loads(file.read_text()) for file in (options.results, options.startup))
     points, cores = measured(content), int(content["machine"]["cores"].split()[0])
     costs = {name: fit(points, name, cores) for name in ("occl-tcp", "occl-ucx", "gloo")}
 
@@ -229,11 +231,13 @@ def main() -> None:
         return " / ".join(text.duration(1e3 * us) for us in times)
 
     tables = {
+        "hosts measured": all_reduce_table(content),
+        "groups measured": groups_table(startups),
         "nodes fit": fit_table(points, costs, options.results.name, content["machine"], cores),
         "nodes prediction": prediction_table(here),
         "nodes and NCCL": prediction_table(as_nccl),
         "nodes counts": count_table(),
-        "nodes creation": creation_table(json.loads(options.startup.read_text())),
+        "nodes creation": creation_table(startups),
     }
     for name, shown in tables.items():
         print(f"{name}\n\n{shown}\n")

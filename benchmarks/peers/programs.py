@@ -46,8 +46,8 @@ class Program:
     """A program of ``benchmarks/peers`` and how its processes are started."""
 
     name: str
-    target: str
-    """What the Makefile builds."""
+    target: str = ""
+    """What the Makefile builds, if there is no ``command``."""
     missing: Callable[[], str] = lambda: ""
     """What it lacks on this machine; empty if it can be built and run."""
     arguments: tuple[str, ...] = ()
@@ -56,10 +56,12 @@ class Program:
     around: Callable[[int], tuple[list[str], list[str]]] = lambda rank: ([], [])
     """(rank) to what stands before its command and behind its arguments, without a launcher."""
     environment: dict[str, str] = field(default_factory=dict)
+    command: tuple[str, ...] = ()
+    """What starts it, in place of a program that is built."""
 
     def start(self, address: str, ranks: int) -> list[subprocess.Popen]:
         """Starts all ranks. ``address``: where each finds its harness; its output goes to ADDRESS.log."""
-        command = [str(BUILD / self.target), address]
+        command = [*(self.command or [str(BUILD / self.target)]), address]
         if self.launcher:
             commands = [[*self.launcher(ranks), *command, *self.arguments]]
         else:

@@ -80,16 +80,21 @@ def check_available(names: Iterable[str]) -> None:
             )
 
 
+def options_of(name: str) -> ProcessGroupOCCL.Options | None:
+    """Those that choose what carries a contender's messages between nodes."""
+    carrier = EVERY[name].carrier
+    return ProcessGroupOCCL.Options(inter_node=carrier) if carrier else None
+
+
 def make_groups(names: Iterable[str]) -> dict[str, dist.ProcessGroup]:
     """A group of all ranks for each contender, beside the default group and all at once."""
     groups = {}
     for name in names:
-        backend, carrier = EVERY[name].backend, EVERY[name].carrier
+        backend = EVERY[name].backend
         if backend == "fake":
             # Importing it registers the backend.
             import torch.testing._internal.distributed.fake_pg  # noqa: F401
-        options = ProcessGroupOCCL.Options(inter_node=carrier) if carrier else None
-        groups[name] = dist.new_group(backend=backend, pg_options=options)
+        groups[name] = dist.new_group(backend=backend, pg_options=options_of(name))
     return groups
 
 

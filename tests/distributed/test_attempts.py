@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import socket
 import threading
 from datetime import timedelta
@@ -222,6 +223,12 @@ def too_long(value):
     return (1 << 31).to_bytes(4, "little") + value[4:]
 
 
+def of_no_carrier(value):
+    """The number of what a rank offers to carry messages, which is written as a text of one digit."""
+    one = (1).to_bytes(4, "little")
+    return re.sub(re.escape(one) + rb"\d", one + b"9", value)
+
+
 def reads_nonsense(rank, n, device, *, file, of, broken):
     if of.startswith("seat"):
         os.environ |= {"OCCL_NODE": str(rank), "GLOO_SOCKET_IFNAME": "lo"}
@@ -238,6 +245,7 @@ def reads_nonsense(rank, n, device, *, file, of, broken):
         *first([("seat/64/0", 9, broken) for broken in (too_long, shorter, of_one_more)], stay=1),
         *product(["occl/round"], [2], [shorter, of_one_more]),
         ("occl/attempt/1", 2, empty),
+        ("seat", 2, of_no_carrier),
     ],
 )
 def test_a_value_that_no_rank_has_stored_is_an_error(fresh, of, size, broken):

@@ -6,7 +6,9 @@ what a store is asked while groups are made.
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -18,7 +20,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from benchmarks.nodes import sent, times
+from benchmarks.nodes import measured, sent, times
 from benchmarks.nodes.__main__ import Point, errors, fit
 from tests.hosts.launch import options_for
 from tests.support import cpp_build
@@ -31,6 +33,7 @@ CASES = [
     for size in (1000, 64 << 10, 1 << 20, (5 << 20) + 400)
 ]
 RESULTS = Path(cpp_build.ROOT, "benchmarks", "results")
+HOSTS = RESULTS / "2026-11-30-hosts.json"
 
 needs_compiler = pytest.mark.skipif(
     not shutil.which(shlex.split(cpp_build.compiler())[-1]), reason="there is no C++ compiler"
@@ -195,10 +198,28 @@ def test_a_group_asks_the_store_for_what_the_model_counts(ranks, tmp_path, nodes
 
 
 def test_the_documentation_shows_what_the_model_says():
-    files = [RESULTS / "2026-11-30-hosts.json", "--startup", RESULTS / "2026-11-25-startup-groups.json"]
+    files = [HOSTS, "--startup", RESULTS / "2026-11-30-startup-groups.json"]
     command = [sys.executable, "-m", "benchmarks.nodes", *map(str, files)]
     shown = subprocess.run(command, check=True, capture_output=True, text=True, cwd=cpp_build.ROOT).stdout
     lines = [line for line in shown.splitlines() if line.startswith("|")]
     documented = set(Path(cpp_build.ROOT, "docs", "performance.md").read_text().splitlines())
     assert len(lines) > 20
     assert not set(lines) - documented, "benchmarks.nodes --update is needed"
+
+
+def test_the_page_compares_occl_from_cpp_with_open_mpi_as_the_result_does():
+    page = " ".join(Path(cpp_build.ROOT, "docs", "performance.md").read_text().split())
+    (numbers,) = re.findall(
+        r"Called from C\+\+, occl takes (.*?) to (.*?) times as long as Open MPI at 4 B, (.*?) to (.*?) "
+        r"times at 64 KiB, (.*?) to (.*?) times at 1 MiB, and (.*?) to (.*?) times at 16 and 64 MiB",
+        page,
+    )
+    shapes = [it for name, it in json.loads(HOSTS.read_text()).items() if name != "machine"]
+    tables = [measured.medians(it["tables"]["none"]) for it in shapes]
+    expected = []
+    for sizes in ([4], [64 << 10], [1 << 20], [16 << 20, 64 << 20]):
+        ratios = [table[size]["c++-tcp"] / table[size]["openmpi"] for table in tables for size in sizes]
+        expected += [f"{min(ratios):.2f}", f"{max(ratios):.2f}"]
+    assert list(numbers) == expected
+    for table in tables:
+        assert all(times["occl-tcp"] < times["gloo"] for times in table.values())

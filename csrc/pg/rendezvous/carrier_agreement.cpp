@@ -1,7 +1,9 @@
 #include "pg/rendezvous/carrier_agreement.h"
 
 #include <algorithm>
+#include <charconv>
 #include <chrono>
+#include <system_error>
 #include <utility>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -22,6 +24,15 @@ constexpr char kConnected = '+', kFailed = '-', kStopped = '.';
 
 Bytes bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
 std::string text_of(const Bytes& bytes) { return {bytes.begin(), bytes.end()}; }
+
+/// What a rank has written as a number, if it is one below `limit`.
+std::optional<std::size_t> number_below(std::size_t limit, const std::string& text) {
+  std::size_t number = 0;
+  const char* const end = text.data() + text.size();
+  const auto read = std::from_chars(text.data(), end, number);
+  if (read.ec != std::errc() || read.ptr != end || number >= limit) return std::nullopt;
+  return number;
+}
 
 /// By an interrupt, or because another rank has failed.
 bool aborted(const std::exception& error) {
@@ -54,15 +65,14 @@ Bytes CarrierAgreement::offer() {
   return bundle;
 }
 
-std::vector<CarrierAgreement::Offer> CarrierAgreement::unpacked(const std::vector<Bytes>& offers) const {
+std::vector<CarrierAgreement::Offer> CarrierAgreement::unpacked(const std::vector<Bytes>& offers,
+                                                                const std::string& kind) const {
   std::vector<Offer> all;
   for (const Bytes& bytes : offers) {
     const auto parts = unpack(bytes, 3 + choice_.carriers.size());
-    if (!parts) fail_on_value(name_, static_cast<int>(offers.size()), awaited_, bytes);
-    Offer offer{0, text_of((*parts)[1]), text_of((*parts)[2]), {}};
-    while (offer.carrier + 1 < choice_.carriers.size() &&
-           text_of((*parts)[0]) != std::to_string(offer.carrier))
-      ++offer.carrier;
+    const auto carrier = parts ? number_below(choice_.carriers.size(), text_of((*parts)[0])) : std::nullopt;
+    if (!carrier) fail_on_value(name_, static_cast<int>(offers.size()), kind, bytes);
+    Offer offer{*carrier, text_of((*parts)[1]), text_of((*parts)[2]), {}};
     for (std::size_t i = 3; i < parts->size(); ++i) offer.why_not.push_back(text_of((*parts)[i]));
     all.push_back(std::move(offer));
   }
@@ -81,10 +91,10 @@ void CarrierAgreement::pass_over(std::size_t from, const std::vector<Offer>& off
 
 std::shared_ptr<hosts::Link> CarrierAgreement::connect(Board& board,
                                                        const c10::intrusive_ptr<c10d::Store>& store,
-                                                       std::vector<Bytes> packed,
+                                                       std::vector<Bytes> packed, std::string kind,
                                                        const hosts::Topology& nodes, Deadline deadline) {
   for (std::size_t from = 0;; from = at_) {
-    const auto offers = unpacked(packed);
+    const auto offers = unpacked(packed, kind);
     pass_over(from, offers, board);
     const auto by_carrier = [](const Offer& a, const Offer& b) { return a.carrier < b.carrier; };
     const auto [first, furthest] = std::minmax_element(offers.begin(), offers.end(), by_carrier);
@@ -97,8 +107,9 @@ std::shared_ptr<hosts::Link> CarrierAgreement::connect(Board& board,
       ++at_;
     }
     awaited_ = concat("offer", ++round_);
-    board.put(awaited_, offer());
-    packed = board.read(awaited_);
+    kind = awaited_;
+    board.put(kind, offer());
+    packed = board.read(kind);
   }
 }
 

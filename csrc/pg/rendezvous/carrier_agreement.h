@@ -31,12 +31,13 @@ class CarrierAgreement {
   /// What this rank offers. Throws if it can use no carrier.
   Bytes offer();
 
-  /// A collective call. `offers`: the first of all ranks. Throws Error(system) naming the
-  /// ranks of other nodes if nothing connects them, Error(protocol) if they have different versions of the
-  /// only carrier, and what Board::read throws. The caller tells the ranks that wait for `awaited` about it.
+  /// A collective call. `offers`: the first of all ranks, which were under `kind` on the board. Throws
+  /// Error(system) naming the ranks of other nodes if nothing connects them, Error(protocol) if they have
+  /// different versions of the only carrier, and what Board::read throws. The caller tells the ranks that
+  /// wait for `awaited` about it.
   std::shared_ptr<hosts::Link> connect(Board& board, const c10::intrusive_ptr<c10d::Store>& store,
-                                       std::vector<Bytes> offers, const hosts::Topology& nodes,
-                                       Deadline deadline);
+                                       std::vector<Bytes> offers, std::string kind,
+                                       const hosts::Topology& nodes, Deadline deadline);
 
   /// The kind of thing that the other ranks read next, on the board.
   const std::string& awaited() const { return awaited_; }
@@ -52,7 +53,7 @@ class CarrierAgreement {
   bool last() const { return at_ + 1 == choice_.carriers.size(); }
   /// What the board has once a rank is not connected through the carrier of this round.
   std::string unconnected() const { return concat("unconnected", round_); }
-  std::vector<Offer> unpacked(const std::vector<Bytes>& offers) const;
+  std::vector<Offer> unpacked(const std::vector<Bytes>& offers, const std::string& kind) const;
   void pass_over(std::size_t from, const std::vector<Offer>& offers, const Board& board);
   void pass_over(const std::string& why) { because_ += ", because " + why; }
   std::string try_to_connect(Board& board, const c10::intrusive_ptr<c10d::Store>& store,

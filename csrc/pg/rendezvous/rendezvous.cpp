@@ -142,7 +142,7 @@ Met meet_over_nodes(const c10::intrusive_ptr<c10d::Store>& store, Board& board, 
     board.compare(engines, "is to exchange messages between nodes through",
                   "give all ranks the same ProcessGroupOCCL.Options(inter_node=...), or none");
     mesh->join(invitations, deadline);
-    link = carrier->connect(board, store, std::move(offers), partition, deadline);
+    link = carrier->connect(board, store, std::move(offers), kSeat, partition, deadline);
   } catch (const std::exception& error) {
     board.put_failure(carrier->awaited(), error);
     throw;
