@@ -59,7 +59,7 @@ def bytes_sent(
     ranks, item = dist.get_world_size(), operation.dtype.itemsize
     whole = -(-max(size // item, 1) // ranks) * ranks
     calls = min(max(COUNTED_BYTES // size, 1), MOST_COUNTED)
-    data = Data(whole // ranks if operation.input_is_part else whole, calls, operation.dtype, ranks)
+    data = Data.of(operation, whole, calls)
     sent: dict[str, list[float]] = {}
     for name, contestant in contestants.items():
         arena = make_arena(operation, name, contestant, whole, calls)
@@ -161,7 +161,7 @@ def across(name: str, hosts: list[Host], folder: Path) -> programs.Program:
     if name in BUILT:
         program = programs.PROGRAMS[BUILT[name]]
         return dataclasses.replace(program, around=lambda rank: (inside(rank), [hosts[rank].address]))
-    command = (sys.executable, "-m", alone.MODULE)
+    command = (sys.executable, "-m", alone.__name__)
     return programs.Program(name, command=command, arguments=(name,), around=lambda rank: (inside(rank), []))
 
 

@@ -24,8 +24,7 @@ def medians(rows: list[dict]) -> dict[int, dict[str, float]]:
 
 
 def all_reduce_table(content: dict) -> str:
-    """Of a result of ``benchmarks/hosts.py``. Without a limit of the network each contender has its time over
-    that of Open MPI behind it."""
+    """Of a result of ``benchmarks/hosts.py``. The last columns have the time over that of Open MPI."""
     rows = []
     for shape, found in content.items():
         if shape == "machine":
@@ -33,9 +32,9 @@ def all_reduce_table(content: dict) -> str:
         for rate, sizes in (("none", SIZES), (LIMIT, LIMITED_SIZES)):
             times = medians(found["tables"].get(rate, []))
             for size in sizes if times else []:
-                best = times[size]["openmpi"]
-                cells = [f"{text.duration(1e3 * times[size][name])}" for name in CONTENDERS]
-                over = [f"{times[size][name] / best:.2f}" for name in ("occl-tcp", "c++-tcp")]
+                us = times[size]
+                cells = [text.duration(1e3 * us[name]) for name in CONTENDERS]
+                over = [f"{us[name] / us['openmpi']:.2f}" for name in ("occl-tcp", "c++-tcp")]
                 network = "no limit" if rate == "none" else "1 Gbit/s"
                 first = f"{shape.replace('+', ' + ')}, {network}" if size == sizes[0] else ""
                 rows.append([first, text.size(size), *cells, *over])

@@ -21,8 +21,6 @@ from occl.bench.gate import Gate
 from occl.bench.measure import Arena, Data, Round
 from occl.bench.operations import OPERATIONS, Operation
 
-MODULE = "benchmarks.peers.alone"
-
 
 def shared_counters(path: Path, ranks: int) -> Any:
     """Memory for the gates of all ranks."""
@@ -44,11 +42,9 @@ class Task:
     """What "prepare" asks for."""
 
     def __init__(self, contender: str, operation: Operation, whole: int, calls: int) -> None:
-        ranks = dist.get_world_size()
         self.operation = operation
         self.arena = Arena(operation, contender, dist.group.WORLD, whole, calls)
-        part = whole // ranks if operation.input_is_part else whole
-        self.data = Data(part, calls, operation.dtype, ranks)
+        self.data = Data.of(operation, whole, calls)
 
     def run(self, gate: Gate, number: int, calls: int) -> float:
         """Seconds of this rank. Raises WrongResult."""

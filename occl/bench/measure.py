@@ -70,6 +70,12 @@ class Data:
         self._pattern = torch.arange(elements, dtype=torch.float32) % period
         self._calls = torch.arange(calls, dtype=torch.float32).unsqueeze(1)
 
+    @classmethod
+    def of(cls, operation: Operation, whole: int, calls: int) -> "Data":
+        """For the ranks of the default group. ``whole``: the elements of the larger of input and output."""
+        ranks = dist.get_world_size()
+        return cls(whole // ranks if operation.input_is_part else whole, calls, operation.dtype, ranks)
+
     def __call__(self, rank: int, round_: int) -> Tensor:
         """dtype[calls, elements]: different for each rank, round, call and (nearly) each element."""
         offsets = (self._calls * 61 + round_ * 3967 + rank * 7) % self._offsets
@@ -237,7 +243,7 @@ def measure(
     if ranks > len(os.sched_getaffinity(0)):
         buffers, long_enough = buffers * CROWDED_BUFFERS, long_enough * CROWDED_SECONDS
     most = min(max(buffers // (whole * item), 1), MOST_CALLS)
-    data = Data(whole // ranks if operation.input_is_part else whole, most, operation.dtype, ranks)
+    data = Data.of(operation, whole, most)
     made = [make_arena(operation, name, contestant, whole, most) for name, contestant in contestants.items()]
     arenas = [arena for arena in made if arena]
     dtype = str(operation.dtype).removeprefix("torch.")
