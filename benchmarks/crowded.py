@@ -1,26 +1,25 @@
 """Times all_reduce where ranks share their cores with each other and with other programs.
 
-    python -m benchmarks.crowded --write
+    python -m benchmarks.crowded --write                      2, 4 and 8 ranks, about half an hour
     python -m benchmarks.crowded --ranks 8 --beside compilers:4
     python -m benchmarks.crowded --update docs/performance.md
 
 Beside nothing, beside processes that compute in a loop, and beside compilers, which also read and write
 memory and files. Each backend is alone in its processes, as in benchmarks/sweep.py, and the backends take
-turns. A round's time is the mean of its calls and of the ranks; the table has the median of all rounds and
-the quartiles.
+turns. Rank 0 starts the other programs once all ranks have joined. A round's time is the mean of its calls
+and of the ranks; the file has the median of all rounds and the quartiles, and the page the median.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +28,15 @@ import torch.distributed as dist
 
 from benchmarks import pages, sweep
 from occl.bench import machine
+from occl.bench.launch import exit_on_sigterm
 from occl.bench.noise import Watch
 from occl.tools import text
 
 CALLS = {4: 100, 64 << 10: 60, 48 << 20: 3}
 """By the bytes of the tensor: the calls of a round."""
-CONTENDERS = ["occl-cpu", sweep.GLOO]
-BESIDE = ["nothing", "loops:2", "compilers:4"]
+CONTENDERS = ["occl-cpu", "occl-dev", sweep.GLOO]
+RANKS = [2, 4, 8]
+BESIDE = ["nothing", "loops:2", "loops:4", "loops:8", "compilers:4", "compilers:16"]
 SOURCE = "#include <algorithm>\n#include <iostream>\n#include <map>\n#include <regex>\nstd::regex r;\n"
 PROGRAMS = {
     "loops": [sys.executable, "-c", "while True: pass"],
@@ -49,15 +50,17 @@ NAMES = {"loops": "busy loop", "compilers": "compiler"}
 BEGIN, END = "<!-- table: benchmarks/crowded.py writes it -->", "<!-- end of the table of shared cores -->"
 
 
-def work(contender: str, folder: str, rank: str, ranks: str) -> None:
+def work(contender: str, folder: str, rank: str, ranks: str, *besides: str) -> None:
     """What a rank does."""
     finish = sweep.join(contender, folder, rank, ranks)
     found: sweep.Rounds = {}
-    for size, calls in CALLS.items():
-        tensor = torch.ones(size // 4, device=sweep.EVERY[contender].device_type)
-        found[text.size(size)] = sweep.seconds_of(
-            lambda tensor=tensor: dist.all_reduce(tensor), calls, finish
-        )
+    for beside in besides:
+        with programs(beside) if rank == "0" else nullcontext():
+            for size, calls in CALLS.items():
+                tensor = torch.ones(size // 4, device=sweep.EVERY[contender].device_type)
+                found[cell(beside, size)] = sweep.seconds_of(
+                    lambda tensor=tensor: dist.all_reduce(tensor), calls, finish
+                )
     sweep.leave(folder, found)
 
 
@@ -66,7 +69,12 @@ def programs(beside: str) -> Iterator[None]:
     """Runs other programs meanwhile: "loops:4"."""
     kind, _, number = beside.partition(":")
     running = [
-        subprocess.Popen(PROGRAMS[kind], start_new_session=True, stderr=subprocess.DEVNULL)
+        subprocess.Popen(
+            # The kernel ends them when this process ends, however it does.
+            ["setpriv", "--pdeathsig", "KILL", *PROGRAMS[kind]],
+            start_new_session=True,
+            stderr=subprocess.DEVNULL,
+        )
         for _ in range(int(number or 0))
     ]
     try:
@@ -80,9 +88,9 @@ def programs(beside: str) -> Iterator[None]:
                 program.wait()
 
 
-def measure(ranks: int, beside: str) -> dict[str, sweep.Rounds]:
-    with programs(beside):
-        return sweep.in_turns(str(ranks), CONTENDERS, sweep.TURNS, "benchmarks.crowded")
+def cell(beside: str, size: int) -> str:
+    """Its name in the results."""
+    return f"{beside}, {text.size(size)}"
 
 
 def in_words(beside: str) -> str:
@@ -91,23 +99,40 @@ def in_words(beside: str) -> str:
     return f"{number} {NAMES[kind]}{'s' if int(number) > 1 else ''}" if number else "nothing"
 
 
-def cell(seconds: list[float]) -> str:
-    low, median, high = (text.duration(value * 1e9) for value in statistics.quantiles(seconds, n=4))
-    return f"{median} ({low} to {high})"
+def in_full(content: dict[str, Any], ranks: str) -> list[str]:
+    """A line for each time that was taken, with quartiles, and how much longer Gloo's median is."""
+    lines = []
+    measured = content["results"][ranks]
+    for name in measured[sweep.GLOO]:
+        beside, size = name.split(", ")
+        gloo = statistics.median(measured[sweep.GLOO][name])
+        for contender, rounds in measured.items():
+            low, median, high = (text.duration(s * 1e9) for s in statistics.quantiles(rounds[name], n=4))
+            ratio = gloo / statistics.median(rounds[name])
+            lines.append(
+                [ranks, in_words(beside), size, contender, f"{median} ({low} to {high})", f"{ratio:.1f}"]
+            )
+    head = ["ranks", "beside", "tensor", "contender", "median, quartiles", "Gloo over it"]
+    return list(text.markdown_table(head, lines))
 
 
 def page(content: dict[str, Any]) -> str:
-    head = ["ranks", "beside", "tensor", "occl, quartiles", "Gloo, quartiles", "Gloo over occl"]
+    """The table of docs/performance.md: in each cell the time, and how much longer Gloo's is."""
+    kinds = [name for name in CONTENDERS if name != sweep.GLOO]
+    head = [f"{text.size(size)}, {sweep.KINDS[kind]}" for size in CALLS for kind in kinds]
     lines = []
-    for ranks, rows in content["results"].items():
-        for beside, measured in rows.items():
-            own, gloo = (measured[name] for name in CONTENDERS)
-            for size in own:
-                ratio = statistics.median(gloo[size]) / statistics.median(own[size])
-                lines.append(
-                    [ranks, in_words(beside), size, cell(own[size]), cell(gloo[size]), f"{ratio:.1f}"]
-                )
-    return "\n".join(text.markdown_table(head, lines)) + "\n"
+    for ranks, measured in content["results"].items():
+        medians = {
+            contender: {name: statistics.median(seconds) for name, seconds in rounds.items()}
+            for contender, rounds in measured.items()
+        }
+        for beside in dict.fromkeys(name.split(", ")[0] for name in medians[sweep.GLOO]):
+            line = [ranks, in_words(beside)]
+            for name in (cell(beside, size) for size in CALLS):
+                for own in (medians[kind][name] for kind in kinds):
+                    line.append(f"{text.duration(own * 1e9)}, {medians[sweep.GLOO][name] / own:.1f}")
+            lines.append(line)
+    return "\n".join(text.markdown_table(["ranks", "beside", *head], lines)) + "\n"
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -116,7 +141,7 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--ranks", nargs="+", type=int, default=[2, 8], metavar="N")
+    parser.add_argument("--ranks", nargs="+", type=int, default=RANKS, metavar="N")
     parser.add_argument("--beside", nargs="+", default=BESIDE, metavar="PROGRAMS:N")
     parser.add_argument(
         "--update", type=Path, metavar="PAGE", help="measure nothing: write the newest table into a page"
@@ -135,24 +160,22 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> None:
+    exit_on_sigterm()
     options = parse_arguments()
     if options.update:
         pages.write_between(options.update, BEGIN, END, page(sweep.newest("crowded")))
         return
     about = machine.describe()
     print(*machine.lines(about), sep="\n", flush=True)
-    content: dict[str, Any] = {"machine": about, "results": {}}
-    watch = Watch()
-    for ranks in options.ranks:
-        rows = content["results"][str(ranks)] = {}
-        for beside in options.beside:
-            rows[beside] = measure(ranks, beside)
-            print(page({"results": {str(ranks): {beside: rows[beside]}}}), flush=True)
-    content["stolen_share"] = watch.shares()[1]
-    if options.write:
-        stem = sweep.RESULTS / f"{about['date'][:10]}-crowded"
-        stem.with_suffix(".txt").write_text("\n".join([*machine.lines(about), "", page(content)]))
-        stem.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n")
+    content: dict[str, Any] = {"machine": about, "results": {}, "noise": {}}
+    for ranks in map(str, options.ranks):
+        watch = Watch()
+        measured = sweep.in_turns(ranks, CONTENDERS, sweep.TURNS, "benchmarks.crowded", options.beside)
+        content["results"][ranks] = measured
+        content["noise"][ranks] = {"stolen_share": watch.shares()[1]}
+        print("", *in_full(content, ranks), sep="\n", flush=True)
+        if options.write:
+            sweep.write("crowded", content, in_full)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ import torch.distributed as dist
 
 from benchmarks import pages, sweep
 from occl.bench import machine
+from occl.bench.launch import exit_on_sigterm
 from occl.tools import text
 
 TIMES = 60
@@ -99,6 +100,7 @@ def page(content: dict[str, Any]) -> str:
 
 
 def main() -> None:
+    exit_on_sigterm()
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.first_call",
         description=__doc__,

@@ -32,7 +32,7 @@ from occl.bench import machine
 from occl.bench.command import parse_size
 from occl.bench.contenders import EVERY, check_available
 from occl.bench.gate import Gate
-from occl.bench.launch import run_ranks
+from occl.bench.launch import exit_on_sigterm, run_ranks
 from occl.bench.measure import Contestant, Data, Round, Samples, make_arena, measure
 from occl.bench.noise import judge, verdict
 from occl.bench.operations import OPERATIONS, Operation
@@ -167,6 +167,7 @@ def across(name: str, hosts: list[Host], folder: Path) -> programs.Program:
 
 def work(rank: int, options: argparse.Namespace, folder: str, counters: Any) -> None:
     """What each rank does."""
+    exit_on_sigterm()  # which this rank gets when another one fails
     enter(rank, options.ranks, "cpu", hosts=options.hosts)
     torch.set_num_threads(1)
     gc.disable()  # a collection in a timed section would be noise
@@ -233,6 +234,7 @@ def write(content: dict[str, Any]) -> None:
 
 
 def main() -> None:
+    exit_on_sigterm()
     options = parse_arguments()
     check_available([name for name in options.contenders if name in EVERY])
     built = [name for name in options.contenders if name in BUILT]

@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,6 +36,7 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks.pages import write_between
 from occl.bench import machine
 from occl.bench.contenders import EVERY
+from occl.bench.launch import exit_on_sigterm
 from occl.bench.noise import Watch, judge, verdict
 from occl.tools import text
 from tests.hosts.launch import placement
@@ -226,7 +227,9 @@ def work(contender: str, folder: str, rank: str, ranks: str) -> None:
 # ---- the whole
 
 
-def measure(shape: str, contender: str, program: str = "benchmarks.sweep") -> Any:
+def measure(
+    shape: str, contender: str, program: str = "benchmarks.sweep", arguments: Sequence[str] = ()
+) -> Any:
     """Starts the ranks of a shape, and waits for what rank 0 finds. Raises RuntimeError if one fails."""
     places = placement(shape)
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -240,7 +243,7 @@ def measure(shape: str, contender: str, program: str = "benchmarks.sweep") -> An
         for rank, place in enumerate(places):
             host = hosts[place]
             command = [sys.executable, "-m", program, "--rank", contender, folder]
-            command += [str(rank), str(len(places))]
+            command += [str(rank), str(len(places)), *arguments]
             command = host.command(*command) if host else command
             processes.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
             stack.callback(processes[-1].kill)
@@ -252,13 +255,17 @@ def measure(shape: str, contender: str, program: str = "benchmarks.sweep") -> An
 
 
 def in_turns(
-    shape: str, contenders: list[str], turns: int, program: str = "benchmarks.sweep"
+    shape: str,
+    contenders: list[str],
+    turns: int,
+    program: str = "benchmarks.sweep",
+    arguments: Sequence[str] = (),
 ) -> dict[str, Rounds]:
     """What `measure` finds of each contender, of all turns together."""
     found: dict[str, Rounds] = {name: {} for name in contenders}
     for turn in range(turns):
         for name in contenders[:: -1 if turn % 2 else 1]:
-            for cell, seconds in measure(shape, name, program).items():
+            for cell, seconds in measure(shape, name, program, arguments).items():
                 found[name].setdefault(cell, []).extend(seconds)
     return found
 
@@ -343,23 +350,31 @@ def table(measured: dict[str, Cells]) -> list[str]:
     return lines
 
 
+def in_full(content: dict[str, Any], shape: str) -> list[str]:
+    """What the file says of a shape."""
+    return [f"{shape} ranks", "", *table(content["results"][shape]), "", verdict(content["noise"][shape])]
+
+
 def newest(kind: str) -> dict[str, Any]:
     """The results of the last day on which some were written."""
     content: dict[str, Any] = json.loads(max(RESULTS.glob(f"*-{kind}.json")).read_text())
     return content
 
 
-def write(content: dict[str, Any]) -> None:
-    """Into the files of this day. Shapes that were measured earlier on this day stay."""
-    stem = RESULTS / f"{content['machine']['date'][:10]}-sweep"
+def write(kind: str, content: dict[str, Any], in_full: Callable[[dict[str, Any], str], list[str]]) -> None:
+    """Into the files of this day, with the lines that ``in_full`` has for each shape.
+
+    Shapes that were measured earlier on this day stay.
+    """
+    stem = RESULTS / f"{content['machine']['date'][:10]}-{kind}"
     kept = stem.with_suffix(".json")
     if kept.exists():
         earlier = json.loads(kept.read_text())
         for part in ("results", "noise"):
             content[part] = earlier[part] | content[part]
     said = machine.lines(content["machine"])
-    for shape, measured in content["results"].items():
-        said += ["", f"{shape} ranks", "", *table(measured), "", verdict(content["noise"][shape])]
+    for shape in content["results"]:
+        said += ["", *in_full(content, shape)]
     stem.with_suffix(".txt").write_text("\n".join(said) + "\n")
     kept.write_text(json.dumps(content, indent=1) + "\n")
 
@@ -387,6 +402,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> None:
+    exit_on_sigterm()
     options = parse_arguments()
     if options.update:
         write_between(options.update, BEGIN, END, page(newest("sweep")))
@@ -408,9 +424,9 @@ def main() -> None:
         }
         noise = judge([], *watch.shares())
         content["results"][shape], content["noise"][shape] = measured, noise
-        print("", f"{shape} ranks", "", *table(measured), "", verdict(noise), sep="\n", flush=True)
+        print("", *in_full(content, shape), sep="\n", flush=True)
     if options.write:
-        write(content)
+        write("sweep", content, in_full)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 
 import pytest
@@ -13,12 +17,19 @@ from benchmarks import crowded, sweep
 
 
 def test_the_table_compares_medians():
-    rounds = {"occl-cpu": {"4 B": [1e-6, 2e-6, 3e-6]}, sweep.GLOO: {"4 B": [8e-3, 9e-3, 10e-3]}}
-    lines = crowded.page({"results": {"8": {"compilers:4": rounds, "loops:1": rounds}}}).splitlines()
+    own, gloo = [1e-6, 2e-6, 3e-6], [8e-3, 9e-3, 10e-3]
+    cells = [crowded.cell(beside, size) for beside in ("compilers:4", "loops:1") for size in crowded.CALLS]
+    rounds = {name: dict.fromkeys(cells, gloo if name == sweep.GLOO else own) for name in crowded.CONTENDERS}
+    lines = crowded.page({"results": {"8": rounds}}).splitlines()
+    assert lines[0] == "| ranks | beside | 4 B, CPU | 4 B, `dev` | 64 KiB, CPU | 64 KiB, `dev` | " + (
+        "48 MiB, CPU | 48 MiB, `dev` |"
+    )
     assert lines[2:] == [
-        "| 8 | 4 compilers | 4 B | 2 us (1 us to 3 us) | 9 ms (8 ms to 10 ms) | 4500.0 |",
-        "| 8 | 1 busy loop | 4 B | 2 us (1 us to 3 us) | 9 ms (8 ms to 10 ms) | 4500.0 |",
+        f"| 8 | {beside} |" + " 2 us, 4500.0 |" * 6 for beside in ("4 compilers", "1 busy loop")
     ]
+    assert crowded.in_full({"results": {"8": rounds}}, "8")[2] == (
+        "| 8 | 4 compilers | 4 B | occl-cpu | 2 us (1 us to 3 us) | 4500.0 |"
+    )
 
 
 def children() -> set[str]:
@@ -66,7 +77,34 @@ def test_what_it_cannot_run_beside_is_refused(beside):
     assert f'--beside {beside}: give "nothing", or loops:4 or compilers:4' in done.stderr
 
 
+def marked(mark: str) -> list[str]:
+    """The command lines of the processes that have this in their environment."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+            if mark in (folder / "environ").read_text(errors="replace"):
+                found.append((folder / "cmdline").read_text())
+    return found
+
+
+def test_nothing_runs_on_after_sigterm():
+    mark = f"MARK_OF_THIS_RUN={uuid.uuid4()}"
+    environment = os.environ | dict([mark.split("=")])
+    command = [sys.executable, "-m", "benchmarks.crowded", "--ranks", "2", "--beside", "loops:2"]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as run:
+        while not any("while True: pass" in line for line in marked(mark)):
+            assert run.poll() is None
+            time.sleep(0.01)
+        run.terminate()
+        assert run.wait(timeout=60) == 128 + signal.SIGTERM
+    deadline = time.monotonic() + 60  # for the kernel, which removes processes that have been killed
+    while running := marked(mark):
+        assert time.monotonic() < deadline, running
+        time.sleep(0.01)
+
+
 @pytest.mark.full
-def test_every_size_is_timed():
-    found = sweep.measure("2", "occl-cpu", "benchmarks.crowded")
-    assert {size: len(rounds) for size, rounds in found.items()} == {"4 B": 7, "64 KiB": 7, "48 MiB": 7}
+def test_every_size_is_timed_beside_everything():
+    found = sweep.measure("2", "occl-cpu", "benchmarks.crowded", ["nothing", "loops:1"])
+    names = [f"{beside}, {size}" for beside in ("nothing", "loops:1") for size in ("4 B", "64 KiB", "48 MiB")]
+    assert {name: len(rounds) for name, rounds in found.items()} == dict.fromkeys(names, 7)

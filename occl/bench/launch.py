@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import signal
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +14,11 @@ import torch.multiprocessing as mp
 from occl.bench import machine
 from occl.bench.gate import make_counters
 from occl.bench.noise import Watch, judge, verdict
+
+
+def exit_on_sigterm() -> None:
+    """SIGTERM ends this process by an exception, which ends the processes and namespaces that it made."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
 def run_ranks(
@@ -29,7 +36,14 @@ def run_ranks(
     print(*machine.lines(about | ranks), "", sep="\n", flush=True)
     watch = Watch()
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(work, (options, folder, make_counters(options.ranks)), nprocs=options.ranks)
+        given = options, folder, make_counters(options.ranks)
+        running = mp.spawn(work, given, options.ranks, join=False)
+        try:
+            while not running.join():
+                pass
+        finally:
+            for process in running.processes:
+                process.terminate()
         return about, Path(folder, "results").read_bytes(), watch.shares()
 
 
