@@ -5,6 +5,7 @@ import dataclasses
 import json
 import math
 import os
+import pathlib
 import re
 import subprocess
 import sys
@@ -237,6 +238,24 @@ def test_a_value_is_slower_if_its_quartiles_do_not_touch_those_before(now, said)
 
 def test_a_value_that_differs_little_is_not_slower_however_steady_it_is():
     assert list(against.slower([of_quartiles(10.0, 10.0, 10.0)], [of_quartiles(10.9, 10.9, 10.9)])) == []
+
+
+@pytest.mark.parametrize(
+    ("floor", "said"),
+    [
+        (10.0, ["  all_reduce 4 B, gloo: 21 us, before 10 us, 2.1 times"]),
+        (15.0, ["  all_reduce 4 B, gloo: 21 us, before 10 us, 2.1 times (the floor 1.5 times)"]),
+        (20.0, []),
+    ],
+)
+def test_what_the_floor_became_slower_by_is_the_machine(floor, said):
+    before = [of_quartiles(10.0, 10.0, 10.0), of_quartiles(10.0, 10.0, 10.0, name="floor")]
+    now = [of_quartiles(21.0, 21.0, 21.0), of_quartiles(floor, floor, floor, name="floor")]
+    earlier = against.Earlier(pathlib.Path("earlier.json"), {}, 2, before)
+    head = f"against earlier.json: {len(said)} of 1 values are slower by more than the noise"
+    if floor > 10:
+        head += " and than the floor, which is slower in 1 places: the machine is in another phase"
+    assert against.compared(earlier, now) == ([head + (":" if said else ""), *said], bool(said))
 
 
 @pytest.mark.parametrize(

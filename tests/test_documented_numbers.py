@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 PEERS, TRAINING = "2026-11-26-peers-xeon", "2026-11-26-training"
 PACKAGES, ONE_SIDED = "2026-11-29-packages", "2026-11-29-one-sided-xeon"
 SWEEP, CROWDED = "2026-11-30-sweep", "2026-11-30-crowded"
-FIRST_CALL = "2026-11-29-first_call"
+FIRST_CALL = "2026-11-30-first_call"
 KIB, MIB = 1 << 10, 1 << 20
 
 

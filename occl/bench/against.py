@@ -12,6 +12,8 @@ from occl.tools import text
 
 CLOSE = 1.1
 """The ratio of two medians from which one counts as slower. Two quiet runs of one build differ by less."""
+FLOOR = "floor"
+"""The contender that sends nothing."""
 SAME = ("cpu", "cores")
 """What must be the same in the descriptions of two machines for their times to be compared."""
 
@@ -67,21 +69,45 @@ def in_both(before: list[Result], now: list[Result]) -> Iterator[tuple[Result, R
             yield old, result
 
 
+def beyond_noise(old: Result, new: Result, factor: float = 1.0) -> bool:
+    """Whether it takes longer than ``factor`` times the time before, by `CLOSE`, with no quartile in common."""
+    return new.lower_us > factor * old.upper_us and new.median_us >= CLOSE * factor * old.median_us
+
+
+def slower_floors(before: list[Result], now: list[Result]) -> dict[tuple[str, int], float]:
+    """By operation and size, how much longer the floor takes, where it takes longer.
+
+    The floor sends nothing, so it is the machine that is slower there.
+    """
+    return {
+        (new.operation, new.bytes): new.median_us / old.median_us
+        for old, new in in_both(before, now)
+        if new.contender == FLOOR and beyond_noise(old, new)
+    }
+
+
 def slower(before: list[Result], now: list[Result]) -> Iterator[str]:
-    """A line for each value that is slower by more than the noise: by `CLOSE`, with no quartile in common."""
+    """A line for each value that is slower by more than the noise, and by more than the floor is."""
+    floors = slower_floors(before, now)
     for old, new in in_both(before, now):
-        if new.lower_us > old.upper_us and new.median_us >= CLOSE * old.median_us:
+        factor = floors.get((new.operation, new.bytes), 1.0)
+        if new.contender != FLOOR and beyond_noise(old, new, factor):
             size = f" {text.size(new.bytes)}" if new.bytes else ""
             times = (text.three_digits(us) for us in (new.median_us, old.median_us))
             ratio = text.three_digits(new.median_us / old.median_us)
-            yield "  {}{}, {}: {} us, before {} us, {} times".format(
+            line = "  {}{}, {}: {} us, before {} us, {} times".format(
                 new.operation, size, new.contender, *times, ratio
             )
+            yield line + (f" (the floor {text.three_digits(factor)} times)" if factor > 1 else "")
 
 
 def compared(earlier: Earlier, now: list[Result]) -> tuple[list[str], bool]:
     """The lines that say what became slower, and whether anything did."""
-    both = sum(1 for _ in in_both(earlier.results, now))
+    both = sum(1 for old, _ in in_both(earlier.results, now) if old.contender != FLOOR)
     lines = list(slower(earlier.results, now))
     head = f"against {earlier.path}: {len(lines)} of {both} values are slower by more than the noise"
+    if floors := slower_floors(earlier.results, now):
+        head += (
+            f" and than the floor, which is slower in {len(floors)} places: the machine is in another phase"
+        )
     return [head + (":" if lines else ""), *lines], bool(lines)
