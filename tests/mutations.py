@@ -64,6 +64,7 @@ TOP = "tests/distributed/test_top.py::"
 STREAMS = "tests/distributed/test_side_streams.py::"
 BEGINS = (STREAMS + "test_a_collective_begins_when_its_stream_comes_to_it",)
 RECORDER = "tests/distributed/test_instruments_flight_recorder.py::"
+NAMED = ("tests/hosts/test_faults.py::test_an_error_names_the_call_of_the_program_and_ranks_of_the_whole_group",)
 CORES = ("tests/hosts/test_groups.py::test_ranks_of_other_nodes_on_this_machine_share_its_cores",)
 FOREIGN_STREAM = ("tests/foreign/test_group.py::test_an_operation_begins_when_the_callers_stream_reaches_it",)
 TWO_DEVICES = (STREAMS + "test_a_call_with_tensors_of_two_devices_uses_the_streams_of_both",)
@@ -377,6 +378,8 @@ MUTATIONS = [
     Mutation("a rank that makes no group tells no other rank", "pg/rendezvous/rendezvous.cpp", "board.refuse(error);  // the others", "// the others", ("tests/distributed/test_init.py::test_a_rank_that_cannot_begin_tells_the_others_why",)),
     # Groups over several nodes.
     Mutation("ranks with other versions are not refused", "pg/rendezvous/rendezvous.cpp", "  board.compare(builds,", "  if (false) board.compare(builds,", ("tests/hosts/test_refusals.py::test_ranks_with_different_versions_make_no_group",)),
+    Mutation("an error names the part of a call that ran inside the node", "hosts/in_flight.cpp", "  node_operation->operation.make_part_of(whole);\n", "", NAMED),
+    Mutation("an error names a rank by its number in the node", "coll/group/diagnosis.cpp", " of group \", mesh.name(), \" on rank \", mesh.shown(mesh.rank()));", " of group \", mesh.name(), \" on rank \", mesh.rank());", NAMED),
     Mutation("ranks with other engines are not refused", "pg/rendezvous/rendezvous.cpp", "    board.compare(engines,", "    if (false) board.compare(engines,", ("tests/hosts/test_refusals.py::test_ranks_with_different_engines_make_no_group",)),
     Mutation("a store is waited for without a deadline", "pg/rendezvous/store_client.h", "if (deadline.passed()) fail", "if (false) fail", ("tests/hosts/test_refusals.py::test_a_store_that_is_cut_off_is_an_error_in_time",)),
     Mutation("scratch memory of a window is used again too early", "hosts/schedule.cpp", "  if (item.window < stages) return std::nullopt;\n  return", "  return std::nullopt;\n  return", ("plain/test_programs:every collective",)),

@@ -90,7 +90,7 @@ void Group::start_node_collective(coll::Kind kind, CallHeader* from, CallHeader*
   const auto blocks = kind == coll::Kind::gather ? static_cast<std::uint32_t>(node_->size()) : 1;
   if (to) c.out = {to->bytes(), kCallHeaderBytes, blocks, nullptr};
   c.largest = c.volume = kCallHeaderBytes;
-  in_flight_.add(*node_, std::make_unique<InFlight::NodeOperation>(c), 0);
+  in_flight_.add(*node_, std::make_unique<InFlight::NodeOperation>(c), 0, *op_);
 }
 
 /// The leader has the headers of its node.

@@ -13,7 +13,9 @@ InFlight::NodeOperation::NodeOperation(const coll::Task& given, std::vector<coll
   }
 }
 
-void InFlight::add(coll::Group& node, std::unique_ptr<NodeOperation> node_operation, int place) {
+void InFlight::add(coll::Group& node, std::unique_ptr<NodeOperation> node_operation, int place,
+                   const coll::Operation& whole) {
+  node_operation->operation.make_part_of(whole);
   items_.push_back({std::move(node_operation), nullptr, -1, place});
   node.submit(items_.back().node_operation->operation);
 }

@@ -38,8 +38,9 @@ class InFlight {
     Atomic<bool> completed_ = false, released_ = false;
   };
 
-  /// `place` is handed to `ended` when it ends.
-  void add(coll::Group& node, std::unique_ptr<NodeOperation> node_operation, int place);
+  /// `place` is handed to `ended` when it ends. The operation is a part of `whole`.
+  void add(coll::Group& node, std::unique_ptr<NodeOperation> node_operation, int place,
+           const coll::Operation& whole);
   void add(std::unique_ptr<Link::Message> message, int peer, int place);
 
   bool empty() const { return items_.empty(); }

@@ -81,7 +81,8 @@ void ProgramRun::carry_out(const NodeCollective& step, std::uint64_t window, int
   }
   c.factor = op_->collective().factor;
   ++open_[place];
-  in_flight_.add(node_, std::make_unique<InFlight::NodeOperation>(c, std::move(in), std::move(out)), place);
+  in_flight_.add(node_, std::make_unique<InFlight::NodeOperation>(c, std::move(in), std::move(out)), place,
+                 *op_);
 }
 
 void ProgramRun::carry_out(const Step& step, std::uint64_t window, int place) {

@@ -6,6 +6,7 @@ connection reports. The table at the end of the run says how long each error too
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from datetime import timedelta
@@ -124,6 +125,17 @@ def test_a_rank_that_is_killed_is_an_error_on_all_hosts(hosts, apart, latency, b
         outcomes = outcomes_of(team)
     assert outcomes.pop(victim).died == "killed by SIGKILL"
     report(latency, f"{backend}, between hosts: rank {victim} is killed", when, outcomes)
+
+
+def test_an_error_names_the_call_of_the_program_and_ranks_of_the_whole_group(hosts, apart):
+    """Of a call whose parts run inside the nodes, where ranks have other numbers."""
+    with hosts.fresh_on("1+2", apart).meet("occl", timeout=TIMEOUT) as team:
+        started(team, one_call_until_error)
+        team.kill(2)
+        told, saw = (outcome.result[1] for outcome in outcomes_of(team, 0, 1))
+    words = rf"rank 2 \(pid {team.pids[2]}, host .*\) exited during all_reduce\(float32\[{ELEMENTS}\], SUM\) "
+    assert re.match(words + r"#\d+ of group 0 on rank 1$", saw.splitlines()[0])
+    assert re.match(rf"rank 1 \(pid {team.pids[1]}, host .*\) ended group 0: {words}", told)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -108,7 +108,7 @@ void Group::check_gone(bool died, OperationList& done) {
   for (int i = 0; i < mesh_->size(); ++i) {
     const Member& member = mesh_->member(i);
     if (i == mesh_->rank() || !(died ? member.died() : member.gone())) continue;
-    const Operation* needed_by = collectives().empty() ? message_that_needs(i) : collectives().begin();
+    const Operation* needed_by = operation_that_needs(i);
     if (!died && !needed_by) continue;
     if (advance_collectives(done) || advance_messages(done) || messenger_.hear(i, done)) return;
     const Error error = diagnosis_.gone(i, died, needed_by);
@@ -117,7 +117,9 @@ void Group::check_gone(bool died, OperationList& done) {
   }
 }
 
-const Operation* Group::message_that_needs(int rank) const {
+/// Any collective may.
+const Operation* Group::operation_that_needs(int rank) const {
+  if (!collectives().empty()) return collectives().begin();
   const Operation* const message = messenger_.needs(rank);
   return message ? message : accesses_.needs(rank);
 }
@@ -131,7 +133,7 @@ std::optional<Error> Group::trouble() {
   if (auto error = this->error()) return error;
   const std::lock_guard driving(drive_lock());
   for (int i = 0; i < mesh_->size(); ++i)
-    if (i != mesh_->rank() && mesh_->member(i).died()) return diagnosis_.gone(i, true, nullptr);
+    if (i != mesh_->rank() && mesh_->member(i).died()) return diagnosis_.gone(i, true, operation_that_needs(i));
   try {
     mesh_->check_aborts();
   } catch (const Error& error) {

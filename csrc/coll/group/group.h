@@ -116,7 +116,7 @@ class Group final : public Communicator, private Collectives::Machine, private M
   }
 
   void fail_messages_of(int rank, const Error& error, OperationList& done);
-  const Operation* message_that_needs(int rank) const;
+  const Operation* operation_that_needs(int rank) const;
   void check_gone(bool died, OperationList& done);
   void check_deadlines(OperationList& done);
 

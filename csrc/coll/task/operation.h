@@ -140,12 +140,22 @@ class Operation {
   int source() const { return source_; }
 
   std::string describe() const { return coll::describe(task_); }
+  /// "all_reduce(float32[4], SUM) #3": itself, or the operation that it is a part of.
+  std::string describe_called() const {
+    return whole_number_ == 0 ? concat(describe(), " #", sequence_)
+                              : concat(whole_.describe(), " #", whole_number_);
+  }
 
   // ---- for the group, its messenger and the engine; under the group's locks unless a line says otherwise
 
   /// The number among the collectives (or the messages) of its group on this rank, from 1.
   std::uint64_t sequence() const { return sequence_; }
   void set_sequence(std::uint64_t sequence) { sequence_ = sequence; }
+  /// It does a part of this collective, which is another group's: the one that the program has called.
+  void make_part_of(const Operation& whole) {
+    whole_ = whole.signature_;
+    whole_number_ = whole.sequence_;
+  }
 
   /// The collective that the operation is at: its task's, and then those that follow.
   const Collective& collective() const { return *collective_; }
@@ -196,6 +206,8 @@ class Operation {
   Listener& listener_;
   Operation* next_ = nullptr;
   std::uint64_t sequence_ = 0;
+  Signature whole_;  // of the collective that it is a part of, and its number; 0: of none
+  std::uint64_t whole_number_ = 0;
   Times times_;
   mutable Notes notes_;
   int source_ = -1;
