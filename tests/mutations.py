@@ -64,7 +64,9 @@ TOP = "tests/distributed/test_top.py::"
 STREAMS = "tests/distributed/test_side_streams.py::"
 BEGINS = (STREAMS + "test_a_collective_begins_when_its_stream_comes_to_it",)
 RECORDER = "tests/distributed/test_instruments_flight_recorder.py::"
-NAMED = ("tests/hosts/test_faults.py::test_an_error_names_the_call_of_the_program_and_ranks_of_the_whole_group",)
+NAMED = (
+    "tests/hosts/test_faults.py::test_an_error_names_the_call_of_the_program_and_ranks_of_the_whole_group",
+)
 CORES = ("tests/hosts/test_groups.py::test_ranks_of_other_nodes_on_this_machine_share_its_cores",)
 FOREIGN_STREAM = ("tests/foreign/test_group.py::test_an_operation_begins_when_the_callers_stream_reaches_it",)
 TWO_DEVICES = (STREAMS + "test_a_call_with_tensors_of_two_devices_uses_the_streams_of_both",)

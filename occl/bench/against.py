@@ -70,7 +70,7 @@ def in_both(before: list[Result], now: list[Result]) -> Iterator[tuple[Result, R
 
 
 def beyond_noise(old: Result, new: Result, factor: float = 1.0) -> bool:
-    """Whether it takes longer than ``factor`` times the time before, by `CLOSE`, with no quartile in common."""
+    """Whether it takes `CLOSE` times ``factor`` times as long as before, with no quartile in common."""
     return new.lower_us > factor * old.upper_us and new.median_us >= CLOSE * factor * old.median_us
 
 
