@@ -1,6 +1,6 @@
 """Times all_reduce where ranks share their cores with each other and with other programs.
 
-    python -m benchmarks.crowded --write                      2, 4 and 8 ranks, about half an hour
+    python -m benchmarks.crowded --write                      2, 4 and 8 ranks, about 16 minutes
     python -m benchmarks.crowded --ranks 8 --beside compilers:4
     python -m benchmarks.crowded --update docs/performance.md
 

@@ -254,7 +254,7 @@ def test_what_the_floor_became_slower_by_is_the_machine(floor, said):
     earlier = against.Earlier(pathlib.Path("earlier.json"), {}, 2, before)
     head = f"against earlier.json: {len(said)} of 1 values are slower by more than the noise"
     if floor > 10:
-        head += " and than the floor, which is slower in 1 places: the machine is in another phase"
+        head += " and by more than the floor, which is slower in 1 of its places"
     assert against.compared(earlier, now) == ([head + (":" if said else ""), *said], bool(said))
 
 

@@ -107,7 +107,5 @@ def compared(earlier: Earlier, now: list[Result]) -> tuple[list[str], bool]:
     lines = list(slower(earlier.results, now))
     head = f"against {earlier.path}: {len(lines)} of {both} values are slower by more than the noise"
     if floors := slower_floors(earlier.results, now):
-        head += (
-            f" and than the floor, which is slower in {len(floors)} places: the machine is in another phase"
-        )
+        head += f" and by more than the floor, which is slower in {len(floors)} of its places"
     return [head + (":" if lines else ""), *lines], bool(lines)

@@ -117,7 +117,7 @@ void Group::check_gone(bool died, OperationList& done) {
   }
 }
 
-/// Any collective may.
+/// Any collective may need it.
 const Operation* Group::operation_that_needs(int rank) const {
   if (!collectives().empty()) return collectives().begin();
   const Operation* const message = messenger_.needs(rank);
@@ -133,7 +133,8 @@ std::optional<Error> Group::trouble() {
   if (auto error = this->error()) return error;
   const std::lock_guard driving(drive_lock());
   for (int i = 0; i < mesh_->size(); ++i)
-    if (i != mesh_->rank() && mesh_->member(i).died()) return diagnosis_.gone(i, true, operation_that_needs(i));
+    if (i != mesh_->rank() && mesh_->member(i).died())
+      return diagnosis_.gone(i, true, operation_that_needs(i));
   try {
     mesh_->check_aborts();
   } catch (const Error& error) {
