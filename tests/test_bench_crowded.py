@@ -87,6 +87,7 @@ def marked(mark: str) -> list[str]:
     return found
 
 
+@pytest.mark.full
 def test_nothing_runs_on_after_sigterm():
     mark = f"MARK_OF_THIS_RUN={uuid.uuid4()}"
     environment = os.environ | dict([mark.split("=")])

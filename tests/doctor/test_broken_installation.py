@@ -117,6 +117,7 @@ def test_the_command_of_the_package_that_cannot_be_imported_names_the_one_that_w
     assert text in last and last.endswith(" Run occl doctor, which works without it.")
 
 
+@pytest.mark.full
 def test_sources_that_hide_what_is_installed_are_named_and_the_doctor_looks_past_them(tmp_path):
     """As in a checkout into which nothing was built, and from which the package was installed."""
     installed, checkout = install(tmp_path / "installed"), tmp_path / "checkout"
