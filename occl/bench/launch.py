@@ -15,6 +15,9 @@ from occl.bench import machine
 from occl.bench.gate import make_counters
 from occl.bench.noise import Watch, judge, verdict
 
+PATIENCE = 10.0
+"""Seconds that a rank has to end its programs."""
+
 
 def exit_on_sigterm() -> None:
     """SIGTERM ends this process by an exception, which ends the processes and namespaces that it made."""
@@ -44,6 +47,9 @@ def run_ranks(
         finally:
             for process in running.processes:
                 process.terminate()
+            for process in running.processes:  # they write into the folder until they have ended
+                process.join(PATIENCE)
+                process.kill()
         return about, Path(folder, "results").read_bytes(), watch.shares()
 
 
