@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -100,20 +99,8 @@ def in_words(beside: str) -> str:
 
 
 def in_full(content: dict[str, Any], ranks: str) -> list[str]:
-    """A line for each time that was taken, with quartiles, and how much longer Gloo's median is."""
-    lines = []
-    measured = content["results"][ranks]
-    for name in measured[sweep.GLOO]:
-        beside, size = name.split(", ")
-        gloo = statistics.median(measured[sweep.GLOO][name])
-        for contender, rounds in measured.items():
-            low, median, high = (text.duration(s * 1e9) for s in statistics.quantiles(rounds[name], n=4))
-            ratio = gloo / statistics.median(rounds[name])
-            lines.append(
-                [ranks, in_words(beside), size, contender, f"{median} ({low} to {high})", f"{ratio:.1f}"]
-            )
-    head = ["ranks", "beside", "tensor", "contender", "median, quartiles", "Gloo over it"]
-    return list(text.markdown_table(head, lines))
+    """What the file says of a number of ranks."""
+    return [f"{ranks} ranks", "", *sweep.table(content["results"][ranks])]
 
 
 def page(content: dict[str, Any]) -> str:
@@ -122,15 +109,13 @@ def page(content: dict[str, Any]) -> str:
     head = [f"{text.size(size)}, {sweep.KINDS[kind]}" for size in CALLS for kind in kinds]
     lines = []
     for ranks, measured in content["results"].items():
-        medians = {
-            contender: {name: statistics.median(seconds) for name, seconds in rounds.items()}
-            for contender, rounds in measured.items()
-        }
-        for beside in dict.fromkeys(name.split(", ")[0] for name in medians[sweep.GLOO]):
+        speeds = {kind: sweep.speeds(measured, kind) for kind in kinds}
+        for beside in dict.fromkeys(name.split(", ")[0] for name in measured[sweep.GLOO]):
             line = [ranks, in_words(beside)]
             for name in (cell(beside, size) for size in CALLS):
-                for own in (medians[kind][name] for kind in kinds):
-                    line.append(f"{text.duration(own * 1e9)}, {medians[sweep.GLOO][name] / own:.1f}")
+                for kind in kinds:
+                    median = text.duration(measured[kind][name]["median_us"] * 1e3)
+                    line.append(f"{median}, {speeds[kind][name]:.1f}")
             lines.append(line)
     return "\n".join(text.markdown_table(["ranks", "beside", *head], lines)) + "\n"
 
@@ -170,8 +155,8 @@ def main() -> None:
     content: dict[str, Any] = {"machine": about, "results": {}, "noise": {}}
     for ranks in map(str, options.ranks):
         watch = Watch()
-        measured = sweep.in_turns(ranks, CONTENDERS, sweep.TURNS, "benchmarks.crowded", options.beside)
-        content["results"][ranks] = measured
+        rounds = sweep.in_turns(ranks, CONTENDERS, sweep.TURNS, "benchmarks.crowded", options.beside)
+        content["results"][ranks] = sweep.cells_of(rounds)
         content["noise"][ranks] = {"stolen_share": watch.shares()[1]}
         print("", *in_full(content, ranks), sep="\n", flush=True)
         if options.write:

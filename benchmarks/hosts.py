@@ -167,7 +167,6 @@ def across(name: str, hosts: list[Host], folder: Path) -> programs.Program:
 
 def work(rank: int, options: argparse.Namespace, folder: str, counters: Any) -> None:
     """What each rank does."""
-    exit_on_sigterm()  # which this rank gets when another one fails
     enter(rank, options.ranks, "cpu", hosts=options.hosts)
     torch.set_num_threads(1)
     gc.disable()  # a collection in a timed section would be noise

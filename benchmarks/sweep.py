@@ -68,6 +68,8 @@ KINDS = {
     "occl-gloo": "CPU, over Gloo",
 }
 """The contenders beside Gloo, of occl.bench.contenders, and what the page calls them."""
+WIDTH = 36
+"""Letters of a column of the table: "8.508e+05 (8.203e+05 to 8.708e+05)"."""
 BEGIN, END = "<!-- table: benchmarks/sweep.py writes it -->", "<!-- end of the table of all operations -->"
 
 Call = Callable[[], object]
@@ -178,6 +180,13 @@ def seconds_after_a_break(call: Call, finish: Call) -> list[float]:
 def quartiles(seconds: list[float]) -> dict[str, float]:
     lower, median, upper = statistics.quantiles(seconds, n=4)
     return {"lower_us": lower * 1e6, "median_us": median * 1e6, "upper_us": upper * 1e6}
+
+
+def cells_of(rounds: dict[str, Rounds]) -> dict[str, Cells]:
+    """Of each contender, the quartiles of what `in_turns` has found."""
+    return {
+        name: {cell: quartiles(seconds) for cell, seconds in found.items()} for name, found in rounds.items()
+    }
 
 
 def join(contender: str, folder: str, rank: str, ranks: str) -> Call:
@@ -335,15 +344,15 @@ def table(measured: dict[str, Cells]) -> list[str]:
     """A line for each cell: median and quartiles of each contender, and Gloo's time over the contender's."""
     others = [name for name in measured if name != GLOO]
     columns = [f"{name} us" for name in measured] + [f"{GLOO}/{name}" for name in others if GLOO in measured]
-    lines = [" " * 34 + "".join(column.rjust(26) for column in columns)]
+    lines = [" " * 34 + "".join(column.rjust(WIDTH) for column in columns)]
     for cell in next(iter(measured.values())):
         line = cell.ljust(34)
         for cells in measured.values():
             low, median, high = (cells[cell][f"{name}_us"] for name in ("lower", "median", "upper"))
-            line += f"{median:.4g} ({low:.4g} to {high:.4g})".rjust(26)
+            line += f"{median:.4g} ({low:.4g} to {high:.4g})".rjust(WIDTH)
         if GLOO in measured:
             for name in others:
-                line += f"{speeds(measured, name)[cell]:.2f}".rjust(26)
+                line += f"{speeds(measured, name)[cell]:.2f}".rjust(WIDTH)
         lines.append(line)
     if GLOO in measured:
         lines += ["", *(sentence(measured, name) for name in others)]
@@ -417,11 +426,7 @@ def main() -> None:
             ["occl-tcp", "occl-ucx", GLOO] if "+" in shape else ["occl-cpu", "occl-dev", GLOO]
         )
         watch = Watch()
-        rounds = in_turns(shape, names, options.turns)
-        measured = {
-            name: {cell: quartiles(seconds) for cell, seconds in found.items()}
-            for name, found in rounds.items()
-        }
+        measured = cells_of(in_turns(shape, names, options.turns))
         noise = judge([], *watch.shares())
         content["results"][shape], content["noise"][shape] = measured, noise
         print("", *in_full(content, shape), sep="\n", flush=True)

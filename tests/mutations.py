@@ -381,7 +381,7 @@ MUTATIONS = [
     # Groups over several nodes.
     Mutation("ranks with other versions are not refused", "pg/rendezvous/rendezvous.cpp", "  board.compare(builds,", "  if (false) board.compare(builds,", ("tests/hosts/test_refusals.py::test_ranks_with_different_versions_make_no_group",)),
     Mutation("an error names the part of a call that ran inside the node", "hosts/in_flight.cpp", "  node_operation->operation.make_part_of(whole);\n", "", NAMED),
-    Mutation("an error names a rank by its number in the node", "coll/group/diagnosis.cpp", " of group \", mesh.name(), \" on rank \", mesh.shown(mesh.rank()));", " of group \", mesh.name(), \" on rank \", mesh.rank());", NAMED),
+    Mutation("an error names a rank by its number in the node", "coll/group/diagnosis.cpp", "mesh.shown_rank());", "mesh.rank());", NAMED),
     Mutation("ranks with other engines are not refused", "pg/rendezvous/rendezvous.cpp", "    board.compare(engines,", "    if (false) board.compare(engines,", ("tests/hosts/test_refusals.py::test_ranks_with_different_engines_make_no_group",)),
     Mutation("a store is waited for without a deadline", "pg/rendezvous/store_client.h", "if (deadline.passed()) fail", "if (false) fail", ("tests/hosts/test_refusals.py::test_a_store_that_is_cut_off_is_an_error_in_time",)),
     Mutation("scratch memory of a window is used again too early", "hosts/schedule.cpp", "  if (item.window < stages) return std::nullopt;\n  return", "  return std::nullopt;\n  return", ("plain/test_programs:every collective",)),

@@ -20,15 +20,18 @@ def test_the_table_compares_medians():
     own, gloo = [1e-6, 2e-6, 3e-6], [8e-3, 9e-3, 10e-3]
     cells = [crowded.cell(beside, size) for beside in ("compilers:4", "loops:1") for size in crowded.CALLS]
     rounds = {name: dict.fromkeys(cells, gloo if name == sweep.GLOO else own) for name in crowded.CONTENDERS}
-    lines = crowded.page({"results": {"8": rounds}}).splitlines()
+    content = {"results": {"8": sweep.cells_of(rounds)}}
+    lines = crowded.page(content).splitlines()
     assert lines[0] == "| ranks | beside | 4 B, CPU | 4 B, `dev` | 64 KiB, CPU | 64 KiB, `dev` | " + (
         "48 MiB, CPU | 48 MiB, `dev` |"
     )
     assert lines[2:] == [
         f"| 8 | {beside} |" + " 2 us, 4500.0 |" * 6 for beside in ("4 compilers", "1 busy loop")
     ]
-    assert crowded.in_full({"results": {"8": rounds}}, "8")[2] == (
-        "| 8 | 4 compilers | 4 B | occl-cpu | 2 us (1 us to 3 us) | 4500.0 |"
+    whole = crowded.in_full(content, "8")
+    assert whole[0] == "8 ranks"
+    assert " ".join(whole[3].split()) == (
+        "compilers:4, 4 B 2 (1 to 3) 2 (1 to 3) 9000 (8000 to 1e+04) 4500.00 4500.00"
     )
 
 

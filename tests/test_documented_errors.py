@@ -37,7 +37,7 @@ INTERNAL = {
     "; waiting ranks ... spin ... yield their core ...; kernels: ...; timeout": LOG,
     "; flight recorder ... on ... off": LOG,
     "group ... waits for reconfigure, with the handle": LOG,
-    "of group ... on rank": PART,
+    "#... of group ... on rank": PART,
     ", which connects to ...,": PART,
     "shrink group ... to ranks": PART,
     "the group has ended": PART,

@@ -24,6 +24,12 @@ def exit_on_sigterm() -> None:
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
+def start(rank: int, work: Callable[..., None], *given: Any) -> None:
+    """What each process does. When a rank fails, the others get SIGTERM, and end the programs they run."""
+    exit_on_sigterm()
+    work(rank, *given)
+
+
 def run_ranks(
     work: Callable[..., None], options: argparse.Namespace, note: str
 ) -> tuple[dict[str, str], bytes, tuple[float, float]]:
@@ -39,8 +45,8 @@ def run_ranks(
     print(*machine.lines(about | ranks), "", sep="\n", flush=True)
     watch = Watch()
     with tempfile.TemporaryDirectory() as folder:
-        given = options, folder, make_counters(options.ranks)
-        running = mp.spawn(work, given, options.ranks, join=False)
+        given = work, options, folder, make_counters(options.ranks)
+        running = mp.spawn(start, given, options.ranks, join=False)
         try:
             while not running.join():
                 pass

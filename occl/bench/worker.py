@@ -15,7 +15,6 @@ import torch.distributed as dist
 
 from occl.bench.contenders import CONTENDERS, make_groups
 from occl.bench.gate import Gate
-from occl.bench.launch import exit_on_sigterm
 from occl.bench.measure import Contestant, External, measure
 from occl.bench.operations import OPERATIONS, Operation
 from occl.bench.report import Result, Table, summarize, with_roofline
@@ -32,7 +31,6 @@ def work(
     rank: int, options: argparse.Namespace, folder: str, counters: Any, start: Start = no_programs
 ) -> None:
     """What each rank does. The first prints the table, and leaves the results in ``folder``."""
-    exit_on_sigterm()  # which this rank gets when another one fails
     torch.set_num_threads(1)
     gc.disable()  # a collection in a timed section would be noise
     # The default group, with which the ranks agree about times. It is not timed itself.

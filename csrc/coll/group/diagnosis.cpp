@@ -31,7 +31,8 @@ std::uint64_t wanted_tag(const Member& member, int from) {
 /// "all_reduce(float32[4], SUM) #3 of group 0 on rank 1"
 std::string Diagnosis::operation(const Operation& op) const {
   const Mesh& mesh = group_.mesh();
-  return concat(op.describe_called(), " of group ", mesh.name(), " on rank ", mesh.shown(mesh.rank()));
+  return concat(op.describe_called(), " #", op.number_called(), " of group ", mesh.name(), " on rank ",
+                mesh.shown_rank());
 }
 
 std::string Diagnosis::timeout_of(const Operation& op) const {

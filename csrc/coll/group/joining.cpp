@@ -25,7 +25,7 @@ void wait_until_joined(Engine& engine, const Mesh& mesh, Deadline deadline,
     mesh.check_aborts(true);
     if (gone >= 0)
       fail(mesh.member(gone).left() ? Errc::peer_left : Errc::peer_exited, mesh.describe(gone),
-           " was gone before it had joined group ", mesh.name(), " of rank ", mesh.shown(mesh.rank()));
+           " was gone before it had joined group ", mesh.name(), " of rank ", mesh.shown_rank());
     return missing.empty();
   };
   if (engine.wait_until(all_joined, deadline, interrupted)) return;
@@ -37,8 +37,8 @@ void wait_until_joined(Engine& engine, const Mesh& mesh, Deadline deadline,
     if (other >= 0 && other < mesh.size() && other != rank)
       text += concat(", which connects to ", mesh.describe(static_cast<int>(other)), ",");
   }
-  fail(Errc::timeout, "occl: Timed out after ", deadline.span().count(), " ms on rank ",
-       mesh.shown(mesh.rank()), " of group ", mesh.name(), " waiting for ", text, " to join the group");
+  fail(Errc::timeout, "occl: Timed out after ", deadline.span().count(), " ms on rank ", mesh.shown_rank(),
+       " of group ", mesh.name(), " waiting for ", text, " to join the group");
 }
 
 }  // namespace occl::coll

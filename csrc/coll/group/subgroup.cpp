@@ -175,7 +175,7 @@ class Attempt {
   }
 
   /// The number of this rank in messages and offers.
-  int this_rank() const { return mesh_.shown(mesh_.rank()); }
+  int this_rank() const { return mesh_.shown_rank(); }
 
   Group::SubgroupState& memory_;
   const Mesh& mesh_;
@@ -215,7 +215,7 @@ std::shared_ptr<Group> make_subgroup(Group& parent, const Subgroup& wanted,
                                      const std::function<void()>& interrupted) {
   Engine& engine = parent.engine();
   const Mesh& mesh = parent.mesh();
-  const int this_rank = mesh.shown(mesh.rank());
+  const int this_rank = mesh.shown_rank();
   const Turn turn(parent, this_rank, parent.subgroup_state().busy, deadline, interrupted);
   Offer::Failure& failure = parent.subgroup_state().failure;
   const auto at = std::find(wanted.ranks.begin(), wanted.ranks.end(), mesh.rank());

@@ -188,7 +188,7 @@ std::byte* Mesh::reach(int rank, shm::Ref ref, std::size_t bytes, Deadline deadl
     throw Error(error.code(),
                 concat(exited ? "" : "memory of ", describe(rank),
                        exited ? " exited during " : " cannot be mapped during ", "an operation of group ",
-                       name_, " on rank ", shown(rank_), ": ", error.what()));
+                       name_, " on rank ", shown_rank(), ": ", error.what()));
   }
 }
 

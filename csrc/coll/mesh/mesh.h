@@ -49,6 +49,7 @@ class Mesh {
   /// Rank numbers for error messages, if this group is one node's part of a larger one.
   void show_ranks(std::vector<int> shown) { shown_ = std::move(shown); }
   int shown(int rank) const { return shown_.empty() ? rank : shown_[rank]; }
+  int shown_rank() const { return shown(rank_); }
   int rank() const { return rank_; }
   int size() const { return size_; }
   const Tuning& tuning() const { return tuning_; }

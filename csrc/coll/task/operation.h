@@ -140,11 +140,9 @@ class Operation {
   int source() const { return source_; }
 
   std::string describe() const { return coll::describe(task_); }
-  /// "all_reduce(float32[4], SUM) #3": itself, or the operation that it is a part of.
-  std::string describe_called() const {
-    return whole_number_ == 0 ? concat(describe(), " #", sequence_)
-                              : concat(whole_.describe(), " #", whole_number_);
-  }
+  /// What the program has called, and its number: itself, or the collective that it is a part of.
+  std::string describe_called() const { return whole_number_ == 0 ? describe() : whole_.describe(); }
+  std::uint64_t number_called() const { return whole_number_ == 0 ? sequence_ : whole_number_; }
 
   // ---- for the group, its messenger and the engine; under the group's locks unless a line says otherwise
 

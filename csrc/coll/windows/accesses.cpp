@@ -85,10 +85,10 @@ bool Accesses::closed_only(const Transfer& wait) const {
 }
 
 Error Accesses::closed(const Operation& op) const {
-  return Error(Errc::peer_left,
-               concat(op.describe(), " #", op.sequence(), " of group ", mesh_.name(), " on rank ",
-                      mesh_.shown(mesh_.rank()), ": ", mesh_.describe(op.transfer().peer),
-                      " has closed the window, and signals no more"));
+  return Error(
+      Errc::peer_left,
+      concat(op.describe(), " #", op.sequence(), " of group ", mesh_.name(), " on rank ", mesh_.shown_rank(),
+             ": ", mesh_.describe(op.transfer().peer), " has closed the window, and signals no more"));
 }
 
 const Operation* Accesses::needs(int rank) const {
